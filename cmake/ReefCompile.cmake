@@ -1,0 +1,60 @@
+# How our own targets are compiled. Nothing here reaches a consumer.
+
+# reef_compile(target): C++20, hidden visibility, warnings as errors, sanitizers on request, and a precompiled header
+# where the target says so (reef_precompile).
+function(reef_compile target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(
+    ${target}
+    PROPERTIES CXX_VISIBILITY_PRESET hidden
+               VISIBILITY_INLINES_HIDDEN ON
+               POSITION_INDEPENDENT_CODE ON
+               CXX_EXTENSIONS OFF)
+  target_compile_options(
+    ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Werror>
+                      $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  if(REEF_SANITIZE)
+    # vptr: libtorch is built without the type information it wants.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined;-fno-sanitize=vptr;
+                                             -fno-sanitize-recover=all;-fno-omit-frame-pointer>)
+    target_link_options(${target} PRIVATE -fsanitize=address,undefined -fno-sanitize=vptr)
+  endif()
+endfunction()
+
+# reef_program(target source...): an executable of ours against the library, found from the build tree as it is.
+function(reef_program target)
+  add_executable(${target} ${ARGN})
+  target_link_libraries(${target} PRIVATE reef)
+  reef_compile(${target})
+endfunction()
+
+# torch's headers cost 10 to 20 s in each source that needs torch/torch.h; programs share one precompiled copy.
+# The object library exists to own the header; consumers take it with reef_precompile(target).
+function(reef_precompile target)
+  if(NOT TARGET reef_precompiled)
+    set(_source "${PROJECT_BINARY_DIR}/precompiled.cpp")
+    if(NOT EXISTS "${_source}")
+      file(WRITE "${_source}" "int main() {}\n")
+    endif()
+    reef_program(reef_precompiled "${_source}")
+    target_precompile_headers(reef_precompiled PRIVATE <torch/torch.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM reef_precompiled)
+endfunction()
+
+# reef_build_facts(source): what build_info() reports, as definitions of that one source.
+function(reef_build_facts source)
+  execute_process(
+    COMMAND git -C "${PROJECT_SOURCE_DIR}" rev-parse --short=12 HEAD
+    OUTPUT_VARIABLE _commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(_cuda "")
+  if(REEF_WITH_CUDA)
+    set(_cuda "${CUDAToolkit_VERSION}")
+  endif()
+  set_source_files_properties(
+    ${source}
+    PROPERTIES
+      COMPILE_DEFINITIONS
+      "REEF_VERSION=\"${PROJECT_VERSION}\";REEF_GIT_COMMIT=\"${_commit}\";REEF_BUILT_TORCH=\"${REEF_TORCH_VERSION}\";REEF_BUILT_CUDA=\"${_cuda}\";REEF_CUDA_ARCHS=\"${REEF_CUDA_ARCHS}\";REEF_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\""
+  )
+endfunction()

@@ -1,0 +1,328 @@
+#include "distributed/members.h"
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace reef {
+namespace {
+
+constexpr milliseconds kPollFirst{5};
+constexpr milliseconds kPollLast{200};
+constexpr milliseconds kNamingTakes{2000};
+constexpr milliseconds kAddressTrustedAfter{1000};  // by then every survivor has said that it lives
+constexpr milliseconds kStoreAnswersWithin{1000};
+constexpr milliseconds kOthersHearWithin{1000};
+
+constexpr const char* kFailure = "failure";  // of the bring-up
+constexpr const char* kVerdict = "verdict";  // after it
+constexpr const char* kHeard = "heard";
+
+std::string key(const char* stage, int rank) { return std::string(stage) + '/' + std::to_string(rank); }
+
+/// "rank 2" or "ranks 1, 2 and 3".
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string to_record(const Process& process) {
+  std::ostringstream out;
+  out << process.host << '\n' << process.machine << '\n' << process.pid << '\n' << process.start_ticks;
+  for (const auto& address : process.addresses) out << '\n' << address;
+  return out.str();
+}
+
+Process from_record(const std::string& record) {
+  std::istringstream in(record);
+  Process process;
+  std::getline(in, process.host);
+  std::getline(in, process.machine);
+  in >> process.pid >> process.start_ticks;
+  for (std::string address; in >> address;) process.addresses.push_back(address);
+  return process;
+}
+
+std::string to_record(const Verdict& verdict) {
+  return std::to_string(verdict.failed_rank) + ' ' + verdict.sentence;
+}
+
+Verdict verdict_from(const std::string& record) {
+  const auto blank = record.find(' ');
+  return {std::stoi(record.substr(0, blank)), record.substr(blank + 1)};
+}
+
+/// Waits for keys in small steps, and looks between them whether there is still something to wait for.
+class WatchedStore final : public c10d::PrefixStore {
+ public:
+  WatchedStore(const StorePtr& store, std::function<void()> check, Deadline deadline)
+      : c10d::PrefixStore("watched", store), check_(std::move(check)), deadline_(deadline) {}
+
+  std::vector<uint8_t> get(const std::string& name) override {
+    await({name}, deadline_);
+    return c10d::PrefixStore::get(name);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& names) override {
+    await(names, deadline_);
+    return c10d::PrefixStore::multiGet(names);
+  }
+  void wait(const std::vector<std::string>& names) override { await(names, deadline_); }
+  void wait(const std::vector<std::string>& names, const milliseconds& timeout) override {
+    await(names, std::min(deadline_, std::chrono::steady_clock::now() + timeout));
+  }
+
+ private:
+  void await(const std::vector<std::string>& names, Deadline deadline) {
+    for (auto pause = kPollFirst; !check(names); pause = std::min(pause * 2, kPollLast)) {
+      check_();
+      if (has_passed(deadline))
+        C10_THROW_ERROR(DistStoreError, "another rank's address did not appear in time");
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  std::function<void()> check_;
+  Deadline deadline_;
+};
+
+}  // namespace
+
+Members::Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout)
+    : store_(store->clone()), rendezvous_(std::move(rendezvous)), timeout_(timeout), self_(Process::self()) {}
+
+void Members::check_in(Deadline deadline) {
+  const auto size = std::to_string(rendezvous_.world_size);
+  const auto agreed = store_->compareSet("world_size", "", size);
+  if (agreed != size) {
+    throw ProcessGroupError("rank " + std::to_string(rendezvous_.rank) + " (" + self_.text() +
+                                ") was started for a world of " + size + ", others for a world of " + agreed +
+                                ", and all met at " + address_text(rendezvous_) +
+                                ": start every rank with the same world size.",
+                            rendezvous_.rank);
+  }
+  const auto record = to_record(self_);
+  const auto claimed = store_->compareSet(key("member", rendezvous_.rank), "", record);
+  if (claimed != record) {
+    const auto other = from_record(claimed);
+    const auto rank = "rank " + std::to_string(rendezvous_.rank);
+    throw ProcessGroupError(
+        has_ended(other, self_)
+            ? "the store " + address_text(rendezvous_) + " is left from an earlier run: " + rank +
+                  " is claimed by " + other.text() + ", which has ended; remove the store or choose another."
+            : rank + " of " + size + " is claimed twice, by " + other.text() + " and " + self_.text() +
+                  ": give each process its own rank, and each job its own address (this one is " +
+                  address_text(rendezvous_) + ").",
+        rendezvous_.rank);
+  }
+  // Who serves the store, for the day when it cannot be asked.
+  if (rendezvous_.rank == 0) store_->set("server", rendezvous_.serves ? "0" : "-1");
+  await("member", "check in", deadline);
+
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < rendezvous_.world_size; ++rank) keys.push_back(key("member", rank));
+  for (const auto& bytes : store_->multiGet(keys)) {
+    processes_.push_back(from_record(std::string(bytes.begin(), bytes.end())));
+  }
+  server_rank_ = std::stoi(store_->get_to_str("server"));
+}
+
+void Members::await_connected(Deadline deadline) {
+  store_->set(key("connected", rendezvous_.rank), "1");
+  await("connected", "connect to the others", deadline);
+}
+
+void Members::await(const char* stage, const std::string& what, Deadline deadline) {
+  // One counter, not a key per rank, is polled: the cost does not grow with the number of ranks.
+  const auto count = std::string(stage) + "_count";
+  store_->add(count, 1);
+  for (auto pause = kPollFirst;; pause = std::min(pause * 2, kPollLast)) {
+    // Read before the count: a rank that is through may have done its work and ended by the time we look.
+    const auto gone = ended();
+    if (store_->add(count, 0) >= rendezvous_.world_size) return;
+    throw_if_failed(gone);
+    if (has_passed(deadline)) {
+      std::vector<int> missing;
+      for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
+        if (!store_->check({key(stage, rank)})) missing.push_back(rank);
+      }
+      throw ProcessGroupError(
+          ranks_text(missing) + " of " + std::to_string(rendezvous_.world_size) + " did not " + what +
+              " at " + address_text(rendezvous_) + " within " + seconds_text(timeout_) +
+              ": look at the output of each, and check that it was started with this address.",
+          rendezvous_.rank);
+    }
+    std::this_thread::sleep_for(std::min(pause, time_left(deadline)));
+  }
+}
+
+void Members::throw_if_failed() const { throw_if_failed(ended()); }
+
+void Members::throw_if_failed(const std::vector<int>& gone) const {
+  if (store_->check({kFailure})) throw ProcessGroupError(store_->get_to_str(kFailure), rendezvous_.rank);
+  if (!gone.empty()) {
+    throw ProcessGroupError(
+        text_of(gone.front()) + " ended while the group was coming up: look at its output.",
+        rendezvous_.rank);
+  }
+}
+
+ProcessGroupError Members::failed(const std::string& reason) {
+  try {
+    const auto said = store_->compareSet(kFailure, "", reason);
+    let_others_hear(rendezvous_.world_size);
+    return {said, rendezvous_.rank};
+  } catch (const std::exception&) {
+    return {reason + " The store " + address_text(rendezvous_) +
+                " cannot be reached any more: look at the output of rank 0 first.",
+            rendezvous_.rank};
+  }
+}
+
+StorePtr Members::watched(const StorePtr& store, Deadline deadline) const {
+  return c10::make_intrusive<WatchedStore>(
+      store, [members = shared_from_this()] { members->throw_if_failed(); }, deadline);
+}
+
+bool Members::on_one_machine() const {
+  return std::all_of(processes_.begin(), processes_.end(),
+                     [this](const Process& each) { return each.machine == self_.machine; });
+}
+
+std::vector<int> Members::ended() const {
+  std::vector<int> result;
+  for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
+    if (has_ended(processes_[rank], self_)) result.push_back(static_cast<int>(rank));
+  }
+  return result;
+}
+
+std::string Members::text_of(int rank) const {
+  return "rank " + std::to_string(rank) + " (" + processes_[static_cast<std::size_t>(rank)].text() + ")";
+}
+
+bool Members::reach_store() {
+  try {
+    // Sending succeeds into a broken connection; the answer is what tells.
+    const auto alive = key("alive", rendezvous_.rank);
+    store_->set(alive, "1");
+    store_->wait({alive}, kStoreAnswersWithin);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+int Members::by_address(std::string_view error_text) const {
+  int found = -1;
+  for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
+    const auto& process = processes_[static_cast<std::size_t>(rank)];
+    if (process.machine == self_.machine || store_->check({key("alive", rank)})) continue;
+    const bool stands = std::any_of(
+        process.addresses.begin(), process.addresses.end(),
+        [&](const auto& address) { return error_text.find('[' + address + ']') != std::string_view::npos; });
+    if (!stands) continue;
+    if (found >= 0) return -1;
+    found = rank;
+  }
+  return found;
+}
+
+/// Whoever waits in the collective fails with it and says so; who is stuck elsewhere, or still computes, does
+/// not.
+std::string Members::silent_text() const {
+  std::vector<int> silent;
+  for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
+    if (!store_->check({key("alive", rank)})) silent.push_back(rank);
+  }
+  if (silent.empty()) return "; all have failed in a collective";
+  return "; all but " + ranks_text(silent) + " have failed in a collective, so look at " +
+         (silent.size() == 1 ? "that one" : "those");
+}
+
+Verdict Members::name_the_gone(const std::string& error_text) {
+  const auto start = std::chrono::steady_clock::now();
+  bool reachable = reach_store();
+  for (bool time_is_up = false;; std::this_thread::sleep_for(4 * kPollFirst)) {
+    const auto gone = ended();
+    try {
+      if (reachable) {
+        if (store_->check({kVerdict})) return hear();
+        // A rank that failed in a collective states why before it ends. Those that ended silently are the
+        // cause.
+        if (!gone.empty()) {
+          std::string others;
+          for (std::size_t i = 1; i < gone.size(); ++i)
+            others += (i == 1 ? ", with it " : ", ") + text_of(gone[i]);
+          return publish({gone.front(), text_of(gone.front()) + " is gone" + others});
+        }
+        const auto waited = std::chrono::steady_clock::now() - start;
+        const int suspect = waited > kAddressTrustedAfter ? by_address(error_text) : -1;
+        if (suspect >= 0) return publish({suspect, text_of(suspect) + " is gone or cannot be reached"});
+        if (time_is_up) return publish({-1, "no rank's process is known to have ended" + silent_text()});
+      }
+    } catch (const std::exception&) {
+      reachable = false;
+    }
+    if (!reachable && (time_is_up || !gone.empty())) return without_store(gone);
+    time_is_up = has_passed(start + kNamingTakes);
+  }
+}
+
+Verdict Members::without_store(const std::vector<int>& gone) const {
+  const auto store = "the store " + address_text(rendezvous_) + " cannot be reached any more";
+  if (gone.size() == 1) return {gone.front(), text_of(gone.front()) + " is gone"};
+  if (gone.size() > 1) {
+    return {-1, ranks_text(gone) + " are gone; which was first cannot be told, since " + store};
+  }
+  if (server_rank_ < 0) return {-1, store + ": the process that served it (torchrun's agent) is gone"};
+  const bool elsewhere = processes_[static_cast<std::size_t>(server_rank_)].machine != self_.machine;
+  if (elsewhere)
+    return {server_rank_, text_of(server_rank_) + ", which served the store, is gone or cannot be reached"};
+  return {-1, store + ": " + text_of(server_rank_) + " has closed it"};
+}
+
+Verdict Members::publish(const Verdict& verdict) {
+  store_->compareSet(kVerdict, "", to_record(verdict));
+  return hear();
+}
+
+Verdict Members::hear() {
+  const auto verdict = verdict_from(store_->get_to_str(kVerdict));
+  let_others_hear(rendezvous_.world_size - (verdict.failed_rank >= 0 ? 1 : 0));
+  return verdict;
+}
+
+void Members::let_others_hear(int listeners) {
+  store_->add(kHeard, 1);
+  if (!rendezvous_.serves) return;
+  const auto deadline = std::chrono::steady_clock::now() + kOthersHearWithin;
+  while (store_->add(kHeard, 0) < listeners && !has_passed(deadline)) std::this_thread::sleep_for(kPollFirst);
+}
+
+RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error) {
+  auto text = message_of(error);
+  text = text.substr(0, text.find('\n'));
+  const auto prefix = "rank " + std::to_string(group.getRank()) + " of " + std::to_string(group.getSize()) +
+                      ": " + name + " failed: ";
+  const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  if (ours == nullptr || ours->members == nullptr) {
+    return {prefix +
+                "a rank is gone or stuck; which one cannot be told, because the group was not made by "
+                "reef::init_process_group. The backend says: " +
+                text,
+            -1};
+  }
+  const auto verdict = ours->members->name_the_gone(text);
+  if (verdict.failed_rank < 0) {
+    return {prefix + verdict.sentence + ". The backend says: " + text, -1};
+  }
+  return {prefix + verdict.sentence + "; look at its output, and start the job again.", verdict.failed_rank};
+}
+
+}  // namespace reef

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "distributed/deadline.h"
+#include "distributed/process.h"
+#include "distributed/store.h"
+#include "reef/error.h"
+#include "reef/rendezvous.h"
+
+namespace reef {
+
+/// Why a group cannot go on, in the words that all of its ranks use.
+struct Verdict {
+  int failed_rank = -1;  ///< -1: it could not be told
+  std::string sentence;
+};
+
+/// The ranks of one group as processes on hosts: who has come, why the bring-up failed, who is gone. All that
+/// the ranks tell each other for this goes through the store, and the first to state a reason states it for
+/// all.
+class Members : public std::enable_shared_from_this<Members> {
+ public:
+  /// `store` must hold keys of this group alone. A connection of its own is made to it.
+  Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout);
+
+  /// Says that this rank has come, and waits until every rank has. Throws ProcessGroupError if two processes
+  /// claim one rank or disagree on the world size, if ranks are missing at the deadline (their numbers), or
+  /// as throw_if_failed().
+  void check_in(Deadline deadline);
+
+  /// Says that this rank is connected to the others, and waits until every rank is. Throws likewise.
+  void await_connected(Deadline deadline);
+
+  /// Throws ProcessGroupError if a rank has published why it failed, or a process of this machine has ended.
+  void throw_if_failed() const;
+
+  /// Publishes why this rank cannot join, unless another was first, and makes the error that every rank
+  /// throws. Waits up to a second for the others to hear it if the store lives in this process.
+  ProcessGroupError failed(const std::string& reason);
+
+  /// The group's store, in which waiting for a key ends as throw_if_failed() does.
+  StorePtr watched(const StorePtr& store, Deadline deadline) const;
+
+  /// After check_in: all ranks share this machine and its network.
+  bool on_one_machine() const;
+
+  /// After a collective failed with `error_text`: who is gone. The same on all ranks that reach the store.
+  /// Takes two seconds at most (one more where this process holds the store and others do not ask; five more
+  /// if the store's host has vanished without closing its connections).
+  Verdict name_the_gone(const std::string& error_text);
+
+ private:
+  void throw_if_failed(const std::vector<int>& gone) const;
+  void await(const char* stage, const std::string& what, Deadline deadline);
+  bool reach_store();
+  std::vector<int> ended() const;
+  int by_address(std::string_view error_text) const;
+  std::string text_of(int rank) const;
+  std::string silent_text() const;
+  Verdict without_store(const std::vector<int>& gone) const;
+  Verdict publish(const Verdict& verdict);
+  Verdict hear();
+  void let_others_hear(int listeners);
+
+  StorePtr store_;
+  Rendezvous rendezvous_;
+  milliseconds timeout_;
+  Process self_;
+  std::vector<Process> processes_;  ///< by rank; empty before check_in is through
+  int server_rank_ = -1;            ///< whose process holds the store; -1: none of the ranks'
+};
+
+/// A group that init_process_group made: it knows its members.
+class MemberGroup final : public c10d::ProcessGroup {
+ public:
+  MemberGroup(StorePtr store, int rank, int size, std::shared_ptr<Members> group_members)
+      : c10d::ProcessGroup(std::move(store), rank, size), members(std::move(group_members)) {}
+
+  const std::shared_ptr<Members> members;
+};
+
+/// The error to throw after collective `name` failed with `error` on `group`, whoever made the group.
+RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error);
+
+}  // namespace reef

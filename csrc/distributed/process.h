@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reef {
+
+/// Which process this is, among all processes of all hosts, so that another one can say later whether it
+/// still runs.
+struct Process {
+  std::string host;               ///< host name, for people
+  std::string machine;            ///< boot, process and network namespace: where numbers below have a meaning
+  std::int64_t pid = 0;           ///< of `machine`
+  std::uint64_t start_ticks = 0;  ///< since boot; tells apart processes that had the same pid
+  std::vector<std::string> addresses;  ///< of the host's network interfaces, loopback left out
+
+  static Process self();
+
+  /// Host and pid as they stand in messages: "process 123 on host alpha".
+  std::string text() const;
+};
+
+/// True if `other` ran on the machine of `self` and has ended. A process that was killed and not yet reaped
+/// by its parent has ended. False where it cannot be told.
+bool has_ended(const Process& other, const Process& self);
+
+}  // namespace reef

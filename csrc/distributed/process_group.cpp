@@ -1,0 +1,87 @@
+#include "reef/process_group.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "distributed/gloo.h"
+#include "distributed/identity.h"
+#include "distributed/members.h"
+#include "distributed/nccl.h"
+#include "distributed/store.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using Group = c10d::ProcessGroup;
+using GroupPtr = c10::intrusive_ptr<Group>;
+
+/// How many groups this rank has tried to bring up at this address: every rank counts alike, so the number
+/// keeps their keys apart, also those of an attempt that failed.
+int next_attempt(const Rendezvous& rendezvous) {
+  static std::mutex mutex;
+  static std::map<std::string, int> attempts;
+  const std::lock_guard lock(mutex);
+  return attempts[std::to_string(rendezvous.rank) + '@' + address_text(rendezvous) + rendezvous.prefix]++;
+}
+
+GroupPtr world_of_one(const std::string& name) {
+  auto group = c10::make_intrusive<Group>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  const auto identity = make_identity_backend();
+  for (const auto device : {c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kPrivateUse1}) {
+    group->setBackend(device, Group::CUSTOM, identity);
+  }
+  group->setDefaultBackend(Group::CUSTOM);
+  group->setGroupName(name);
+  return group;
+}
+
+GlooNetwork network_of(const ProcessGroupOptions& options, const Members& members) {
+  auto interface = options.interface;
+  if (interface.empty()) interface = process_environment("GLOO_SOCKET_IFNAME").value_or("");
+  return {.interface = interface, .one_machine = members.on_one_machine()};
+}
+
+GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, const std::string& name) {
+  const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, open_store(rendezvous, deadline));
+  const StorePtr members_store = c10::make_intrusive<c10d::PrefixStore>("members", store);
+  const auto members = std::make_shared<Members>(members_store, rendezvous, options.timeout);
+  const int rank = rendezvous.rank;
+  const int size = rendezvous.world_size;
+  try {
+    members->check_in(deadline);
+    const auto gloo = make_gloo_backend(members->watched(store, deadline), rank, size,
+                                        network_of(options, *members), options.timeout, deadline);
+    const auto nccl =
+        make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options.timeout);
+    members->await_connected(deadline);
+    store->setTimeout(options.timeout);
+    auto group = c10::make_intrusive<MemberGroup>(store, rank, size, members);
+    group->setBackend(c10::kCPU, Group::GLOO, gloo);
+    if (nccl) group->setBackend(c10::kCUDA, Group::NCCL, nccl);
+    group->setDefaultBackend(Group::GLOO);
+    group->setGroupName(name);
+    return group;
+  } catch (const ProcessGroupError& error) {
+    throw members->failed(message_of(error));
+  } catch (const std::exception& error) {
+    throw members->failed("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" +
+                          Process::self().text() + ") could not join the group at " +
+                          address_text(rendezvous) + ": " + message_of(error));
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options) {
+  const auto rendezvous = resolve_rendezvous(options);
+  const auto name = rendezvous.prefix + "/group_" + std::to_string(next_attempt(rendezvous));
+  return rendezvous.world_size == 1 ? world_of_one(name) : connect(rendezvous, options, name);
+}
+
+}  // namespace reef

@@ -1,0 +1,173 @@
+#include "distributed/store.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "distributed/sigpipe.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+constexpr milliseconds kRetryEvery{50};
+constexpr milliseconds kPatiencePerAddress{3000};  // a host name can have several
+
+std::string reason(int error_number) { return std::generic_category().message(error_number); }
+
+/// Tries once to connect to `address`; 0, or the error number.
+int try_connect(const addrinfo& address, Deadline deadline) {
+  const int descriptor = ::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return errno;
+  int error = 0;
+  if (::connect(descriptor, address.ai_addr, address.ai_addrlen) != 0) error = errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting = {.fd = descriptor, .events = POLLOUT, .revents = 0};
+    const auto patience = std::min(time_left(deadline), kPatiencePerAddress);
+    const int ready = ::poll(&waiting, 1, static_cast<int>(patience.count()));
+    socklen_t size = sizeof(error);
+    if (ready <= 0) {
+      error = ready == 0 ? ETIMEDOUT : errno;
+    } else if (::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+      error = errno;
+    }
+  }
+  ::close(descriptor);
+  return error;
+}
+
+/// Waits until something listens at host:port; "" or why nothing did. TCPStore would itself retry, but for up
+/// to twice its timeout and without a reason.
+std::string wait_for_listener(const std::string& host, std::uint16_t port, Deadline deadline) {
+  std::string why;
+  do {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    const int unresolved = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (unresolved != 0) {
+      why = std::string("the host name cannot be resolved: ") + ::gai_strerror(unresolved);
+    } else {
+      const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, &::freeaddrinfo);
+      for (const auto* each = found; each != nullptr; each = each->ai_next) {
+        const int error = try_connect(*each, deadline);
+        if (error == 0) return "";
+        why = reason(error);
+      }
+    }
+    std::this_thread::sleep_for(std::min(kRetryEvery, time_left(deadline)));
+  } while (!has_passed(deadline));
+  return why;
+}
+
+std::string who(const Rendezvous& rendezvous) {
+  return "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size);
+}
+
+StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
+  const auto patience = time_left(deadline);
+  const auto address = address_text(rendezvous);
+  if (!rendezvous.serves) {
+    const auto why =
+        within(deadline + kRetryEvery, [host = rendezvous.host, port = rendezvous.port, deadline] {
+          return wait_for_listener(host, port, deadline);
+        }).value_or("the host name could not be resolved in time");
+    if (!why.empty()) {
+      throw ProcessGroupError(
+          who(rendezvous) + " could not reach the store at " + address + " within " + seconds_text(patience) +
+              " (" + why +
+              "): check that rank 0 runs, and that the address is its host and reachable from here.",
+          rendezvous.rank);
+    }
+  }
+  c10d::TCPStoreOptions options;
+  options.port = rendezvous.port;
+  options.isServer = rendezvous.serves;
+  options.waitWorkers = false;  // members.cpp waits, and can say who is missing
+  options.multiTenant = true;   // a second group of this process may meet at the same port
+  options.timeout = time_left(deadline);
+  StorePtr store;
+  try {
+    store = within(deadline, [options, host = rendezvous.host]() -> StorePtr {
+              const SigpipeBlocked on_the_servers_thread;
+              return c10::make_intrusive<c10d::TCPStore>(host, options);
+            }).value_or(nullptr);
+  } catch (const std::exception& error) {
+    const auto text = message_of(error);
+    if (text.find("EADDRINUSE") != std::string::npos) {
+      throw ProcessGroupError(
+          who(rendezvous) + " cannot serve the store at " + address + ": port " +
+              std::to_string(rendezvous.port) +
+              " is in use on this host; choose another port, or end the process that holds it.",
+          rendezvous.rank);
+    }
+    throw ProcessGroupError(who(rendezvous) + " could not open the store at " + address + ": " + text,
+                            rendezvous.rank);
+  }
+  if (store == nullptr) {
+    throw ProcessGroupError(
+        who(rendezvous) +
+            (rendezvous.serves
+                 ? " serves the store, but cannot reach itself at " + address + " within " +
+                       seconds_text(patience) + ": the address must be one of this host."
+                 : " found something listening at " + address + " that did not answer as a store within " +
+                       seconds_text(patience) + ": choose a port that no other program uses."),
+        rendezvous.rank);
+  }
+  return store;
+}
+
+StorePtr open_file(const Rendezvous& rendezvous, Deadline deadline) {
+  // FileStore retries an open that fails for five minutes.
+  const int descriptor = ::open(rendezvous.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor < 0) {
+    throw ProcessGroupError(who(rendezvous) + " cannot open the store " + address_text(rendezvous) + ": " +
+                                reason(errno) + "; name a file in a folder that every rank can write.",
+                            rendezvous.rank);
+  }
+  ::close(descriptor);
+  StorePtr store;
+  try {
+    store = within(deadline, [path = rendezvous.path, ranks = rendezvous.world_size]() -> StorePtr {
+              return c10::make_intrusive<c10d::FileStore>(path, ranks);
+            }).value_or(nullptr);
+  } catch (const std::exception& error) {
+    throw ProcessGroupError(
+        who(rendezvous) + " cannot use the store " + address_text(rendezvous) + ": " + message_of(error),
+        rendezvous.rank);
+  }
+  if (store == nullptr) {
+    throw ProcessGroupError(who(rendezvous) + " could not lock the store " + address_text(rendezvous) +
+                                " in time: name a file on a file system that has locks.",
+                            rendezvous.rank);
+  }
+  return store;
+}
+
+}  // namespace
+
+std::string address_text(const Rendezvous& rendezvous) {
+  if (rendezvous.store == StoreKind::kFile) return "file://" + rendezvous.path;
+  const bool brackets = rendezvous.host.find(':') != std::string::npos;
+  return "tcp://" + (brackets ? "[" + rendezvous.host + "]" : rendezvous.host) + ":" +
+         std::to_string(rendezvous.port);
+}
+
+StorePtr open_store(const Rendezvous& rendezvous, Deadline deadline) {
+  auto store =
+      rendezvous.store == StoreKind::kFile ? open_file(rendezvous, deadline) : open_tcp(rendezvous, deadline);
+  store->setTimeout(time_left(deadline));
+  return store;
+}
+
+}  // namespace reef

@@ -1,0 +1,30 @@
+#include "reef/error.h"
+
+#include <utility>
+
+namespace reef {
+namespace {
+
+c10::SourceLocation here(const char* function) { return {function, "reef", 0}; }
+
+}  // namespace
+
+ConfigError::ConfigError(const std::string& message) : c10::ValueError(here("ConfigError"), message) {}
+
+FileError::FileError(const std::string& message, std::string path, int error_number)
+    : c10::Error(here("FileError"), message), path_(std::move(path)), error_number_(error_number) {}
+
+ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
+    : c10::DistError(here("ProcessGroupError"), message), rank_(rank) {}
+
+RankFailed::RankFailed(const std::string& message, int failed_rank)
+    : c10::DistBackendError(here("RankFailed"), message), failed_rank_(failed_rank) {}
+
+std::string message_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  std::string text = ours != nullptr ? ours->what_without_backtrace() : error.what();
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+}  // namespace reef

@@ -1,0 +1,82 @@
+#include "kernels/cuda/count_nonfinite.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cub/block/block_reduce.cuh>
+
+namespace reef::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class Bits>
+struct alignas(16) Vector {
+  static constexpr std::int64_t kElements = 16 / sizeof(Bits);
+  Bits of[kElements];
+};
+
+/// [0, head) up to the first 16-byte boundary, `vectors` whole vectors, and a tail shorter than one.
+template <class Bits>
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const Bits* data, std::int64_t elements, std::int64_t head, Bits exponent,
+                 unsigned long long* found) {
+  using V = Vector<Bits>;
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const std::int64_t vectors = (elements - head) / V::kElements;
+  const std::int64_t tail = head + vectors * V::kElements;
+  const auto* body = reinterpret_cast<const V*>(data + head);
+
+  unsigned long long mine = 0;
+  for (std::int64_t i = thread; i < vectors; i += threads) {
+    const V vector = body[i];
+#pragma unroll
+    for (int k = 0; k < V::kElements; ++k) mine += (vector.of[k] & exponent) == exponent;
+  }
+  if (thread < head) mine += (data[thread] & exponent) == exponent;
+  if (thread < elements - tail) mine += (data[tail + thread] & exponent) == exponent;
+
+  using Reduce = cub::BlockReduce<unsigned long long, kThreads>;
+  __shared__ typename Reduce::TempStorage scratch;
+  const unsigned long long in_block = Reduce(scratch).Sum(mine);
+  if (threadIdx.x == 0 && in_block != 0) atomicAdd(found, in_block);
+}
+
+/// As many blocks as the device can hold at once, or fewer if there is less to do.
+template <class Bits>
+cudaError_t grid_for(std::int64_t elements, int& blocks) {
+  int device = 0;
+  int processors = 0;
+  int per_processor = 0;
+  if (const cudaError_t error = cudaGetDevice(&device)) return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) {
+    return error;
+  }
+  if (const cudaError_t error =
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, count_kernel<Bits>, kThreads, 0)) {
+    return error;
+  }
+  const std::int64_t per_block = kThreads * Vector<Bits>::kElements;
+  const std::int64_t wanted = std::max<std::int64_t>(1, (elements + per_block - 1) / per_block);
+  blocks = static_cast<int>(std::min<std::int64_t>(wanted, std::int64_t{processors} * per_processor));
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat format,
+                            unsigned long long* found, cudaStream_t stream) {
+  if (const cudaError_t error = cudaMemsetAsync(found, 0, sizeof *found, stream)) return error;
+  return with_exponent(format, [&](auto exponent) {
+    using Bits = decltype(exponent);
+    int blocks = 0;
+    if (const cudaError_t error = grid_for<Bits>(elements, blocks)) return error;
+    const std::size_t past_boundary = reinterpret_cast<std::uintptr_t>(data) % 16;
+    const auto to_boundary = static_cast<std::int64_t>((16 - past_boundary) % 16 / sizeof(Bits));
+    count_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Bits*>(data), elements,
+                                                  std::min(elements, to_boundary), exponent, found);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace reef::kernels::cuda

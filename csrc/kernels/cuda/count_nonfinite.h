@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/count_nonfinite.h"
+
+namespace reef::kernels::cuda {
+
+/// Sets *found, on the device, to how many of the `elements` at `data` are NaN or infinite. Runs on `stream`
+/// of the current device and does not wait. `data` is aligned to its elements.
+cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat format,
+                            unsigned long long* found, cudaStream_t stream);
+
+}  // namespace reef::kernels::cuda

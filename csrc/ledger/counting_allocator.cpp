@@ -1,0 +1,83 @@
+#include "ledger/counting_allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "ledger/blocks.h"
+#include "reef/error.h"
+#include "reef/ledger.h"
+
+namespace reef {
+namespace {
+
+// Deleters are plain functions, so what they need is of the process, not of an object.
+std::atomic<std::int64_t> live_bytes{0};
+c10::Allocator* wrapped = nullptr;
+c10::DeleterFnPtr wrapped_delete = nullptr;
+
+// Also meets pointers it never issued: libraries free through the allocator of the day what was allocated
+// before.
+void count_and_delete(void* data) {
+  live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
+  wrapped_delete(data);
+}
+
+void count_birth(const void* data, std::size_t bytes) {
+  const std::int64_t forgotten = Blocks::instance().born(data, bytes, 0);
+  live_bytes.fetch_add(static_cast<std::int64_t>(bytes) - forgotten, std::memory_order_relaxed);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    c10::DataPtr block = wrapped->allocate(bytes);
+    void* const data = block.get();
+    if (data == nullptr || bytes == 0) return block;
+    // raw_allocate() asserts that context and data are one pointer, so nothing can be stored beside the
+    // block.
+    const c10::Device device = block.device();
+    block.release_context();
+    c10::DataPtr counted{data, data, &count_and_delete, device};
+    count_birth(data, bytes);
+    return counted;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &count_and_delete; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+}  // namespace
+
+void install_counting_allocator() {
+  static const bool installed = [] {
+    wrapped = c10::GetCPUAllocator();
+    wrapped_delete = wrapped->raw_deleter();
+    if (wrapped_delete == nullptr) {
+      throw ConfigError(
+          "Reef cannot count CPU memory: the CPU allocator in place has no raw deleter; "
+          "make the first reef::Ledger before the library that installs it");
+    }
+    constexpr std::uint8_t kPriority = 255;
+    auto* const allocator = new CountingAllocator;  // owned by c10 from the next line on, never destroyed
+    c10::SetCPUAllocator(allocator, kPriority);
+    return true;
+  }();
+  (void)installed;
+}
+
+std::int64_t allocator_live_bytes() { return live_bytes.load(std::memory_order_relaxed); }
+
+bool adopt(c10::StorageImpl& storage) {
+  if (storage.device_type() != c10::kCPU || storage.nbytes() == 0 || wrapped == nullptr) return false;
+  c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
+  if (block.get() == nullptr || block.get_context() != block.get()) return false;
+  if (!block.compare_exchange_deleter(wrapped_delete, &count_and_delete)) return false;
+  count_birth(block.get(), storage.nbytes());
+  return true;
+}
+
+}  // namespace reef

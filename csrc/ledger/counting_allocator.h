@@ -1,0 +1,21 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+namespace reef {
+
+/// Puts the counting allocator in front of LibTorch's CPU allocator, once in the process and for good. Throws
+/// ConfigError if the allocator in place cannot be wrapped.
+void install_counting_allocator();
+
+/// Bytes that the counting allocator has handed out and not got back, adopted blocks included. Kept apart
+/// from Blocks, as the second source of the same truth.
+std::int64_t counted_live_bytes();
+
+/// Starts counting a block that is older than the counting allocator: from now on its deleter is ours. False
+/// if it is not a block of LibTorch's CPU allocator (from_blob, shared memory, another device) or is counted
+/// already.
+bool adopt(c10::StorageImpl& storage);
+
+}  // namespace reef

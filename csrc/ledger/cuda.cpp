@@ -1,0 +1,38 @@
+#include "ledger/cuda.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "ledger/blocks.h"
+
+namespace reef {
+namespace {
+
+using c10::CachingDeviceAllocator::TraceEntry;
+
+// The caching allocator calls this with its own lock held, so the order of locks is its, then ours; Blocks
+// never calls an allocator. Sizes are those requested. FREE_COMPLETED, not FREE_REQUESTED: a block that
+// another stream still reads stays alive until that stream is done.
+void count(const TraceEntry& entry) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the trace gives addresses as integers.
+  const auto* data = reinterpret_cast<const void*>(entry.addr_);
+  const auto slot = slot_of(c10::Device(c10::kCUDA, entry.device_));
+  if (!slot) return;
+  if (entry.action_ == TraceEntry::ALLOC && entry.size_ > 0)
+    Blocks::instance().born(data, entry.size_, *slot);
+  if (entry.action_ == TraceEntry::FREE_COMPLETED) Blocks::instance().died(data);
+}
+
+}  // namespace
+
+void install_cuda_tracker() {
+  static const bool installed = [] {
+    if (c10::cuda::device_count() == 0) return false;
+    c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
+    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&count);
+    return true;
+  }();
+  (void)installed;
+}
+
+}  // namespace reef

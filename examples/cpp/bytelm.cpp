@@ -1,0 +1,200 @@
+// bytelm: trains a GPT on text, byte by byte, and shows where its memory goes.
+//
+// An ordinary LibTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and,
+// when several ranks were started (torchrun, mpirun, srun), a process group and two collectives.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <numbers>
+#include <optional>
+
+#include "bytelm/checkpoint.h"
+#include "bytelm/corpus.h"
+#include "bytelm/evaluate.h"
+#include "bytelm/model.h"
+#include "bytelm/options.h"
+#include "bytelm/report.h"
+#include "bytelm/whole_file.h"
+#include "reef/reef.h"
+
+namespace bytelm {
+namespace {
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
+                                                        std::vector<torch::Tensor> parameters) {
+  if (options.optimizer == "sgd") {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(options.learning_rate).momentum(0.9));
+  }
+  return std::make_unique<torch::optim::AdamW>(
+      std::move(parameters),
+      torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(0.01));
+}
+
+/// Linear warm-up over the first twentieth, then a cosine down to a tenth.
+double learning_rate(std::int64_t step, const Options& options) {
+  const auto warm_up = std::max<std::int64_t>(1, options.steps / 20);
+  if (step < warm_up)
+    return options.learning_rate * static_cast<double>(step + 1) / static_cast<double>(warm_up);
+  const double part = static_cast<double>(step - warm_up) / static_cast<double>(options.steps - warm_up);
+  return options.learning_rate * (0.55 + 0.45 * std::cos(std::numbers::pi * part));
+}
+
+/// This rank's windows of the next step. Every rank draws those of all ranks and takes its own, so one
+/// generator, the same everywhere, is all there is to save.
+torch::Tensor draw_windows(torch::Generator& generator, const torch::Tensor& text, const Options& options,
+                           int rank, int ranks) {
+  const auto window = options.context + 1;
+  const auto offsets = torch::randint(text.size(0) - window + 1, {options.batch * ranks}, generator,
+                                      torch::TensorOptions(torch::kLong));
+  return windows_at(text, offsets.narrow(0, options.batch * rank, options.batch), window);
+}
+
+/// Gradients and loss become their mean over the ranks.
+void average_over_ranks(const std::vector<torch::Tensor>& parameters, const torch::Tensor& loss,
+                        const reef::ProcessGroupPtr& group) {
+  std::vector<torch::Tensor> tensors{loss.detach()};
+  for (const auto& parameter : parameters) tensors.push_back(parameter.grad());
+  reef::all_reduce(tensors, group, reef::Reduction::kMean);
+}
+
+[[noreturn]] void report_divergence(std::int64_t step, const ByteGPT& model) {
+  std::string where = "although all gradients are finite";
+  for (const auto& parameter : model->named_parameters()) {
+    const auto& gradient = parameter.value().grad();
+    if (const auto count = reef::count_nonfinite(gradient); count > 0) {
+      where = "and the first gradient with values that are not is that of " + parameter.key() + " (" +
+              std::to_string(count) + " of " + std::to_string(gradient.numel()) + ")";
+      break;
+    }
+  }
+  throw std::runtime_error("the loss of step " + std::to_string(step) + " is not finite, " + where +
+                           ": try a smaller --learning-rate");
+}
+
+void save_pictures(const reef::Timeline& timeline, const Options& options, torch::Device device) {
+  const auto& devices = timeline.devices;
+  const auto index = std::find(devices.begin(), devices.end(), device.str()) - devices.begin();
+  write_whole_file(options.chart, reef::memory_chart(timeline, static_cast<std::size_t>(index),
+                                                     {.title = "Bytes alive during one training step"}));
+  if (!options.trace.empty()) write_whole_file(options.trace, reef::chrome_trace(timeline));
+}
+
+void require_writable_files(const Options& options) {
+  if (!options.save.empty()) require_writable(options.save);
+  if (options.ledger) require_writable(options.chart);
+  if (!options.trace.empty()) require_writable(options.trace);
+}
+
+void train(const Options& options) {
+  const auto device = find_device(options.device, reef::resolve_rendezvous().local_rank);
+  const auto group = reef::init_process_group();
+  const int rank = group->getRank(), ranks = group->getSize();
+  const bool leads = rank == 0;  // and so speaks, validates and saves
+  if (leads) require_writable_files(options);
+  if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
+
+  const auto seed = static_cast<std::uint64_t>(options.seed);
+  torch::manual_seed(seed);
+  TrainingState state{ByteGPT(options), nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
+  auto& model = state.model;
+  model->to(device);
+  const auto parameters = model->parameters();
+  state.optimizer = make_optimizer(options, parameters);
+  auto& optimizer = *state.optimizer;
+  if (!options.resume.empty()) load_checkpoint(options.resume, state, options, device);
+  if (ranks > 1) reef::broadcast(parameters, group);
+
+  std::optional<reef::Ledger> ledger;
+  if (options.ledger) {
+    ledger.emplace();
+    ledger->watch(*model);
+    ledger->watch(optimizer);
+  }
+
+  const auto corpus = load_corpus(options.data, options.context + 1);
+  const auto first_step = state.step;
+  Report report(options, rank, ranks, first_step);
+  const auto validate = [&] {
+    char text[64];
+    std::snprintf(text, sizeof text, "validation: %.4f bits per byte",
+                  bits_per_byte(model, corpus.validation, options, device));
+    return std::string(text);
+  };
+  if (leads) {
+    std::int64_t count = 0;
+    for (const auto& parameter : parameters) count += parameter.numel();
+    report.say("text: " + corpus.description);
+    report.say("model: " + std::to_string(count) + " parameters on " + device.str() +
+               (ranks > 1 ? ", " + std::to_string(ranks) + " ranks" : ""));
+    report.say("step " + std::to_string(first_step) + "/" + std::to_string(options.steps) + "  " +
+               validate());
+  }
+
+  // The picture is of the third step: by then gradients and optimizer states are where they stay.
+  const auto pictured_step = ledger && leads ? std::min(first_step + 3, options.steps) : -1;
+  while (state.step < options.steps) {
+    report.step_begins();
+    const auto step = state.step + 1;
+    if (step == pictured_step) ledger->start_timeline();
+
+    for (auto& parameters_and_options : optimizer.param_groups()) {
+      parameters_and_options.options().set_lr(learning_rate(state.step, options));
+    }
+    const auto windows = draw_windows(state.batches, corpus.training, options, rank, ranks).to(device);
+    optimizer.zero_grad();
+    auto loss = next_byte_loss(model, windows);
+    loss.backward();
+    if (ranks > 1) average_over_ranks(parameters, loss, group);
+    const auto nats = loss.item<double>();
+    if (!std::isfinite(nats)) report_divergence(step, model);
+    torch::nn::utils::clip_grad_norm_(parameters, 1.0);
+    optimizer.step();
+    state.step = step;
+
+    if (step == pictured_step) save_pictures(ledger->stop_timeline(), options, device);
+    report.step_ends(step, nats, ledger ? std::optional(ledger->live(device).total()) : std::nullopt);
+    if (!leads || step == options.steps) continue;
+    if (step % options.eval_every == 0) {
+      report.say("step " + std::to_string(step) + "/" + std::to_string(options.steps) + "  " + validate() +
+                 ", " + report.progress());
+    }
+    if (options.save_every > 0 && step % options.save_every == 0)
+      save_checkpoint(options.save, state, options);
+  }
+
+  report.log().finish(parameters);
+  if (!leads) return;
+  report.say(validate());
+  if (!options.save.empty()) save_checkpoint(options.save, state, options);
+  if (options.sample > 0) report.say("sample:" + printable(sample(model, options, device)));
+  if (ledger) report.say(ledger->table());
+  if (pictured_step > first_step) {
+    report.say("memory of step " + std::to_string(pictured_step) + ": " + options.chart);
+  }
+}
+
+}  // namespace
+}  // namespace bytelm
+
+int main(int argc, char** argv) {
+  std::string speaker = "bytelm: ";
+  try {
+    const auto place = reef::resolve_rendezvous();
+    if (place.world_size > 1) speaker += "rank " + std::to_string(place.rank) + ": ";
+    if (const auto options = bytelm::parse_options(argc, argv)) bytelm::train(*options);
+    return 0;
+  } catch (const reef::ConfigError& error) {
+    std::cerr << speaker << reef::message_of(error) << std::endl;
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << speaker << reef::message_of(error) << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <torch/nn.h>
+
+#include "options.h"
+
+namespace bytelm {
+
+/// x + attention(norm(x)), then x + mlp(norm(x)). A row is one byte of one window: [batch * length, width] to
+/// the same. (Linear layers want rows: on more dimensions LibTorch's C++ Linear adds the bias in a step of
+/// its own, which costs memory and rounds otherwise than Python's.)
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const Options& options);
+  torch::Tensor forward(torch::Tensor x, std::int64_t length);
+
+ private:
+  torch::Tensor attention(const torch::Tensor& x, std::int64_t length);
+
+  std::int64_t heads_;
+  torch::nn::LayerNorm attention_norm_;
+  torch::nn::Linear qkv_;
+  torch::nn::Linear projection_;
+  torch::nn::LayerNorm mlp_norm_;
+  torch::nn::Linear up_;
+  torch::nn::Linear down_;
+};
+TORCH_MODULE(Block);
+
+/// A GPT whose tokens are the 256 bytes. The head is the byte embedding once more (tied).
+class ByteGPTImpl : public torch::nn::Module {
+ public:
+  explicit ByteGPTImpl(const Options& options);
+
+  /// Bytes [batch, length] (int64) to logits of the byte after each: [batch * length, 256].
+  torch::Tensor forward(const torch::Tensor& bytes);
+
+ private:
+  void initialize(std::int64_t depth);
+
+  torch::nn::Embedding bytes_;
+  torch::nn::Embedding positions_;
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm norm_;
+};
+TORCH_MODULE(ByteGPT);
+
+/// Mean cross entropy, in nats per byte, of each byte of `windows` ([batch, length + 1]) given those before
+/// it.
+torch::Tensor next_byte_loss(ByteGPT& model, const torch::Tensor& windows);
+
+}  // namespace bytelm

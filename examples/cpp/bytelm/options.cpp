@@ -1,0 +1,120 @@
+#include "options.h"
+
+#include <torch/cuda.h>
+
+#include <boost/program_options.hpp>
+#include <cmath>
+#include <iostream>
+
+#include "reef/error.h"
+
+namespace bytelm {
+namespace {
+
+namespace po = boost::program_options;
+
+po::options_description describe(Options& options) {
+  const auto number = [](std::int64_t& target) { return po::value(&target)->default_value(target); };
+  const auto text = [](std::string& target) { return po::value(&target)->value_name("FILE"); };
+  po::options_description all(
+      "bytelm trains a byte-level GPT on text and shows where its memory goes.\nOptions", 100);
+  auto add = all.add_options();
+  add("help", "this text");
+  add("data", po::value(&options.data)->multitoken()->value_name("PATH..."),
+      "files and folders to learn from; by default the source text of Python's standard library");
+  add("width", number(options.width), "features of a token; a multiple of --heads");
+  add("depth", number(options.depth), "attention blocks");
+  add("heads", number(options.heads), "attention heads of a block");
+  add("context", number(options.context), "bytes the model sees at once");
+  add("batch", number(options.batch), "windows in a step, on each rank");
+  add("steps", number(options.steps), "training steps");
+  add("optimizer", po::value(&options.optimizer)->default_value(options.optimizer), "adamw or sgd");
+  add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.002"),
+      "largest learning rate");
+  add("seed", number(options.seed), "of the parameters, the batches and the sample");
+  add("threads", po::value(&options.threads), "threads of an operator; by default LibTorch decides");
+  add("device", po::value(&options.device)->default_value(options.device), "cpu, cuda or cuda:N");
+  add("eval-every", number(options.eval_every), "steps between two validations");
+  add("sample", number(options.sample), "bytes to write when trained; 0 for none");
+  add("save", text(options.save), "keep a checkpoint here, written at the end");
+  add("save-every", po::value(&options.save_every), "and every so many steps");
+  add("resume", text(options.resume), "go on from this checkpoint");
+  add("chart", text(options.chart)->default_value(options.chart), "SVG of the bytes alive during one step");
+  add("trace", text(options.trace), "the same as a Chrome trace (JSON)");
+  add("log", text(options.log), "a JSON line per step (FILE.rank1 and so on for the other ranks)");
+  add("no-ledger", "do not count memory, to measure what counting costs");
+  return all;
+}
+
+void require(bool holds, const std::string& sentence) {
+  if (!holds) throw reef::ConfigError(sentence);
+}
+
+void check(const Options& options, const po::variables_map& given) {
+  for (const char* name :
+       {"width", "depth", "heads", "context", "batch", "steps", "threads", "eval-every", "save-every"}) {
+    if (!given.count(name)) continue;
+    const auto value = given[name].as<std::int64_t>();
+    require(value >= 1 && value < std::int64_t{1} << 31,
+            std::string("--") + name + " must be from 1 to 2147483647, not " + std::to_string(value));
+  }
+  for (const char* name : {"seed", "sample"}) {
+    require(given[name].as<std::int64_t>() >= 0, std::string("--") + name + " must not be negative");
+  }
+  require(options.width % options.heads == 0,
+          "--width " + std::to_string(options.width) + " cannot be divided among --heads " +
+              std::to_string(options.heads) + ": make --width a multiple of --heads");
+  require(options.optimizer == "adamw" || options.optimizer == "sgd",
+          "--optimizer '" + options.optimizer + "' is not known: use adamw or sgd");
+  require(std::isfinite(options.learning_rate) && options.learning_rate > 0,
+          "--learning-rate must be a number above 0");
+  require(options.save_every == 0 || !options.save.empty(),
+          "--save-every needs --save FILE to say where the checkpoint goes");
+  require(options.ledger || (given["chart"].defaulted() && options.trace.empty()),
+          "--chart and --trace show what the ledger counts: leave out --no-ledger");
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv) {
+  Options options;
+  const auto description = describe(options);
+  po::variables_map given;
+  try {
+    using namespace po::command_line_style;
+    const auto parsed = po::command_line_parser(argc, argv)
+                            .options(description)
+                            .positional({})  // so that a stray word is an error
+                            .style(allow_long | long_allow_adjacent | long_allow_next)
+                            .run();
+    po::store(parsed, given);
+    if (given.count("help")) {
+      std::cout << description;
+      return std::nullopt;
+    }
+    po::notify(given);
+  } catch (const po::error& error) {
+    throw reef::ConfigError(std::string(error.what()) + "; bytelm --help lists the options");
+  }
+  options.ledger = !given.count("no-ledger");
+  check(options, given);
+  return options;
+}
+
+c10::Device find_device(const std::string& text, int local_rank) {
+  if (text == "cpu") return c10::kCPU;
+  const bool this_rank = text == "cuda";
+  const std::string digits = text.starts_with("cuda:") ? text.substr(5) : "";
+  const bool numbered =
+      !digits.empty() && digits.size() <= 3 && digits.find_first_not_of("0123456789") == std::string::npos;
+  require(this_rank || numbered, "--device '" + text + "' is not known: use cpu, cuda or cuda:N");
+  const int index = this_rank ? local_rank : std::stoi(digits);
+  const int count = torch::cuda::is_available() ? torch::cuda::device_count() : 0;
+  require(index < count,
+          "--device " + text + " needs CUDA device " + std::to_string(index) + ", but " +
+              std::to_string(count) +
+              " are usable here: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES");
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+}  // namespace bytelm

@@ -1,0 +1,173 @@
+"""bytelm: trains a GPT on text, byte by byte, and shows where its memory goes.
+
+The same program as examples/cpp/bytelm.cpp: for the same options it draws the same batches from the same text,
+begins with the same parameters and, on the CPU with --optimizer sgd, computes the same losses bit for bit.
+
+An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and, when several
+ranks were started (torchrun, mpirun, srun), a process group and two collectives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+import reef
+import torch
+from bytelm_checkpoint import load_checkpoint, require_writable, save_checkpoint, write_whole_file
+from bytelm_corpus import load_corpus, windows_at
+from bytelm_model import ByteGPT, bits_per_byte, next_byte_loss, printable, sample
+from bytelm_options import find_device, parse_options
+from bytelm_report import Report
+from torch import nn
+
+
+def make_optimizer(options: argparse.Namespace, parameters) -> torch.optim.Optimizer:
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def learning_rate(step: int, options: argparse.Namespace) -> float:
+    """Linear warm-up over the first twentieth, then a cosine down to a tenth."""
+    warm_up = max(1, options.steps // 20)
+    if step < warm_up:
+        return options.learning_rate * (step + 1) / warm_up
+    part = (step - warm_up) / (options.steps - warm_up)
+    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * part))
+
+
+def draw_windows(generator, text: torch.Tensor, options: argparse.Namespace, rank: int, ranks: int) -> torch.Tensor:
+    """This rank's windows of the next step. Every rank draws those of all ranks and takes its own, so one generator,
+    the same everywhere, is all there is to save."""
+    window = options.context + 1
+    offsets = torch.randint(text.numel() - window + 1, (options.batch * ranks,), generator=generator)
+    return windows_at(text, offsets.narrow(0, options.batch * rank, options.batch), window)
+
+
+def average_over_ranks(parameters: list[torch.Tensor], loss: torch.Tensor, group) -> None:
+    """Gradients and loss become their mean over the ranks."""
+    reef.all_reduce([loss.detach(), *(parameter.grad for parameter in parameters)], group, reduction="mean")
+
+
+def report_divergence(step: int, model: ByteGPT) -> None:
+    where = "although all gradients are finite"
+    for name, parameter in model.named_parameters():
+        if count := reef.count_nonfinite(parameter.grad):
+            size = parameter.numel()
+            where = f"and the first gradient with values that are not is that of {name} ({count} of {size})"
+            break
+    raise RuntimeError(f"the loss of step {step} is not finite, {where}: try a smaller --learning-rate")
+
+
+def save_pictures(timeline: reef.Timeline, options: argparse.Namespace, device: torch.device) -> None:
+    chart = timeline.chart(str(device), title="Bytes alive during one training step")
+    write_whole_file(options.chart, chart.encode())
+    if options.trace:
+        write_whole_file(options.trace, timeline.trace().encode())
+
+
+def train(options: argparse.Namespace) -> None:
+    device = find_device(options.device, reef.resolve_rendezvous().local_rank)
+    group = reef.init_process_group()
+    rank, ranks = group.rank(), group.size()
+    leads = rank == 0  # and so speaks, validates and saves
+    if leads:
+        for path in (options.save, None if options.no_ledger else options.chart, options.trace):
+            if path:
+                require_writable(path)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+
+    torch.manual_seed(options.seed)
+    batches = torch.Generator().manual_seed(options.seed)
+    model = ByteGPT(options).to(device)
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(options, parameters)
+    first_step = load_checkpoint(options.resume, options, model, optimizer, batches) if options.resume else 0
+    if ranks > 1:
+        reef.broadcast(parameters, group)
+
+    ledger = None
+    if not options.no_ledger:
+        ledger = reef.Ledger()
+        ledger.watch(model)
+        ledger.watch(optimizer)
+
+    training, validation, description = load_corpus(options.data, options.context + 1)
+    report = Report(options, rank, ranks, first_step)
+
+    def validate() -> str:
+        return f"validation: {bits_per_byte(model, validation, options, device):.4f} bits per byte"
+
+    if leads:
+        count = sum(parameter.numel() for parameter in parameters)
+        report.say(f"text: {description}")
+        report.say(f"model: {count} parameters on {device}" + (f", {ranks} ranks" if ranks > 1 else ""))
+        report.say(f"step {first_step}/{options.steps}  {validate()}")
+
+    # The picture is of the third step: by then gradients and optimizer states are where they stay.
+    pictured_step = min(first_step + 3, options.steps) if ledger and leads else -1
+    for step in range(first_step + 1, options.steps + 1):
+        report.step_begins()
+        if step == pictured_step:
+            ledger.start_timeline()
+
+        for parameters_and_options in optimizer.param_groups:
+            parameters_and_options["lr"] = learning_rate(step - 1, options)
+        windows = draw_windows(batches, training, options, rank, ranks).to(device)
+        optimizer.zero_grad()
+        loss = next_byte_loss(model, windows)
+        loss.backward()
+        if ranks > 1:
+            average_over_ranks(parameters, loss, group)
+        nats = loss.item()
+        if not math.isfinite(nats):
+            report_divergence(step, model)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+        if step == pictured_step:
+            save_pictures(ledger.stop_timeline(), options, device)
+        report.step_ends(step, nats, sum(ledger.live(device).values()) if ledger else None)
+        if not leads or step == options.steps:
+            continue
+        if step % options.eval_every == 0:
+            report.say(f"step {step}/{options.steps}  {validate()}, {report.progress()}")
+        if options.save_every and step % options.save_every == 0:
+            save_checkpoint(options.save, options, model, optimizer, batches, step)
+
+    report.log.finish(parameters)
+    if not leads:
+        return
+    report.close_bar()
+    report.say(validate())
+    if options.save:
+        save_checkpoint(options.save, options, model, optimizer, batches, max(first_step, options.steps))
+    if options.sample:
+        report.say("sample:" + printable(sample(model, options, device)))
+    if ledger:
+        report.say(ledger.table())
+    if pictured_step > first_step:
+        report.say(f"memory of step {pictured_step}: {options.chart}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    speaker = "bytelm.py: "
+    try:
+        place = reef.resolve_rendezvous()
+        if place.world_size > 1:
+            speaker += f"rank {place.rank}: "
+        train(parse_options(arguments))
+    except ValueError as error:
+        print(speaker + str(error).split("\n")[0], file=sys.stderr)
+        return 2
+    except (OSError, RuntimeError) as error:
+        print(speaker + str(error).split("\n")[0], file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

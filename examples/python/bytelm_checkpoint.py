@@ -1,0 +1,91 @@
+"""Files that appear whole or not at all, and the checkpoint of a run."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import zlib
+from pathlib import Path
+
+import torch
+
+
+def cannot_write(path: str, reason: str) -> OSError:
+    return OSError(f"cannot write {path}: {reason}; choose a folder that exists, may be written and has room")
+
+
+def write_whole_file(path: str, content: bytes) -> None:
+    """Whatever happens, `path` names either the whole new file or what it named before: through a temporary file
+    beside it, flushed to disk and renamed."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the new name is on disk once its folder is
+        finally:
+            os.close(folder)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise cannot_write(path, error.strerror) from error
+
+
+def require_writable(path: str) -> None:
+    """A long run must not find out at its end."""
+    if os.path.isdir(path):
+        raise cannot_write(path, "it is a folder")
+    if not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
+        raise cannot_write(path, "its folder is missing or may not be written")
+
+
+IDENTITY = ("width", "depth", "heads", "context", "optimizer")  # what a checkpoint must share with the run
+
+
+def first_line(archive: bytes) -> bytes:
+    """Of a checkpoint; the archive comes after it. (The archive alone would do, but PyTorch does not verify its
+    checksums: a damaged tensor would be read as if nothing had happened.)"""
+    return f"bytelm.py checkpoint 1, crc32 {zlib.crc32(archive)}\n".encode()
+
+
+def save_checkpoint(path: str, options: argparse.Namespace, model, optimizer, batches, step: int) -> None:
+    state = {
+        "fits": {name: getattr(options, name) for name in IDENTITY},
+        "step": step,
+        "batches": batches.get_state(),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_whole_file(path, first_line(content.getvalue()) + content.getvalue())
+
+
+def load_checkpoint(path: str, options: argparse.Namespace, model, optimizer, batches) -> int:
+    """Puts the state back and returns the number of steps done."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}; --resume takes a file that --save wrote") from error
+    line, newline, archive = content.partition(b"\n")
+    if line + newline != first_line(archive):
+        raise RuntimeError(
+            f"{path} is damaged or not a checkpoint of bytelm.py: resume from another file that --save wrote, "
+            "or begin anew without --resume"
+        )
+    state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    for name in IDENTITY:
+        saved, value = state["fits"][name], getattr(options, name)
+        if saved != value:
+            raise ValueError(
+                f"{path} was saved with --{name} {saved}, not {value}: resume it with --{name} {saved}, "
+                "or begin anew without --resume"
+            )
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    batches.set_state(state["batches"])
+    return state["step"]

@@ -1,0 +1,77 @@
+"""What the command line of bytelm.py says."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ValueError(f"{message}; bytelm.py --help lists the options")
+
+
+def between(lowest: int, highest: int):
+    def number(text: str) -> int:
+        if not lowest <= (value := int(text)) <= highest:
+            raise argparse.ArgumentTypeError(f"must be from {lowest} to {highest}, not {text}")
+        return value
+
+    return number
+
+
+def parse_options(arguments: list[str] | None) -> argparse.Namespace:
+    description = "Trains a byte-level GPT on text and shows where its memory goes."
+    parser = OneSentenceParser(prog="bytelm.py", description=description, allow_abbrev=False)
+    add = parser.add_argument
+    positive, not_negative = between(1, 2**31 - 1), between(0, 2**63 - 1)
+    add("--data", nargs="+", default=[], metavar="PATH", help="files and folders; default: Python's standard library")
+    add("--width", type=positive, default=128, help="features of a token; a multiple of --heads")
+    add("--depth", type=positive, default=4, help="attention blocks")
+    add("--heads", type=positive, default=4, help="attention heads of a block")
+    add("--context", type=positive, default=128, help="bytes the model sees at once")
+    add("--batch", type=positive, default=16, help="windows in a step, on each rank")
+    add("--steps", type=positive, default=600, help="training steps")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw")
+    add("--learning-rate", type=float, default=2e-3, help="largest learning rate")
+    add("--seed", type=not_negative, default=0, help="of the parameters, the batches and the sample")
+    add("--threads", type=positive, help="threads of an operator; by default PyTorch decides")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--eval-every", type=positive, default=100, help="steps between two validations")
+    add("--sample", type=not_negative, default=400, help="bytes to write when trained; 0 for none")
+    add("--save", metavar="FILE", help="keep a checkpoint here, written at the end")
+    add("--save-every", type=positive, help="and every so many steps")
+    add("--resume", metavar="FILE", help="go on from this checkpoint")
+    add("--chart", metavar="FILE", help="SVG of the bytes alive during one step; default: bytelm-memory.svg")
+    add("--trace", metavar="FILE", help="the same as a Chrome trace (JSON)")
+    add("--log", metavar="FILE", help="a JSON line per step (FILE.rank1 and so on for the other ranks)")
+    add("--no-ledger", action="store_true", help="do not count memory, to measure what counting costs")
+    options = parser.parse_args(arguments)
+    if options.width % options.heads:
+        parser.error(f"--width {options.width} cannot be divided among --heads {options.heads}: make it a multiple")
+    if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
+        parser.error("--learning-rate must be a number above 0")
+    if options.save_every and not options.save:
+        parser.error("--save-every needs --save FILE to say where the checkpoint goes")
+    if options.no_ledger and (options.chart or options.trace):
+        parser.error("--chart and --trace show what the ledger counts: leave out --no-ledger")
+    options.chart = options.chart or "bytelm-memory.svg"
+    return options
+
+
+def find_device(text: str, local_rank: int) -> torch.device:
+    name, _, number = text.partition(":")
+    if text == "cpu":
+        return torch.device("cpu")
+    if name != "cuda" or (text != "cuda" and not number.isdecimal()):
+        raise ValueError(f"--device '{text}' is not known: use cpu, cuda or cuda:N")
+    index = int(number or local_rank)
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"--device {text} needs CUDA device {index}, but {count} are usable here: "
+            "use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)

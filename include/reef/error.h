@@ -1,0 +1,58 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <string>
+
+#include "reef/export.h"
+
+namespace reef {
+
+/// Errors derive from LibTorch's own classes, so handlers that exist catch them, and Python receives them as
+/// ValueError, torch.distributed.DistError and so on. Each says in one sentence what happened, where (rank,
+/// parameter, operator, file), and the next step.
+
+/// A value that a user gave (option, environment variable, text) cannot be used. Nothing has been changed.
+class REEF_API ConfigError : public c10::ValueError {
+ public:
+  explicit ConfigError(const std::string& message);
+};
+
+/// A file could not be read or written; `path` and the operating system's `error_number` (0 if none) are
+/// kept.
+class REEF_API FileError : public c10::Error {
+ public:
+  FileError(const std::string& message, std::string path, int error_number = 0);
+  const std::string& path() const { return path_; }
+  int error_number() const { return error_number_; }
+
+ private:
+  std::string path_;
+  int error_number_;
+};
+
+/// The process group could not be brought up on this rank.
+class REEF_API ProcessGroupError : public c10::DistError {
+ public:
+  ProcessGroupError(const std::string& message, int rank);
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
+/// A collective failed because a rank is gone. `failed_rank` is -1 where it could not be told which.
+class REEF_API RankFailed : public c10::DistBackendError {
+ public:
+  RankFailed(const std::string& message, int failed_rank);
+  int failed_rank() const { return failed_rank_; }
+
+ private:
+  int failed_rank_;
+};
+
+/// The sentence of an exception, without the C++ backtrace that c10::Error::what() appends.
+REEF_API std::string message_of(const std::exception& error);
+
+}  // namespace reef

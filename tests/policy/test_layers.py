@@ -1,0 +1,86 @@
+"""Include direction: a file includes only its own layer or a lower one (docs/design.md).
+
+0  pure        standard library, Boost and c10's exceptions; nothing that needs a tensor
+1  mechanism   Torch
+2  capability  (none yet) never include each other
+3  face        torch_ext, examples: public headers only
+"""
+
+import re
+from pathlib import Path
+
+LAYER_0 = {
+    "include/reef/bytes.h", "include/reef/category.h", "include/reef/error.h", "include/reef/export.h",
+    "include/reef/rendezvous.h", "include/reef/timeline.h",
+    "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/json.cpp", "csrc/json.h", "csrc/utf8.h",
+    "csrc/distributed/rendezvous.cpp",
+}  # fmt: skip
+LAYER_0_FOLDERS = {"csrc/timeline"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def layer(path: str) -> int:
+    if path.startswith(("torch_ext/", "examples/", "benchmarks/")):
+        return 3
+    return 0 if path in LAYER_0 or str(Path(path).parent) in LAYER_0_FOLDERS else 1
+
+
+def included(root: Path, path: Path):
+    for quote, name in INCLUDE.findall(path.read_text()):
+        if name.startswith("reef/"):
+            yield quote, name, f"include/{name}"
+        elif quote == '"' and (path.parent / name).exists():
+            yield quote, name, str((path.parent / name).relative_to(root))
+        elif quote == '"':
+            yield quote, name, f"csrc/{name}"
+        else:
+            yield quote, name, None
+
+
+def sources(root: Path, *folders: str):
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in {".h", ".cpp", ".cu", ".cuh"} and "gloo_shim" not in path.parts:
+                yield path
+
+
+def test_listed_files_exist(root):
+    assert [name for name in LAYER_0 if not (root / name).exists()] == []
+
+
+def test_includes_go_down(root):
+    wrong = []
+    for path in sources(root, "include", "csrc"):
+        own = str(path.relative_to(root))
+        for quote, name, target in included(root, path):
+            if target is not None and (root / target).exists() and layer(target) > layer(own):
+                wrong.append(f"{own} includes {name}")
+            if layer(own) == 0 and target is None and name.startswith(("ATen/", "torch/", "c10/")):
+                if name != "c10/util/Exception.h":
+                    wrong.append(f"{own} is pure but includes {name}")
+    assert wrong == []
+
+
+def test_public_headers_include_public_headers_only(root):
+    wrong = [f"{path.name} includes {name}" for path in sources(root, "include")
+             for quote, name, _ in included(root, path) if quote == '"' and not name.startswith("reef/")]
+    assert wrong == []
+
+
+def test_faces_reach_the_library_by_its_public_headers(root):
+    wrong = [f"{path.relative_to(root)} includes {name}" for path in sources(root, "torch_ext", "examples")
+             for _, name, target in included(root, path)
+             if target is not None and target.startswith("csrc/") and (root / target).exists()]
+    assert wrong == []
+
+
+def test_no_torch_header_in_device_code(root):
+    wrong = [f"{path.name} includes {name}" for path in sources(root, "csrc") if path.suffix in {".cu", ".cuh"}
+             for _, name, _ in included(root, path) if name.startswith(("ATen/", "torch/", "c10/"))]
+    assert wrong == []
+
+
+def test_what_differs_between_torch_versions_is_in_one_header(root):
+    wrong = [str(path.relative_to(root)) for path in sources(root, "include", "csrc", "torch_ext", "examples")
+             if "TORCH_VERSION" in path.read_text() and path.name not in {"compat.h", "build_info.cpp"}]
+    assert wrong == []

@@ -1,0 +1,323 @@
+"""The example program, in C++ and in Python: what it refuses, that it goes on bit for bit, that both faces compute the
+same, and what ranks owe to each other."""
+
+import json
+import os
+import pty
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAM = Path(os.environ.get("REEF_BUILD_DIR", "build")).resolve() / "examples" / "bytelm"
+SCRIPT = EXAMPLES / "python" / "bytelm.py"
+sys.path[:0] = [str(EXAMPLES / "python"), str(EXAMPLES.parent / "tests" / "support")]
+
+import bytelm  # noqa: E402
+from ranks import run_ranks  # noqa: E402
+
+TINY = dict(width=16, depth=2, heads=2, context=16, batch=4, steps=12, threads=1, sample=8, eval_every=5)
+FACES = ("cpp", "python")
+DEADLINE_SECONDS = 60
+
+
+def arguments(**options):
+    """TINY with changes, as a command line; True is a flag, None leaves an option out."""
+    line = []
+    for name, value in {**TINY, **options}.items():
+        if value is None:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        line += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return line
+
+
+def command(face):
+    return [str(PROGRAM)] if face == "cpp" else [sys.executable, str(SCRIPT)]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """run(face, **options): the program in tmp_path, C++ as a process, Python in this one."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+
+    def run_face(face, **options):
+        if face == "python":
+            capfd.readouterr()
+            returncode = bytelm.main(arguments(**options))
+            return SimpleNamespace(returncode=returncode, **capfd.readouterr()._asdict())
+        done = subprocess.run([str(PROGRAM), *arguments(**options)], capture_output=True, timeout=DEADLINE_SECONDS)
+        return SimpleNamespace(returncode=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+
+    yield run_face
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A folder of small files whose names sort differently in different hands."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(7)
+    for name in ("b.txt", "B.txt", "a/z.txt", "a-b.txt", "é.txt", "a/b/c.txt", "~", "0", "1", "10", "2", ".hidden"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        words = (draw.choice(["the ", "wind ", "fills ", "a ", "sail\n"]) for _ in range(300))
+        (folder / name).write_text("".join(words))
+    (folder / "a" / "loop").symlink_to(folder, target_is_directory=True)
+    return folder
+
+
+def read_log(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def assert_one_sentence(result, returncode, *words):
+    assert result.returncode == returncode, result.err
+    assert result.err.startswith("bytelm") and result.err.count("\n") == 1, result.err
+    for word in words:
+        assert str(word) in result.err
+    for trace in ("Traceback", "Exception raised from", "frame #", "terminate called"):
+        assert trace not in result.err
+
+
+# ---- what it refuses ------------------------------------------------------------------------------------------------
+
+BAD_OPTIONS = [
+    (dict(nonsense=True), "nonsense"),
+    (dict(widt=16), "widt"),
+    (dict(width="wide"), "width"),
+    (dict(width=10**30), "width"),
+    (dict(width=10**12), "width"),
+    (dict(width=18, heads=4), "heads"),
+    (dict(learning_rate=0), "learning-rate"),
+    (dict(learning_rate="nan"), "learning-rate"),
+    (dict(optimizer="adam"), "adam"),
+    (dict(device="tpu"), "tpu"),
+    (dict(device="cuda:"), "cuda:"),
+    (dict(device="cuda:99"), "cuda:99"),
+    (dict(save_every=5), "--save"),
+    (dict(no_ledger=True, chart="x.svg"), "--no-ledger"),
+    (dict(seed=-1), "seed"),
+    (dict(data=[]), "data"),
+    *((dict([(name, 0)]), name.split("_")[0]) for name in TINY if name != "sample"),
+]
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(("options", "word"), BAD_OPTIONS, ids=lambda value: str(value))
+def test_bad_option(face, run, options, word):
+    assert_one_sentence(run(face, **options), 2, word)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_bad_text(face, run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short").write_text("x" * 100)
+    assert_one_sentence(run(face, data=["missing"]), 1, "missing")
+    assert_one_sentence(run(face, data=["/proc/self/mem"]), 1, "/proc/self/mem")  # opens, but cannot be read
+    assert_one_sentence(run(face, data=["empty"]), 2, "empty")
+    assert_one_sentence(run(face, data=["short"]), 2, "too short", "17")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_bad_interpreter(face, run, monkeypatch):
+    monkeypatch.setenv("REEF_PYTHON", "/nonexistent/python")
+    assert_one_sentence(run(face), 2, "REEF_PYTHON")
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("option", ["save", "chart", "trace", "log"])
+def test_file_that_cannot_be_written(face, run, text, option):
+    assert_one_sentence(run(face, data=[text], **{option: "/nonexistent/file"}), 1, "/nonexistent/file")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_bad_checkpoint(face, run, text, tmp_path):
+    assert run(face, data=[text], save="good").returncode == 0
+    good = (tmp_path / "good").read_bytes()
+    draw = random.Random(3)
+    damaged = [good[: len(good) * part // 4] for part in range(4)] + [b"a text\n" * 100, good + b"\0"]
+    for _ in range(4):
+        place = draw.randrange(len(good))
+        damaged.append(good[:place] + bytes([good[place] ^ 1 << draw.randrange(8)]) + good[place + 1 :])
+    for content in damaged:
+        (tmp_path / "bad").write_bytes(content)
+        assert_one_sentence(run(face, data=[text], resume="bad"), 1, "bad", "--resume")
+    assert_one_sentence(run(face, data=[text], resume="missing"), 1, "missing", "--resume")
+    for name, other in dict(width=32, depth=3, heads=4, context=8, optimizer="sgd").items():
+        assert_one_sentence(run(face, data=[text], resume="good", **{name: other}), 2, "good", f"--{name}")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_loss_that_is_not_finite(face, run, text):
+    result = run(face, data=[text], optimizer="sgd", learning_rate=1e30)
+    assert_one_sentence(result, 1, "step ", "bytes.weight", "--learning-rate")
+
+
+# ---- what it leaves behind ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_learns_and_shows_its_memory(face, run, text, tmp_path):
+    result = run(face, data=[text], steps=100, log="log", chart="memory.svg", trace="trace.json", save="model")
+    assert result.returncode == 0 and result.err == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "memory.svg", "model", "trace.json"]
+    *steps, last = read_log("log")
+    assert [line["step"] for line in steps] == list(range(1, 101)) and last.keys() == {"parameters_crc32"}
+    assert sum(line["loss"] for line in steps[-10:]) < 0.6 * sum(line["loss"] for line in steps[:10])
+    bits = [float(number) for number in re.findall(r"validation: (\S+) bits per byte", result.out)]
+    assert bits[0] == pytest.approx(8, abs=0.1)  # at first all 256 bytes are alike
+    assert bits[-1] < 5
+    assert "step 5/100" in result.out and "tokens/s" in result.out and "alive" in result.out
+    assert "optimizer state" in result.out and "memory.svg" in result.out
+    svg = xml.etree.ElementTree.parse("memory.svg").getroot()
+    assert svg.tag.endswith("svg") and any("activation" in (text or "") for text in svg.itertext())
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_ledger_changes_nothing(face, run, text):
+    assert run(face, data=[text], log="with").returncode == 0
+    result = run(face, data=[text], log="without", no_ledger=True)
+    assert result.returncode == 0 and "alive" not in result.out
+    assert read_log("with") == read_log("without")
+
+
+def test_bar_on_a_terminal_only(text, tmp_path):
+    ours, theirs = pty.openpty()
+    line = [str(PROGRAM), *arguments(data=[text])]
+    result = subprocess.run(line, stdout=subprocess.PIPE, stderr=theirs, cwd=tmp_path, timeout=DEADLINE_SECONDS)
+    os.close(theirs)
+    drawn = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert result.returncode == 0
+    assert "/12 " in drawn and "tokens/s" in drawn and "left" in drawn and drawn.endswith("\r\033[K")
+    assert b"\r" not in result.stdout
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_checkpoint_is_written_whole_or_not_at_all(face, run, text, tmp_path):
+    assert run(face, data=[text], save="model", no_ledger=True).returncode == 0
+    before = (tmp_path / "model").read_bytes()
+
+    def disk_with_little_room():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+
+    line = command(face) + arguments(data=[text], save="model", no_ledger=True, seed=1)
+    result = subprocess.run(
+        line, capture_output=True, text=True, timeout=DEADLINE_SECONDS, preexec_fn=disk_with_little_room
+    )
+    assert_one_sentence(SimpleNamespace(returncode=result.returncode, err=result.stderr), 1, "model", "room")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model").read_bytes() == before
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_resumed_run_equals_uninterrupted_run(run, text, optimizer, tmp_path):
+    options = dict(data=[text], steps=400, optimizer=optimizer, eval_every=400, sample=0)
+    assert run("cpp", log="whole", **options).returncode == 0
+    process = subprocess.Popen(
+        [str(PROGRAM), *arguments(save="model", save_every=20, **options)], stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (tmp_path / "model").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert run("cpp", log="rest", resume="model", **options).returncode == 0
+    whole, rest = read_log("whole"), read_log("rest")
+    assert whole[-len(rest) :] == rest and (rest[0]["step"] - 1) % 20 == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_resumed_python_run_equals_uninterrupted_run(run, text, optimizer, monkeypatch):
+    options = dict(data=[text], optimizer=optimizer)
+    assert run("python", log="whole", **options).returncode == 0
+
+    def save_and_fail(*state):
+        save_checkpoint(*state)
+        raise RuntimeError("stopped")
+
+    save_checkpoint = bytelm.save_checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(bytelm, "save_checkpoint", save_and_fail)
+        assert run("python", save="model", save_every=7, **options).returncode == 1
+    assert run("python", log="rest", resume="model", **options).returncode == 0
+    assert read_log("rest") == read_log("whole")[7:]
+
+
+# ---- two faces ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_cpp_and_python_compute_the_same(run, text, optimizer):
+    results = [run(face, data=[text], optimizer=optimizer, log=face) for face in FACES]
+    assert [result.returncode for result in results] == [0, 0]
+    cpp, python = (read_log(face) for face in FACES)
+    if optimizer == "sgd":
+        assert cpp == python
+    else:  # LibTorch's C++ AdamW orders its operations otherwise than Python's
+        assert [line["loss"] for line in cpp[:-1]] == pytest.approx([line["loss"] for line in python[:-1]], abs=1e-4)
+
+
+def test_cpp_and_python_write_the_same(run, text):
+    told = [run(face, data=[text], optimizer="sgd", eval_every=100, no_ledger=True).out for face in FACES]
+    assert told[0] == told[1]
+
+
+def test_the_text_is_the_standard_library_by_default(run):
+    first_lines = [run(face, steps=1, no_ledger=True).out.splitlines()[0] for face in FACES]
+    assert first_lines[0] == first_lines[1]
+    assert int(first_lines[0].split()[1]) > 300  # files
+
+
+# ---- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def run_two(line):
+    return run_ranks([str(word) for word in line], ranks=2, deadline=DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_two_ranks_stay_equal_and_equal_one_of_twice_the_batch(face, run, text):
+    result = run_two(command(face) + arguments(data=[text], batch=2, log="two", optimizer="sgd"))
+    assert result.ok, result.report()
+    assert "validation: " in result.ranks[0].output and result.ranks[1].output == ""
+    assert read_log("two") == read_log("two.rank1")
+    assert run(face, data=[text], batch=4, log="one", optimizer="sgd").returncode == 0
+    losses = [[line["loss"] for line in read_log(name)[:-1]] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_rank_that_dies_is_named(run, text):
+    rank_1_dies_in_step_4 = """
+        [ $RANK = 1 ] && (until [ "$(wc -l <log.rank1)" -gt 3 ]; do sleep 0.05; done; kill -9 $$) 2>/dev/null &
+        exec "$@"
+    """
+    line = command("cpp") + arguments(data=[text], steps=1000000, eval_every=1000000, log="log")
+    survivor, dead = run_two(["sh", "-c", rank_1_dies_in_step_4, "sh", *line]).ranks
+    assert dead.signal == signal.SIGKILL and dead.stopped_by is None
+    assert survivor.exit_code == 1
+    said = survivor.output.splitlines()[-1]
+    assert said.startswith("bytelm: rank 0: ") and "rank 1" in said
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_rank_that_fails_says_which_it_is(face, run, text):
+    for rank in run_two(command(face) + arguments(data=["missing"])).ranks:
+        assert rank.exit_code == 1
+        assert re.search(rf"(?m)^bytelm(.py)?: rank {rank.rank}: ", rank.output)

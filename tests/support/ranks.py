@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Runs a command as N ranks on this host, and says which rank failed first.
+
+    ranks.py --ranks 3 --deadline 60 -- ./program --with arguments
+
+Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR=127.0.0.1 and the same free MASTER_PORT. When a rank fails, the
+others get a few seconds to notice by themselves; what is left then, and what is left at the deadline, is killed with
+all the processes it started. Every rank always runs to an end. The exit code is 0 if all of them exit with 0.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+TAIL_LINES = 40
+POLL_SECONDS = 0.02
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_",
+             "MPI_LOCALRANKID", "SLURM_")
+
+
+@dataclass
+class RankResult:
+    rank: int
+    output: str  # standard output and error, as they came
+    exit_code: int | None  # None: ended by a signal
+    signal: int | None
+    seconds: float  # from the start of the first rank to the end of this one
+    stopped_by: str | None  # why it was killed by us: "grace", "deadline" or "plan"; None: it ended by itself
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def how(self) -> str:
+        if self.stopped_by == "deadline":
+            return "still ran at the deadline"
+        if self.stopped_by == "grace":
+            return "still ran after the others failed"
+        if self.signal is not None:
+            name = signal.Signals(self.signal).name
+            return f"was ended by {name}" + (" as planned" if self.stopped_by == "plan" else "")
+        return f"exited with {self.exit_code}"
+
+
+@dataclass
+class Result:
+    ranks: list[RankResult]
+
+    @property
+    def ok(self) -> bool:
+        return all(rank.ok for rank in self.ranks)
+
+    @property
+    def first_failure(self) -> RankResult | None:
+        """The rank that failed by itself before any other did; one that we stopped only if there is no such rank."""
+        failed = [rank for rank in self.ranks if not rank.ok]
+        return min(failed, key=lambda r: (r.stopped_by in ("grace", "deadline"), r.seconds), default=None)
+
+    def report(self) -> str:
+        """The last lines of each failed rank, then one line that names the rank that failed first."""
+        lines = []
+        for rank in self.ranks:
+            if not rank.ok:
+                tail = rank.output.splitlines()[-TAIL_LINES:]
+                lines += [f"---- rank {rank.rank} {rank.how}", *tail]
+        first = self.first_failure
+        if first is None:
+            lines.append(f"all {len(self.ranks)} ranks exited with 0")
+        else:
+            lines.append(f"rank {first.rank} of {len(self.ranks)} failed first: it {first.how} "
+                         f"after {first.seconds:.1f} s")
+        return "\n".join(lines)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Ours without what another launcher may have left in it, and the variables of this rank."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return kept | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """The rank and all that it started: it leads a process group of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def run_ranks(command: list[str], ranks: int, deadline: float = 60.0, grace: float = 8.0,
+              kill: dict[int, float] | None = None, env: dict[str, str] | None = None,
+              rank_env: dict[int, dict[str, str]] | None = None) -> Result:
+    """Runs `command` as `ranks` ranks for at most `deadline` seconds.
+
+    `grace`: seconds that the others have to end after the first failure. `kill`: rank -> seconds after which it is
+    killed on purpose (SIGKILL). `env` is added to every rank's environment, `rank_env` to that of single ranks.
+    """
+    kill = dict(kill or {})
+    port = free_port()
+    start = time.monotonic()
+    processes: list[subprocess.Popen] = []
+    outputs = [tempfile.TemporaryFile() for _ in range(ranks)]
+    ended: dict[int, float] = {}
+    stopped: dict[int, str] = {}
+    try:
+        for rank in range(ranks):
+            variables = environment(rank, ranks, port) | (env or {}) | (rank_env or {}).get(rank, {})
+            processes.append(subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=outputs[rank],
+                                              stderr=subprocess.STDOUT, start_new_session=True))
+        failed_at = None
+        while len(ended) < ranks:
+            now = time.monotonic() - start
+            for rank, process in enumerate(processes):
+                if rank not in ended and process.poll() is not None:
+                    ended[rank] = now
+                    if process.returncode != 0 and failed_at is None:
+                        failed_at = now
+            why = ("deadline" if now > deadline else
+                   "grace" if failed_at is not None and now > failed_at + grace else None)
+            for rank, process in enumerate(processes):
+                planned = now > kill.get(rank, float("inf"))
+                if rank not in ended and rank not in stopped and (why or planned):
+                    stopped[rank] = why or "plan"
+                    kill_group(process)
+            time.sleep(POLL_SECONDS)
+    finally:
+        for process in processes:  # also what a rank left behind, and all of it when we are interrupted
+            kill_group(process)
+            process.wait()
+
+    results = []
+    for rank, process in enumerate(processes):
+        outputs[rank].seek(0)
+        code = process.returncode
+        results.append(RankResult(rank=rank, output=outputs[rank].read().decode(errors="replace"),
+                                  exit_code=code if code >= 0 else None, signal=-code if code < 0 else None,
+                                  seconds=ended[rank], stopped_by=stopped.get(rank)))
+        outputs[rank].close()
+    return Result(results)
+
+
+def planned_kill(text: str) -> tuple[int, float]:
+    rank, _, seconds = text.partition(":")
+    return int(rank), float(seconds)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds for the whole run (default 60)")
+    parser.add_argument("--grace", type=float, default=8.0, help="seconds for the others after a failure (default 8)")
+    parser.add_argument("--kill", type=planned_kill, action="append", default=[], metavar="RANK:SECONDS",
+                        help="kill this rank after so many seconds")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- program and its arguments")
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("no command: write it after --")
+    if options.ranks < 1:
+        parser.error("--ranks must be at least 1")
+    result = run_ranks(command, options.ranks, options.deadline, options.grace, dict(options.kill))
+    if result.ok:
+        print(result.ranks[0].output, end="")
+    print(result.report())
+    return 0 if result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
