@@ -158,7 +158,8 @@ void exchange(at::TensorList tensors, std::int64_t bucket_bytes, DtypeOf buffer_
   for (const auto& bucket : fill_buckets(tensors, bucket_bytes, buffer_dtype)) {
     const auto& first = bucket.tensors.front();
     if (travels_as_it_is(bucket, buffer_dtype)) {
-      send(first.detach().view(-1));
+      send(first.detach().as_strided({first.numel()},
+                                     {1}));  // view(-1) of one element may keep another stride
       if (!first.is_inference())
         first.unsafeGetTensorImpl()->bump_version();  // as an in-place operator would
       continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -233,6 +234,16 @@ int Members::by_address(std::string_view error_text) const {
   return found;
 }
 
+/// "rank 2 (process 7 on host h) is gone, and so is rank 3".
+std::string Members::gone_text(const std::vector<int>& gone, int first) const {
+  std::vector<int> others;
+  std::copy_if(gone.begin(), gone.end(), std::back_inserter(others),
+               [first](int rank) { return rank != first; });
+  auto text = text_of(first) + " is gone";
+  if (!others.empty()) text += (others.size() == 1 ? ", and so is " : ", and so are ") + ranks_text(others);
+  return text;
+}
+
 /// Whoever waits in the collective fails with it and says so; who is stuck elsewhere, or still computes, does
 /// not.
 std::string Members::silent_text() const {
@@ -246,6 +257,15 @@ std::string Members::silent_text() const {
 }
 
 Verdict Members::name_the_gone(const std::string& error_text) {
+  // A store whose host has vanished from the network answers nothing, and c10d waits for it without a limit.
+  const auto limit =
+      std::chrono::steady_clock::now() + kNamingTakes + kStoreAnswersWithin + kOthersHearWithin;
+  const auto named =
+      within(limit, [members = shared_from_this(), error_text] { return members->ask(error_text); });
+  return named ? *named : without_store(ended());
+}
+
+Verdict Members::ask(const std::string& error_text) {
   const auto start = std::chrono::steady_clock::now();
   bool reachable = reach_store();
   for (bool time_is_up = false;; std::this_thread::sleep_for(4 * kPollFirst)) {
@@ -255,12 +275,7 @@ Verdict Members::name_the_gone(const std::string& error_text) {
         if (store_->check({kVerdict})) return hear();
         // A rank that failed in a collective states why before it ends. Those that ended silently are the
         // cause.
-        if (!gone.empty()) {
-          std::string others;
-          for (std::size_t i = 1; i < gone.size(); ++i)
-            others += (i == 1 ? ", with it " : ", ") + text_of(gone[i]);
-          return publish({gone.front(), text_of(gone.front()) + " is gone" + others});
-        }
+        if (!gone.empty()) return publish({gone.front(), gone_text(gone, gone.front())});
         const auto waited = std::chrono::steady_clock::now() - start;
         const int suspect = waited > kAddressTrustedAfter ? by_address(error_text) : -1;
         if (suspect >= 0) return publish({suspect, text_of(suspect) + " is gone or cannot be reached"});
@@ -276,14 +291,17 @@ Verdict Members::name_the_gone(const std::string& error_text) {
 
 Verdict Members::without_store(const std::vector<int>& gone) const {
   const auto store = "the store " + address_text(rendezvous_) + " cannot be reached any more";
-  if (gone.size() == 1) return {gone.front(), text_of(gone.front()) + " is gone"};
-  if (gone.size() > 1) {
+  // A rank that serves the store and fails in a collective stays until the others have heard why. So if it is
+  // gone, it was the first, and those gone with it have followed.
+  if (std::find(gone.begin(), gone.end(), server_rank_) != gone.end())
+    return {server_rank_, gone_text(gone, server_rank_)};
+  if (gone.size() == 1) return {gone.front(), gone_text(gone, gone.front())};
+  if (gone.size() > 1)
     return {-1, ranks_text(gone) + " are gone; which was first cannot be told, since " + store};
-  }
   if (server_rank_ < 0) return {-1, store + ": the process that served it (torchrun's agent) is gone"};
   const bool elsewhere = processes_[static_cast<std::size_t>(server_rank_)].machine != self_.machine;
   if (elsewhere)
-    return {server_rank_, text_of(server_rank_) + ", which served the store, is gone or cannot be reached"};
+    return {server_rank_, text_of(server_rank_) + ", which served the store, cannot be reached any more"};
   return {-1, store + ": " + text_of(server_rank_) + " has closed it"};
 }
 

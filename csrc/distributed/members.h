@@ -51,17 +51,19 @@ class Members : public std::enable_shared_from_this<Members> {
   bool on_one_machine() const;
 
   /// After a collective failed with `error_text`: who is gone. The same on all ranks that reach the store.
-  /// Takes two seconds at most (one more where this process holds the store and others do not ask; five more
-  /// if the store's host has vanished without closing its connections).
+  /// Takes two seconds at most, one more where this process holds the store and others do not ask, and four
+  /// if the store's host has vanished without closing its connections.
   Verdict name_the_gone(const std::string& error_text);
 
  private:
   void throw_if_failed(const std::vector<int>& gone) const;
   void await(const char* stage, const std::string& what, Deadline deadline);
+  Verdict ask(const std::string& error_text);
   bool reach_store();
   std::vector<int> ended() const;
   int by_address(std::string_view error_text) const;
   std::string text_of(int rank) const;
+  std::string gone_text(const std::vector<int>& gone, int first) const;
   std::string silent_text() const;
   Verdict without_store(const std::vector<int>& gone) const;
   Verdict publish(const Verdict& verdict);

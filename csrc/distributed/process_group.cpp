@@ -17,6 +17,8 @@
 namespace reef {
 namespace {
 
+constexpr milliseconds kLastWords{3000};  // after the deadline, to publish a failure and let others hear it
+
 using Group = c10d::ProcessGroup;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
@@ -46,8 +48,8 @@ GlooNetwork network_of(const ProcessGroupOptions& options, const Members& member
   return {.interface = interface, .one_machine = members.on_one_machine()};
 }
 
-GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, const std::string& name) {
-  const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
+GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, const std::string& name,
+                 Deadline deadline) {
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, open_store(rendezvous, deadline));
   const StorePtr members_store = c10::make_intrusive<c10d::PrefixStore>("members", store);
   const auto members = std::make_shared<Members>(members_store, rendezvous, options.timeout);
@@ -81,7 +83,19 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
 c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options) {
   const auto rendezvous = resolve_rendezvous(options);
   const auto name = rendezvous.prefix + "/group_" + std::to_string(next_attempt(rendezvous));
-  return rendezvous.world_size == 1 ? world_of_one(name) : connect(rendezvous, options, name);
+  if (rendezvous.world_size == 1) return world_of_one(name);
+  // Every step ends by the deadline, except a question to a store that has vanished from the network.
+  const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
+  const auto group =
+      within(deadline + kLastWords, [=] { return connect(rendezvous, options, name, deadline); });
+  if (!group) {
+    throw ProcessGroupError(
+        "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size) +
+            " got no answer any more from the store at " + address_text(rendezvous) + " within " +
+            seconds_text(options.timeout) + ": check the host that serves it and the network.",
+        rendezvous.rank);
+  }
+  return *group;
 }
 
 }  // namespace reef

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -74,6 +76,16 @@ std::string who(const Rendezvous& rendezvous) {
   return "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size);
 }
 
+/// Keeps what this process serves until it ends: another rank may be connecting for the next group while this
+/// one is done with the last, or may still have to read why the last one failed. multiTenant shares it among
+/// groups.
+void keep_serving(const std::string& address, const StorePtr& store) {
+  static std::mutex mutex;
+  static auto* const served = new std::map<std::string, StorePtr>();  // alive in destructors of statics, too
+  const std::lock_guard lock(mutex);
+  served->emplace(address, store);
+}
+
 StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
   const auto patience = time_left(deadline);
   const auto address = address_text(rendezvous);
@@ -94,7 +106,7 @@ StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
   options.port = rendezvous.port;
   options.isServer = rendezvous.serves;
   options.waitWorkers = false;  // members.cpp waits, and can say who is missing
-  options.multiTenant = true;   // a second group of this process may meet at the same port
+  options.multiTenant = true;
   options.timeout = time_left(deadline);
   StorePtr store;
   try {
@@ -124,6 +136,7 @@ StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
                        seconds_text(patience) + ": choose a port that no other program uses."),
         rendezvous.rank);
   }
+  if (rendezvous.serves) keep_serving(address, store);
   return store;
 }
 

@@ -46,7 +46,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--resume", metavar="FILE", help="go on from this checkpoint")
     add("--chart", metavar="FILE", help="SVG of the bytes alive during one step; default: bytelm-memory.svg")
     add("--trace", metavar="FILE", help="the same as a Chrome trace (JSON)")
-    add("--log", metavar="FILE", help="a JSON line per step (FILE.rank1 and so on for the other ranks)")
+    add("--losses", metavar="FILE", help="the loss of each step as a JSON line (FILE.rank1 and so on for the other ranks)")
     add("--no-ledger", action="store_true", help="do not count memory, to measure what counting costs")
     options = parser.parse_args(arguments)
     if options.width % options.heads:

@@ -47,7 +47,7 @@ class Report:
         self.speaks = rank == 0
         self.first_step, self.steps = first_step, options.steps
         self.tokens_per_step = options.batch * options.context * ranks
-        self.log = RunLog(options.log if self.speaks or not options.log else f"{options.log}.rank{rank}")
+        self.log = RunLog(options.losses if self.speaks or not options.losses else f"{options.losses}.rank{rank}")
         self.seconds = 0.0  # in steps
         self.bar = None
         if tqdm and self.speaks and sys.stderr.isatty():

@@ -136,7 +136,7 @@ def test_bad_interpreter(face, run, monkeypatch):
 
 
 @pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("option", ["save", "chart", "trace", "log"])
+@pytest.mark.parametrize("option", ["save", "chart", "trace", "losses"])
 def test_file_that_cannot_be_written(face, run, text, option):
     assert_one_sentence(run(face, data=[text], **{option: "/nonexistent/file"}), 1, "/nonexistent/file")
 
@@ -169,7 +169,7 @@ def test_loss_that_is_not_finite(face, run, text):
 
 @pytest.mark.parametrize("face", FACES)
 def test_learns_and_shows_its_memory(face, run, text, tmp_path):
-    result = run(face, data=[text], steps=100, log="log", chart="memory.svg", trace="trace.json", save="model")
+    result = run(face, data=[text], steps=100, losses="log", chart="memory.svg", trace="trace.json", save="model")
     assert result.returncode == 0 and result.err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "memory.svg", "model", "trace.json"]
     *steps, last = read_log("log")
@@ -187,8 +187,8 @@ def test_learns_and_shows_its_memory(face, run, text, tmp_path):
 
 @pytest.mark.parametrize("face", FACES)
 def test_the_ledger_changes_nothing(face, run, text):
-    assert run(face, data=[text], log="with").returncode == 0
-    result = run(face, data=[text], log="without", no_ledger=True)
+    assert run(face, data=[text], losses="with").returncode == 0
+    result = run(face, data=[text], losses="without", no_ledger=True)
     assert result.returncode == 0 and "alive" not in result.out
     assert read_log("with") == read_log("without")
 
@@ -228,25 +228,25 @@ def test_checkpoint_is_written_whole_or_not_at_all(face, run, text, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_resumed_run_equals_uninterrupted_run(run, text, optimizer, tmp_path):
-    options = dict(data=[text], steps=400, optimizer=optimizer, eval_every=400, sample=0)
-    assert run("cpp", log="whole", **options).returncode == 0
+    options = dict(data=[text], steps=200, optimizer=optimizer, eval_every=200, sample=0)
+    assert run("cpp", losses="whole", **options).returncode == 0
     process = subprocess.Popen(
-        [str(PROGRAM), *arguments(save="model", save_every=20, **options)], stdout=subprocess.DEVNULL
+        [str(PROGRAM), *arguments(save="model", save_every=10, **options)], stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (tmp_path / "model").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert run("cpp", log="rest", resume="model", **options).returncode == 0
+    assert run("cpp", losses="rest", resume="model", **options).returncode == 0
     whole, rest = read_log("whole"), read_log("rest")
-    assert whole[-len(rest) :] == rest and (rest[0]["step"] - 1) % 20 == 0
+    assert whole[-len(rest) :] == rest and (rest[0]["step"] - 1) % 10 == 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_resumed_python_run_equals_uninterrupted_run(run, text, optimizer, monkeypatch):
     options = dict(data=[text], optimizer=optimizer)
-    assert run("python", log="whole", **options).returncode == 0
+    assert run("python", losses="whole", **options).returncode == 0
 
     def save_and_fail(*state):
         save_checkpoint(*state)
@@ -256,7 +256,7 @@ def test_resumed_python_run_equals_uninterrupted_run(run, text, optimizer, monke
     with monkeypatch.context() as patch:
         patch.setattr(bytelm, "save_checkpoint", save_and_fail)
         assert run("python", save="model", save_every=7, **options).returncode == 1
-    assert run("python", log="rest", resume="model", **options).returncode == 0
+    assert run("python", losses="rest", resume="model", **options).returncode == 0
     assert read_log("rest") == read_log("whole")[7:]
 
 
@@ -265,7 +265,7 @@ def test_resumed_python_run_equals_uninterrupted_run(run, text, optimizer, monke
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_cpp_and_python_compute_the_same(run, text, optimizer):
-    results = [run(face, data=[text], optimizer=optimizer, log=face) for face in FACES]
+    results = [run(face, data=[text], optimizer=optimizer, losses=face) for face in FACES]
     assert [result.returncode for result in results] == [0, 0]
     cpp, python = (read_log(face) for face in FACES)
     if optimizer == "sgd":
@@ -294,11 +294,11 @@ def run_two(line):
 
 @pytest.mark.parametrize("face", FACES)
 def test_two_ranks_stay_equal_and_equal_one_of_twice_the_batch(face, run, text):
-    result = run_two(command(face) + arguments(data=[text], batch=2, log="two", optimizer="sgd"))
+    result = run_two(command(face) + arguments(data=[text], batch=2, losses="two", optimizer="sgd"))
     assert result.ok, result.report()
     assert "validation: " in result.ranks[0].output and result.ranks[1].output == ""
     assert read_log("two") == read_log("two.rank1")
-    assert run(face, data=[text], batch=4, log="one", optimizer="sgd").returncode == 0
+    assert run(face, data=[text], batch=4, losses="one", optimizer="sgd").returncode == 0
     losses = [[line["loss"] for line in read_log(name)[:-1]] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
@@ -308,7 +308,7 @@ def test_rank_that_dies_is_named(run, text):
         [ $RANK = 1 ] && (until [ "$(wc -l <log.rank1)" -gt 3 ]; do sleep 0.05; done; kill -9 $$) 2>/dev/null &
         exec "$@"
     """
-    line = command("cpp") + arguments(data=[text], steps=1000000, eval_every=1000000, log="log")
+    line = command("cpp") + arguments(data=[text], steps=1000000, eval_every=1000000, losses="log")
     survivor, dead = run_two(["sh", "-c", rank_1_dies_in_step_4, "sh", *line]).ranks
     assert dead.signal == signal.SIGKILL and dead.stopped_by is None
     assert survivor.exit_code == 1

@@ -41,7 +41,8 @@ po::options_description describe(Options& options) {
   add("resume", text(options.resume), "go on from this checkpoint");
   add("chart", text(options.chart)->default_value(options.chart), "SVG of the bytes alive during one step");
   add("trace", text(options.trace), "the same as a Chrome trace (JSON)");
-  add("log", text(options.log), "a JSON line per step (FILE.rank1 and so on for the other ranks)");
+  add("losses", text(options.losses),
+      "the loss of each step as a JSON line (FILE.rank1 and so on for the other ranks)");
   add("no-ledger", "do not count memory, to measure what counting costs");
   return all;
 }

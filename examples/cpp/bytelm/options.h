@@ -29,8 +29,8 @@ struct Options {
   std::int64_t save_every = 0;  ///< 0: at the end only
   std::string resume;           ///< "": from the beginning
   std::string chart = "bytelm-memory.svg";
-  std::string trace;  ///< "": none
-  std::string log;    ///< "": none
+  std::string trace;   ///< "": none
+  std::string losses;  ///< "": none
   bool ledger = true;
 };
 

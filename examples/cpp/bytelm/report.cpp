@@ -16,7 +16,8 @@ Report::Report(const Options& options, int rank, int ranks, std::int64_t first_s
       first_step_(first_step),
       steps_(options.steps),
       tokens_per_step_(options.batch * options.context * ranks),
-      log_(speaks_ || options.log.empty() ? options.log : options.log + ".rank" + std::to_string(rank)),
+      log_(speaks_ || options.losses.empty() ? options.losses
+                                             : options.losses + ".rank" + std::to_string(rank)),
       step_(first_step) {}
 
 void Report::say(const std::string& text) {

@@ -20,7 +20,7 @@ void RunLog::line(const std::string& text) {
   file_ << text << std::endl;
   if (!file_) {
     throw reef::FileError(
-        "cannot write the log " + path_ + ": " + std::strerror(errno) + "; choose another --log file", path_,
+        "cannot write " + path_ + ": " + std::strerror(errno) + "; choose another --losses file", path_,
         errno);
   }
 }
