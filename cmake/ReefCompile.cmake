@@ -7,6 +7,7 @@ function(reef_compile target)
   set_target_properties(
     ${target}
     PROPERTIES CXX_VISIBILITY_PRESET hidden
+               CUDA_VISIBILITY_PRESET hidden
                VISIBILITY_INLINES_HIDDEN ON
                POSITION_INDEPENDENT_CODE ON
                CXX_EXTENSIONS OFF)

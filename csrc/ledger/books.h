@@ -16,7 +16,7 @@ namespace reef {
 
 /// What one ledger keeps for itself: its peaks, and the timeline while one is recorded. Read and written
 /// under the lock of Blocks only (changed() runs under it; the ledger's reads go through Blocks::frozen).
-class Ledger::Books final : public ChangeListener {
+class __attribute__((visibility("hidden"))) Ledger::Books final : public ChangeListener {
  public:
   Books();
   ~Books() override;

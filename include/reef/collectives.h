@@ -21,13 +21,15 @@ using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 enum class Reduction : std::uint8_t { kSum, kMean };
 
-/// Every rank ends with the elementwise sum (or mean) over ranks. All ranks pass the same shapes in the same
-/// order.
+/// Every rank ends with the elementwise sum (or mean) over ranks. All ranks pass the same shapes and dtypes
+/// in the same order; lists that hold a CPU tensor are compared first, by one small all-gather. Throws
+/// ConfigError before anything is sent: on every rank if they disagree, and for sparse, quantized or expanded
+/// tensors and the mean of integers. Integers wrap around; a sum of bools is true where any rank's is.
 REEF_API void all_reduce(at::TensorList tensors, const ProcessGroupPtr& group,
                          Reduction reduction = Reduction::kSum,
                          std::int64_t bucket_bytes = std::int64_t{32} << 20);
 
-/// Every rank ends with rank `root`'s values.
+/// Every rank ends with rank `root`'s values, byte for byte. Throws ConfigError as all_reduce does.
 REEF_API void broadcast(at::TensorList tensors, const ProcessGroupPtr& group, int root = 0,
                         std::int64_t bucket_bytes = std::int64_t{32} << 20);
 

@@ -18,7 +18,8 @@ namespace reef {
 /// Returns on every rank or throws on every rank: each rank checks in at the store, and one that fails says
 /// why there, so the others fail with its reason instead of waiting. Nothing outlives `options.timeout`.
 /// Throws ConfigError (a half-set environment, a rank outside the world) and ProcessGroupError (port in use,
-/// store unreachable, ranks missing), each naming rank, host and port.
+/// store unreachable, ranks missing), each naming rank, host and port. Ranks bring up their groups in the
+/// same order; a store that this process serves stays open until the process ends.
 REEF_API c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options = {});
 
 }  // namespace reef

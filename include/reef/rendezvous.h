@@ -15,7 +15,8 @@ struct ProcessGroupOptions {
   std::optional<int> rank;  ///< with `world_size` and `store`: explicit, the environment is not read
   std::optional<int> world_size;
   std::string store;      ///< "tcp://host:port" (rank 0 serves it) or "file:///path" (shared by all ranks)
-  std::string interface;  ///< network interface for gloo, such as "eth0"; empty: the one the host name is on
+  std::string interface;  ///< for gloo, such as "eth0"; empty: GLOO_SOCKET_IFNAME, else loopback if all ranks
+                          ///< share this machine, else the one the host name is on
   std::chrono::milliseconds timeout =
       std::chrono::minutes(5);  ///< of the bring-up, and of each collective after it
 };

@@ -57,7 +57,12 @@ def run(tmp_path, monkeypatch, capfd):
             capfd.readouterr()
             returncode = bytelm.main(arguments(**options))
             return SimpleNamespace(returncode=returncode, **capfd.readouterr()._asdict())
-        done = subprocess.run([str(PROGRAM), *arguments(**options)], capture_output=True, timeout=DEADLINE_SECONDS)
+        done = subprocess.run(
+            [str(PROGRAM), *arguments(**options)],
+            capture_output=True,
+            timeout=DEADLINE_SECONDS,
+            restore_signals=False,  # SIGXFSZ stays ignored, as it is in Python
+        )
         return SimpleNamespace(returncode=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
 
     yield run_face
@@ -210,15 +215,13 @@ def test_checkpoint_is_written_whole_or_not_at_all(face, run, text, tmp_path):
     assert run(face, data=[text], save="model", no_ledger=True).returncode == 0
     before = (tmp_path / "model").read_bytes()
 
-    def disk_with_little_room():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-
-    line = command(face) + arguments(data=[text], save="model", no_ledger=True, seed=1)
-    result = subprocess.run(
-        line, capture_output=True, text=True, timeout=DEADLINE_SECONDS, preexec_fn=disk_with_little_room
-    )
-    assert_one_sentence(SimpleNamespace(returncode=result.returncode, err=result.stderr), 1, "model", "room")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, unlimited[1]))  # the next write beyond fails
+    try:
+        result = run(face, data=[text], save="model", no_ledger=True, seed=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert_one_sentence(result, 1, "model", "room")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model").read_bytes() == before
 
@@ -316,8 +319,7 @@ def test_rank_that_dies_is_named(run, text):
     assert said.startswith("bytelm: rank 0: ") and "rank 1" in said
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_rank_that_fails_says_which_it_is(face, run, text):
-    for rank in run_two(command(face) + arguments(data=["missing"])).ranks:
+def test_rank_that_fails_says_which_it_is(run, text):
+    for rank in run_two(command("cpp") + arguments(data=["missing"])).ranks:
         assert rank.exit_code == 1
-        assert re.search(rf"(?m)^bytelm(.py)?: rank {rank.rank}: ", rank.output)
+        assert f"bytelm: rank {rank.rank}: " in rank.output

@@ -29,11 +29,13 @@ reef::Reduction reduction_of(const std::string& name) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
-  m.def("init_process_group",
-        [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size, const std::string& store,
-           const std::string& interface, double timeout_seconds) {
-          return reef::init_process_group(options_of(rank, world_size, store, interface, timeout_seconds));
-        });
+  m.def(
+      "init_process_group(int? rank, int? world_size, str store, str interface, float timeout_seconds) -> "
+      "__torch__.torch.classes.c10d.ProcessGroup",
+      [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size, const std::string& store,
+         const std::string& interface, double timeout_seconds) {
+        return reef::init_process_group(options_of(rank, world_size, store, interface, timeout_seconds));
+      });
   m.def("resolve_rendezvous", [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size,
                                  const std::string& store) {
     const reef::Rendezvous r = reef::resolve_rendezvous(options_of(rank, world_size, store, "", 0));
@@ -55,5 +57,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          std::int64_t bucket_bytes) {
         reef::broadcast(tensors, group, static_cast<int>(root), bucket_bytes);
       });
-  m.def("barrier", [](const reef::ProcessGroupPtr& group) { reef::barrier(group); });
+  m.def("barrier(__torch__.torch.classes.c10d.ProcessGroup group) -> ()",
+        [](const reef::ProcessGroupPtr& group) { reef::barrier(group); });
 }
