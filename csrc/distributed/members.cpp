@@ -82,8 +82,9 @@ class WatchedStore final : public c10d::PrefixStore {
   void await(const std::vector<std::string>& names, Deadline deadline) {
     for (auto pause = kPollFirst; !check(names); pause = std::min(pause * 2, kPollLast)) {
       check_();
-      if (has_passed(deadline))
+      if (has_passed(deadline)) {
         C10_THROW_ERROR(DistStoreError, "another rank's address did not appear in time");
+      }
       std::this_thread::sleep_for(pause);
     }
   }
@@ -293,15 +294,15 @@ Verdict Members::without_store(const std::vector<int>& gone) const {
   const auto store = "the store " + address_text(rendezvous_) + " cannot be reached any more";
   // A rank that serves the store and fails in a collective stays until the others have heard why. So if it is
   // gone, it was the first, and those gone with it have followed.
-  if (std::find(gone.begin(), gone.end(), server_rank_) != gone.end())
-    return {server_rank_, gone_text(gone, server_rank_)};
+  const bool with_server = std::find(gone.begin(), gone.end(), server_rank_) != gone.end();
+  if (with_server) return {server_rank_, gone_text(gone, server_rank_)};
   if (gone.size() == 1) return {gone.front(), gone_text(gone, gone.front())};
-  if (gone.size() > 1)
-    return {-1, ranks_text(gone) + " are gone; which was first cannot be told, since " + store};
+  if (gone.size() > 1) return {-1, ranks_text(gone) + " are gone; which was first cannot be told: " + store};
+  if (rendezvous_.store == StoreKind::kFile) return {-1, store};
   if (server_rank_ < 0) return {-1, store + ": the process that served it (torchrun's agent) is gone"};
-  const bool elsewhere = processes_[static_cast<std::size_t>(server_rank_)].machine != self_.machine;
-  if (elsewhere)
+  if (processes_[static_cast<std::size_t>(server_rank_)].machine != self_.machine) {
     return {server_rank_, text_of(server_rank_) + ", which served the store, cannot be reached any more"};
+  }
   return {-1, store + ": " + text_of(server_rank_) + " has closed it"};
 }
 

@@ -38,7 +38,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
   m.def("resolve_rendezvous", [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size,
                                  const std::string& store) {
-    const reef::Rendezvous r = reef::resolve_rendezvous(options_of(rank, world_size, store, "", 0));
+    const reef::Rendezvous r = reef::resolve_rendezvous(options_of(rank, world_size, store, "", 300));
     return std::make_tuple(std::int64_t{r.rank}, std::int64_t{r.world_size}, std::int64_t{r.local_rank},
                            r.source);
   });
