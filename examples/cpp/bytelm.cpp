@@ -158,8 +158,8 @@ void train(const Options& options) {
     optimizer.step();
     state.step = step;
 
-    if (step == pictured_step) save_pictures(ledger->stop_timeline(), options, device);
     report.step_ends(step, nats, ledger ? std::optional(ledger->live(device).total()) : std::nullopt);
+    if (step == pictured_step) save_pictures(ledger->stop_timeline(), options, device);
     if (!leads || step == options.steps) continue;
     if (step % options.eval_every == 0) {
       report.say("step " + std::to_string(step) + "/" + std::to_string(options.steps) + "  " + validate() +

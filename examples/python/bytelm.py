@@ -128,9 +128,9 @@ def train(options: argparse.Namespace) -> None:
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
 
+        report.step_ends(step, nats, sum(ledger.live(device).values()) if ledger else None)
         if step == pictured_step:
             save_pictures(ledger.stop_timeline(), options, device)
-        report.step_ends(step, nats, sum(ledger.live(device).values()) if ledger else None)
         if not leads or step == options.steps:
             continue
         if step % options.eval_every == 0:

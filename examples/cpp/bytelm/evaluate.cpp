@@ -24,8 +24,8 @@ double bits_per_byte(ByteGPT& model, const torch::Tensor& text, const Options& o
 }
 
 std::string sample(ByteGPT& model, const Options& options, torch::Device device) {
-  constexpr double kTemperature =
-      0.8;  // below 1: likelier bytes more often, so that a short training reads well
+  // Below 1: likelier bytes more often, so that a short training reads well.
+  constexpr double kTemperature = 0.8;
   const torch::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(options.seed));
   auto bytes = torch::full({1, 1}, '\n', torch::kLong);
