@@ -1,13 +1,10 @@
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "reef/export.h"
 #include "reef/rendezvous.h"
-
-namespace c10d {
-class ProcessGroup;
-}  // namespace c10d
 
 namespace reef {
 

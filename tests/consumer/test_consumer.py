@@ -1,11 +1,14 @@
 """The three ways in which another project takes Reef: each configures, builds and runs tests/consumer for real."""
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
 BIN = Path(sys.executable).parent
 
@@ -21,34 +24,50 @@ def cache_entry(build_dir, name):
     return found.group(1) if found else ""
 
 
-def build_and_run(root, folder, *arguments):
-    launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={os.environ['REEF_LAUNCHER']}"] if "REEF_LAUNCHER" in os.environ else []
+def as_built(build_dir):
+    """The same configuration and compiler launchers as the build under test."""
+    names = ("CMAKE_BUILD_TYPE", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
+    return {name: cache_entry(build_dir, name) for name in (*names, "REEF_WITH_CUDA")}
+
+
+@pytest.fixture
+def sources(root, tmp_path, monkeypatch):
+    """A copy of the sources. Built in its folder `build`, every path in the compiler's command is the same, relative to
+    the sources, as in the build under test: ccache knows the objects again."""
+    copy = tmp_path / "reef"
+    shutil.copytree(root, copy, ignore=lambda _, names: [n for n in names if re.fullmatch(r"build(-.*)?|\.git|\.venv", n)])
+    monkeypatch.setenv("CCACHE_BASEDIR", str(copy))
+    return copy
+
+
+def build_and_run(root, build_dir, folder, *arguments, **changed):
+    settings = [f"-D{name}={value}" for name, value in (as_built(build_dir) | changed).items()]
     run(BIN / "cmake", "-S", root / "tests" / "consumer", "-B", folder, "-G", "Ninja",
-        "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DREEF_PYTHON={sys.executable}", *launcher, *arguments)
+        f"-DREEF_PYTHON={sys.executable}", *settings, *arguments)
     run(BIN / "cmake", "--build", folder, "--parallel", "2")
     assert "optimizer state" in run(folder / "consumer")
 
 
 def test_installed_package(root, build_dir, tmp_path):
     run(BIN / "cmake", "--install", build_dir, "--prefix", tmp_path / "prefix", "--component", "reef")
-    build_and_run(root, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}")
+    build_and_run(root, build_dir, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}")
 
 
-def test_python_package(root, build_dir, tmp_path):
-    with_cuda = cache_entry(build_dir, "REEF_WITH_CUDA")
+def test_python_package(root, build_dir, sources, tmp_path):
+    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in as_built(build_dir).items()]
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target",
-        site, f"--config-settings=cmake.define.REEF_WITH_CUDA={with_cuda}", root)
+        site, f"--config-settings=build-dir={sources / 'build'}", *settings, sources)
+    (site / "torch").symlink_to(Path(importlib.util.find_spec("torch").origin).parent)  # where pip would have put it
     environment = {**os.environ, "PYTHONPATH": str(site)}
     assert "ledger agrees" in run(sys.executable, "-m", "reef", "doctor", env=environment)
     cmake_dir = run(sys.executable, "-m", "reef", "--cmake-dir", env=environment).strip()
     assert Path(run(sys.executable, "-m", "reef", "--include-dir", env=environment).strip(), "reef/reef.h").exists()
-    build_and_run(root, tmp_path / "build", f"-DReef_DIR={cmake_dir}")
+    build_and_run(root, build_dir, tmp_path / "build", f"-DReef_DIR={cmake_dir}")
 
 
-def test_subdirectory(root, build_dir, tmp_path):
-    with_cuda = cache_entry(build_dir, "REEF_WITH_CUDA")
-    build_and_run(root, tmp_path / "build", f"-DREEF_SOURCE={root}", f"-DREEF_WITH_CUDA={with_cuda}")
+def test_subdirectory_without_cuda(root, build_dir, sources):
+    build_and_run(root, build_dir, sources / "build", f"-DREEF_SOURCE={sources}", REEF_WITH_CUDA="OFF")
 
 
 def test_a_torch_of_another_minor_is_refused_with_a_sentence(root, build_dir, tmp_path):
@@ -67,5 +86,3 @@ def test_a_torch_of_another_minor_is_refused_with_a_sentence(root, build_dir, tm
                          capture_output=True, text=True, timeout=300, check=False)
     assert out.returncode != 0
     assert "fits one minor version only" in " ".join(out.stderr.split())
-
-

@@ -2,7 +2,6 @@
 // says in one line how it ended. tests/python/test_process_group.py starts several of them.
 #include <ATen/ops/full.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <csignal>

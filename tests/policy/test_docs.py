@@ -15,8 +15,8 @@ RUN_ELSEWHERE = {
     "make demo": ".ci/run",
     "make test": ".ci/run",
     "make bench": "by hand, into benchmarks/RESULTS.md",
-    "make sanitize": "by hand",
-    "pip install .": "tests/consumer, by hand",
+    "make sanitize": ".ci/run",
+    "pip install .": "tests/consumer",
 }
 
 

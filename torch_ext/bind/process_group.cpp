@@ -1,7 +1,6 @@
 #include "reef/process_group.h"
 
 #include <torch/library.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "reef/collectives.h"
 #include "reef/error.h"

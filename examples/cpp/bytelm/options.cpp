@@ -29,7 +29,7 @@ po::options_description describe(Options& options) {
   add("batch", number(options.batch), "windows in a step, on each rank");
   add("steps", number(options.steps), "training steps");
   add("optimizer", po::value(&options.optimizer)->default_value(options.optimizer), "adamw or sgd");
-  add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.002"),
+  add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");
   add("threads", po::value(&options.threads), "threads of an operator; by default LibTorch decides");

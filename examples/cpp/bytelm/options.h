@@ -16,14 +16,14 @@ struct Options {
   std::int64_t depth = 4;
   std::int64_t heads = 4;
   std::int64_t context = 128;
-  std::int64_t batch = 16;  ///< windows in a step of one rank
-  std::int64_t steps = 600;
+  std::int64_t batch = 8;  ///< windows in a step of one rank
+  std::int64_t steps = 1200;
   std::string optimizer = "adamw";
-  double learning_rate = 2e-3;  ///< at the end of the warm-up
+  double learning_rate = 3e-3;  ///< at the end of the warm-up
   std::int64_t seed = 0;
   std::int64_t threads = 0;  ///< 0: as many as LibTorch takes by itself
   std::string device = "cpu";
-  std::int64_t eval_every = 100;
+  std::int64_t eval_every = 200;
   std::int64_t sample = 400;
   std::string save;             ///< "": nothing is saved
   std::int64_t save_every = 0;  ///< 0: at the end only
