@@ -1,0 +1,136 @@
+#include "tier/disk.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "reef/error.h"
+#include "tier/block_workers.h"
+#include "tier/extents.h"
+
+namespace reef {
+namespace {
+
+std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + SwapFile::kAlignment - 1) / SwapFile::kAlignment * SwapFile::kAlignment;
+}
+
+class DiskTier final : public Tier {
+ public:
+  DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
+      : file_(std::move(file)),
+        block_bytes_(options.block_bytes),
+        workers_(options.threads, options.block_bytes, SwapFile::kAlignment) {
+    use_.capacity_bytes = options.capacity_bytes;
+  }
+
+  std::string name() const override { return "disk"; }
+
+  std::optional<Slot> take(std::uint64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t room = aligned(bytes);
+    if (room > use_.capacity_bytes - use_.used_bytes) return std::nullopt;
+    file_->reserve(std::max(extents_.end(), extents_.peek(room) + room));
+    const Slot slot = next_slot_++;
+    places_.emplace(
+        slot, Place{extents_.take(room), bytes, std::vector<XXH64_hash_t>((bytes - 1) / block_bytes_ + 1)});
+    use_.used_bytes += room;
+    use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
+    return slot;
+  }
+
+  void give_back(Slot slot) noexcept override {
+    const std::lock_guard lock(mutex_);
+    const auto found = places_.find(slot);
+    if (found == places_.end()) return;
+    const Place& place = found->second;
+    extents_.give_back(place.offset, aligned(place.bytes));
+    use_.used_bytes -= aligned(place.bytes);
+    places_.erase(found);
+  }
+
+  void write(Slot slot, const void* data) override {
+    Place& place = find(slot);
+    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+      const std::uint64_t begin = index * block_bytes_;
+      const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
+      std::memcpy(block, static_cast<const char*>(data) + begin, bytes);
+      std::memset(static_cast<char*>(block) + bytes, 0, aligned(bytes) - bytes);
+      place.hashes[index] = XXH3_64bits(block, bytes);
+      file_->write(block, aligned(bytes), place.offset + begin);
+    });
+    const std::lock_guard lock(mutex_);
+    use_.written_bytes += place.bytes;
+  }
+
+  void read(Slot slot, void* data) override {
+    Place& place = find(slot);
+    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+      const std::uint64_t begin = index * block_bytes_;
+      const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
+      file_->read(block, aligned(bytes), place.offset + begin);
+      if (XXH3_64bits(block, bytes) != place.hashes[index]) {
+        throw FileError(
+            "swap file in '" + file_->directory() + "': " + std::to_string(bytes) + " bytes at offset " +
+                std::to_string(place.offset + begin) +
+                " are not what was written there; the disk or something else changed them, so this run "
+                "cannot go on: start again from a checkpoint, on another disk",
+            file_->directory());
+      }
+      std::memcpy(static_cast<char*>(data) + begin, block, bytes);
+    });
+    const std::lock_guard lock(mutex_);
+    use_.read_bytes += place.bytes;
+  }
+
+  TierUse use() const override {
+    const std::lock_guard lock(mutex_);
+    return use_;
+  }
+
+ private:
+  struct Place {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::vector<XXH64_hash_t> hashes;  ///< one a block
+  };
+
+  Place& find(Slot slot) {
+    const std::lock_guard lock(mutex_);
+    return places_.at(slot);  // stays where it is when others come and go
+  }
+
+  std::unique_ptr<SwapFile> file_;
+  std::uint64_t block_bytes_;
+  mutable std::mutex mutex_;
+  Extents extents_;
+  std::unordered_map<Slot, Place> places_;
+  Slot next_slot_ = 0;
+  TierUse use_;
+  BlockWorkers workers_;
+};
+
+}  // namespace
+
+std::shared_ptr<Tier> disk_tier_on(std::unique_ptr<SwapFile> file, const DiskTierOptions& options) {
+  if (options.block_bytes == 0 || options.block_bytes % SwapFile::kAlignment != 0) {
+    throw ConfigError("disk tier: block_bytes is " + std::to_string(options.block_bytes) +
+                      "; give a multiple of 4096");
+  }
+  if (options.threads < 1) {
+    throw ConfigError("disk tier: " + std::to_string(options.threads) +
+                      " threads asked for; give at least 1");
+  }
+  return std::make_shared<DiskTier>(std::move(file), options);
+}
+
+std::shared_ptr<Tier> disk_tier(const DiskTierOptions& options) {
+  return disk_tier_on(std::make_unique<SwapFile>(options.directory, options.direct), options);
+}
+
+}  // namespace reef

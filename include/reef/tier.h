@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "reef/export.h"
+
+namespace reef {
+
+struct TierUse {
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t used_bytes = 0;  ///< taken and not given back, rounding included
+  std::uint64_t peak_bytes = 0;
+  std::uint64_t written_bytes = 0;  ///< of pages, since the tier was made
+  std::uint64_t read_bytes = 0;
+};
+
+/// Where the bytes of a page are kept while it is not in its device's memory. Pages go in and come back
+/// whole. Any thread may call; two calls for one slot must not overlap.
+class REEF_API Tier {
+ public:
+  using Slot = std::uint64_t;
+
+  virtual ~Tier() = default;
+  virtual std::string name() const = 0;  ///< "host", "disk"
+
+  /// A place for `bytes` > 0; nullopt if the tier's capacity has no room for it. Throws FileError where the
+  /// room was promised by the capacity but the file system refuses it.
+  virtual std::optional<Slot> take(std::uint64_t bytes) = 0;
+  virtual void give_back(Slot slot) noexcept = 0;
+
+  /// Copies the slot's bytes from, or to, host memory; returns when done. Throws FileError; a slot whose
+  /// write failed holds nothing.
+  virtual void write(Slot slot, const void* data) = 0;
+  virtual void read(Slot slot, void* data) = 0;
+
+  virtual TierUse use() const = 0;
+};
+
+/// Plain host memory, each page in a block of its own size.
+REEF_API std::shared_ptr<Tier> host_tier(std::uint64_t capacity_bytes);
+
+struct DiskTierOptions {
+  std::string directory;
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t block_bytes = std::uint64_t{4}
+                              << 20;  ///< read, written and hashed as one; a multiple of 4096
+  int threads = 2;                    ///< each holds one block of host memory
+  bool direct = true;                 ///< past the page cache (O_DIRECT) where the file system allows it
+};
+
+/// A file in `options.directory`, without a name and readable by nobody else, gone when the process ends
+/// however it ends. Every block is hashed (XXH3, 64 bits) when written and verified when read. Throws
+/// ConfigError (options) and FileError (the directory).
+REEF_API std::shared_ptr<Tier> disk_tier(const DiskTierOptions& options);
+
+}  // namespace reef
