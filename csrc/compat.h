@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
 /// What differs between the versions of LibTorch that Reef supports, and nothing else.
@@ -12,3 +13,26 @@
 #else
 #define REEF_OVERRIDE_SINCE_2_15
 #endif
+
+namespace reef::compat {
+
+/// Undoes StorageImpl::release_data_and_set_meta_custom_data_ptr_error_msg_, for which 2.11 and 2.12 have no
+/// function.
+#if REEF_TORCH >= 213
+inline void clear_access_error(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+#else
+// An explicit instantiation may name a private member.
+template <bool c10::StorageImpl::*kFlag>
+struct AccessFlag {
+  friend bool& access_flag(c10::StorageImpl& storage) { return storage.*kFlag; }
+};
+bool& access_flag(c10::StorageImpl& storage);
+template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+inline void clear_access_error(c10::StorageImpl& storage) {
+  access_flag(storage) = false;
+  storage.get_extra_meta().custom_data_ptr_error_msg_ = std::nullopt;
+  storage.set_data_ptr_noswap(std::move(storage._mutable_data_ptr_no_checks()));  // looks at the flags again
+}
+#endif
+
+}  // namespace reef::compat

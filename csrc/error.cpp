@@ -14,6 +14,9 @@ ConfigError::ConfigError(const std::string& message) : c10::ValueError(here("Con
 FileError::FileError(const std::string& message, std::string path, int error_number)
     : c10::Error(here("FileError"), message), path_(std::move(path)), error_number_(error_number) {}
 
+BudgetError::BudgetError(const std::string& message, std::uint64_t smallest_budget_bytes)
+    : c10::OutOfMemoryError(here("BudgetError"), message), smallest_budget_bytes_(smallest_budget_bytes) {}
+
 ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
     : c10::DistError(here("ProcessGroupError"), message), rank_(rank) {}
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "ledger/allocation_gate.h"
 #include "ledger/blocks.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
@@ -15,12 +16,14 @@ namespace {
 
 // Deleters are plain functions, so what they need is of the process, not of an object.
 std::atomic<std::int64_t> live_bytes{0};
+std::atomic<AllocationGate*> gate{nullptr};
 c10::Allocator* wrapped = nullptr;
 c10::DeleterFnPtr wrapped_delete = nullptr;
 
 // Also meets pointers it never issued: libraries free through the allocator of the day what was allocated
 // before.
 void count_and_delete(void* data) {
+  if (AllocationGate* closed = gate.load(std::memory_order_acquire)) closed->freed(data);
   live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
   wrapped_delete(data);
 }
@@ -33,6 +36,30 @@ void count_birth(const void* data, std::size_t bytes) {
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    AllocationGate* const closed = bytes > 0 ? gate.load(std::memory_order_acquire) : nullptr;
+    const Reservation reservation(closed, bytes);
+    return counted(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &count_and_delete; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  // What the gate let through, until it is counted or has failed.
+  struct Reservation {
+    Reservation(AllocationGate* closed, std::size_t size)
+        : gate_of(closed != nullptr && closed->before_allocate(size) ? closed : nullptr), bytes(size) {}
+    ~Reservation() {
+      if (gate_of != nullptr) gate_of->after_allocate(bytes);
+    }
+    Reservation(const Reservation&) = delete;
+    Reservation& operator=(const Reservation&) = delete;
+    AllocationGate* gate_of;
+    std::size_t bytes;
+  };
+
+  static c10::DataPtr counted(std::size_t bytes) {
     c10::DataPtr block = wrapped->allocate(bytes);
     void* const data = block.get();
     if (data == nullptr || bytes == 0) return block;
@@ -40,13 +67,8 @@ class CountingAllocator final : public c10::Allocator {
     // block.
     const c10::Device device = block.device();
     block.release_context();
-    c10::DataPtr counted{data, data, &count_and_delete, device};
     count_birth(data, bytes);
-    return counted;
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &count_and_delete; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    default_copy_data(to, from, bytes);
+    return {data, data, &count_and_delete, device};
   }
 };
 
@@ -68,6 +90,8 @@ void install_counting_allocator() {
   }();
   (void)installed;
 }
+
+void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memory_order_release); }
 
 std::int64_t allocator_live_bytes() { return live_bytes.load(std::memory_order_relaxed); }
 

@@ -1,9 +1,7 @@
 #include "ledger/observe.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstring>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "ledger/birth.h"
 #include "ledger/blocks.h"
 #include "ledger/watch.h"
+#include "observer/call.h"
 #include "observer/operator_table.h"
 
 namespace reef {
@@ -29,37 +28,16 @@ Category birth_category() {
 
 namespace {
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
-// Calls `visit` with every tensor among `value` until it returns true; says whether it did.
-template <class Visit>
-bool any_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) return visit(value.toTensor());
-  if (!value.isList()) return false;
-  for (const c10::IValue& element : value.toListRef()) {
-    if (element.isTensor() && visit(element.toTensor())) return true;
-  }
-  return false;
-}
-
 const void* data_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
 }
 
-bool records_gradient(const at::RecordFunction& call) {
-  if (!c10::GradMode::is_enabled()) return false;
-  for (const c10::IValue& input : call.inputs()) {
-    if (any_tensor(input, [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) return true;
-  }
-  return false;
-}
-
 // An optimizer's step is the writing of parameters with grad mode off, outside backward.
 void announce_written_parameters(const Operator& op, const at::RecordFunction& call) {
   const auto inputs = call.inputs();
-  for (std::size_t i = 0; i < inputs.size() && op.writes_arguments >> i != 0; ++i) {
-    if ((op.writes_arguments >> i & 1) == 0) continue;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!op.writes(i)) continue;
     any_tensor(inputs[i], [](const at::Tensor& t) {
       const void* data = data_of(t);
       if (data != nullptr && Blocks::instance().category_of(data) == Category::kParameter)

@@ -1,5 +1,6 @@
 #include "observer/operator_table.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 
@@ -29,6 +30,30 @@ bool is_of(const Entry& entry, std::string_view name, std::string_view overload)
   return entry.op.name == name && entry.overload == overload;
 }
 
+// Schemas of LibTorch's own operators tell the truth about what is written, except for batch norm's
+// statistics. Of others nothing is known.
+bool may_write(const c10::FunctionSchema& schema, std::size_t argument) {
+  const c10::Argument& what = schema.arguments()[argument];
+  if (what.alias_info() != nullptr && what.alias_info()->isWrite()) return true;
+  if (what.name() == "running_mean" || what.name() == "running_var") return true;
+  return !schema.name().starts_with("aten::") && !schema.name().starts_with("prims::");
+}
+
+// A kernel that only calls other operators: it is registered for no backend.
+bool is_composite(const c10::FunctionSchema& schema) {
+  const auto op = c10::Dispatcher::singleton().findSchema(schema.operator_name());
+  return op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
+// Every result shares an argument's memory and nothing is written.
+bool is_view(const c10::FunctionSchema& schema) {
+  const auto aliases = [](const c10::Argument& what) {
+    return what.alias_info() != nullptr && !what.alias_info()->isWrite();
+  };
+  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), aliases);
+}
+
 Entry* describe(const at::RecordFunction& call, std::string_view name, std::string_view overload) {
   auto* entry = new Entry{std::string(overload), {}};
   Operator& op = entry->op;
@@ -37,12 +62,12 @@ Entry* describe(const at::RecordFunction& call, std::string_view name, std::stri
   const auto schema = call.operator_schema();
   if (!schema) return entry;
   op.is_operator = true;
+  op.makes_alike = name.ends_with("_like") || name == "aten::clone";
   op.is_collective = name.starts_with("c10d::");
-  const std::size_t arguments = std::min<std::size_t>(schema->arguments().size(), 64);
-  for (std::size_t i = 0; i < arguments; ++i) {
-    const auto* alias = schema->arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) op.writes_arguments |= std::uint64_t{1} << i;
+  for (std::size_t i = 0; i < schema->arguments().size(); ++i) {
+    if (may_write(*schema, i)) op.writes_arguments |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
   }
+  op.touches_memory = !is_composite(*schema) && !is_view(*schema);
   return entry;
 }
 

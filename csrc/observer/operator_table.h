@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -16,7 +18,13 @@ struct Operator {
   std::string name_in_backward;        ///< "aten::add_ (backward)"
   bool is_operator = false;            ///< false: a named range without a schema, such as autograd's own
   bool is_collective = false;          ///< of the c10d namespace
-  std::uint64_t writes_arguments = 0;  ///< bit i: the schema says that argument i is written
+  bool touches_memory = false;         ///< false: a view, or composed of other operators, which are observed
+  bool makes_alike = false;            ///< zeros_like, clone and so on: the result is of the argument's kind
+  std::uint64_t writes_arguments = 0;  ///< bit i: argument i is written; the last bit is for all after it too
+
+  bool writes(std::size_t argument) const {
+    return (writes_arguments >> std::min<std::size_t>(argument, 63) & 1) != 0;
+  }
 };
 
 /// Looked up by name and overload, first in a table of this thread, then in the process's. About 30 ns.

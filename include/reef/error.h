@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdint>
 #include <exception>
 #include <string>
 
@@ -30,6 +31,18 @@ class REEF_API FileError : public c10::Error {
  private:
   std::string path_;
   int error_number_;
+};
+
+/// Memory did not suffice within a budget. The text contains " out of memory.", by which programs know such
+/// errors.
+class REEF_API BudgetError : public c10::OutOfMemoryError {
+ public:
+  BudgetError(const std::string& message, std::uint64_t smallest_budget_bytes);
+  /// The least budget with which what failed would have gone on.
+  std::uint64_t smallest_budget_bytes() const { return smallest_budget_bytes_; }
+
+ private:
+  std::uint64_t smallest_budget_bytes_;
 };
 
 /// The process group could not be brought up on this rank.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "reef/budget.h"
 #include "reef/build_info.h"
 #include "reef/bytes.h"
 #include "reef/category.h"
@@ -9,4 +10,7 @@
 #include "reef/numerics.h"
 #include "reef/process_group.h"
 #include "reef/rendezvous.h"
+#include "reef/swap.h"
+#include "reef/tier.h"
 #include "reef/timeline.h"
+#include "reef/trace.h"

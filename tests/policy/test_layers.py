@@ -2,7 +2,7 @@
 
 0  pure        standard library, Boost and c10's exceptions; nothing that needs a tensor
 1  mechanism   Torch
-2  capability  (none yet) never include each other
+2  capability  never include each other
 3  face        torch_ext, examples: public headers only
 """
 
@@ -11,17 +11,26 @@ from pathlib import Path
 
 LAYER_0 = {
     "include/reef/bytes.h", "include/reef/category.h", "include/reef/error.h", "include/reef/export.h",
-    "include/reef/rendezvous.h", "include/reef/timeline.h",
+    "include/reef/rendezvous.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
     "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/json.cpp", "csrc/json.h", "csrc/utf8.h",
-    "csrc/distributed/rendezvous.cpp",
+    "csrc/distributed/rendezvous.cpp", "csrc/trace.cpp",
 }  # fmt: skip
-LAYER_0_FOLDERS = {"csrc/timeline"}
+LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
+CAPABILITIES = {"budget"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
+def capability(path: str) -> str | None:
+    """The capability that the file belongs to: csrc/<it>/ and include/reef/<it>.h."""
+    name = Path(path).stem if path.startswith("include/reef/") else Path(path).parent.name
+    return name if name in CAPABILITIES else None
+
+
 def layer(path: str) -> int:
-    if path.startswith(("torch_ext/", "examples/", "benchmarks/")):
+    if path.startswith(("torch_ext/", "examples/", "benchmarks/")) or path == "include/reef/reef.h":
         return 3
+    if capability(path):
+        return 2
     return 0 if path in LAYER_0 or str(Path(path).parent) in LAYER_0_FOLDERS else 1
 
 
@@ -55,6 +64,8 @@ def test_includes_go_down(root):
         for quote, name, target in included(root, path):
             if target is not None and (root / target).exists() and layer(target) > layer(own):
                 wrong.append(f"{own} includes {name}")
+            if target is not None and capability(own) and capability(target) not in {None, capability(own)}:
+                wrong.append(f"{own}, a capability, includes another: {name}")
             if layer(own) == 0 and target is None and name.startswith(("ATen/", "torch/", "c10/")):
                 if name != "c10/util/Exception.h":
                     wrong.append(f"{own} is pure but includes {name}")

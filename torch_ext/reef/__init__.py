@@ -4,6 +4,7 @@ What C++ users reach through ``reef::reef`` is here under the same names; both r
 """
 
 from ._library import BuildInfo, build_info, cmake_dir, include_dir
+from .budget import Budget, BudgetError, BudgetUse, Tier, TierUse, budget, disk_tier, host_tier, pin, unpin
 from .bytes import format_bytes, parse_bytes
 from .collectives import all_reduce, barrier, broadcast
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
@@ -14,22 +15,32 @@ __version__: str = build_info().version
 
 __all__ = [
     "CATEGORIES",
+    "Budget",
+    "BudgetError",
+    "BudgetUse",
     "BuildInfo",
     "Ledger",
     "Peak",
     "Rendezvous",
+    "Tier",
+    "TierUse",
     "Timeline",
     "all_reduce",
     "allocator_live_bytes",
     "barrier",
     "broadcast",
+    "budget",
     "build_info",
     "category_scope",
     "cmake_dir",
     "count_nonfinite",
+    "disk_tier",
     "format_bytes",
+    "host_tier",
     "include_dir",
     "init_process_group",
     "parse_bytes",
+    "pin",
     "resolve_rendezvous",
+    "unpin",
 ]

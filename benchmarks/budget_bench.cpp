@@ -1,0 +1,192 @@
+// What a budget costs: nanoseconds per operator with nothing to move, the time of a training step against the
+// budget on two models and two tiers, and the disk tier's bandwidth against plain O_DIRECT copies of the same
+// file system.
+#include <fcntl.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "bytelm/model.h"
+#include "harness.h"
+#include "reef/budget.h"
+#include "reef/error.h"
+
+namespace {
+
+using reef::bench::in_turn;
+using reef::bench::print;
+using reef::bench::Variant;
+
+constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 50;
+
+// In-place addition on one element: one operator a call and no allocation.
+void operators() {
+  constexpr int kCount = 50'000;
+  at::Tensor t = at::zeros({1});
+  const torch::NoGradGuard no_grad;
+  std::optional<reef::Ledger> ledger;
+  std::optional<reef::Budget> budget;
+  const auto run = [&] {
+    for (int i = 0; i < kCount; ++i) t.add_(1);
+  };
+  print("budget/operator (aten::add_, one element)",
+        in_turn({{"plain", {}, run, {}},
+                 {"ledger alone", [&] { ledger.emplace(); }, run, [&] { ledger.reset(); }},
+                 {"budget without limit", [&] { budget.emplace(kUnlimited); }, run, [&] { budget.reset(); }}},
+                21, kCount),
+        "ns");
+}
+
+struct Training {
+  std::string name;
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;
+};
+
+Training byte_gpt() {
+  const bytelm::Options options;
+  bytelm::ByteGPT model(options);
+  const at::Tensor windows = torch::randint(256, {options.batch, options.context + 1}, torch::kLong);
+  return {"byte GPT", model.ptr(), [=]() mutable { return bytelm::next_byte_loss(model, windows); }};
+}
+
+struct ResidualImpl : torch::nn::Module {
+  explicit ResidualImpl(std::int64_t width)
+      : conv(
+            register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(width, width, 3).padding(1)))),
+        norm(register_module("norm", torch::nn::BatchNorm2d(width))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + torch::relu(norm->forward(conv->forward(x))); }
+  torch::nn::Conv2d conv;
+  torch::nn::BatchNorm2d norm;
+};
+TORCH_MODULE(Residual);
+
+Training residual_net() {
+  torch::nn::Sequential net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 32, 3).padding(1)));
+  for (int i = 0; i < 12; ++i) net->push_back(Residual(32));
+  net->push_back(torch::nn::AdaptiveAvgPool2d(torch::nn::AdaptiveAvgPool2dOptions(1)));
+  net->push_back(torch::nn::Flatten());
+  net->push_back(torch::nn::Linear(32, 10));
+  const at::Tensor images = torch::randn({16, 3, 32, 32});
+  const at::Tensor labels = torch::randint(10, {16}, torch::kLong);
+  return {"residual net", net.ptr(),
+          [=]() mutable { return torch::nn::functional::cross_entropy(net->forward(images), labels); }};
+}
+
+std::shared_ptr<reef::Tier> host() { return reef::host_tier(kUnlimited); }
+std::shared_ptr<reef::Tier> disk() {
+  return reef::disk_tier(
+      {.directory = std::filesystem::current_path().string(), .capacity_bytes = std::uint64_t{1} << 34});
+}
+
+// A step under ever smaller budgets, in turn with the plain one.
+void training(const Training& job) {
+  torch::optim::AdamW optimizer(job.module->parameters(), torch::optim::AdamWOptions(1e-3));
+  const auto steps = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      optimizer.zero_grad();
+      job.loss().backward();
+      optimizer.step();
+    }
+  };
+  std::uint64_t peak_bytes = 0;
+  {
+    reef::Ledger ledger;
+    ledger.watch(*job.module);
+    steps(1);
+    ledger.reset_peak();
+    steps(1);
+    peak_bytes = static_cast<std::uint64_t>(ledger.peak().bytes.total());
+  }
+  std::optional<reef::Budget> budget;
+  const auto begin = [&](std::uint64_t bytes, std::shared_ptr<reef::Tier> tier) {
+    budget.emplace(bytes, std::vector<const torch::nn::Module*>{job.module.get()},
+                   reef::BudgetOptions{.device = c10::kCPU, .tiers = {std::move(tier)}});
+  };
+  // The least that runs, found by running.
+  const auto feasible = [&](std::uint64_t bytes) {
+    for (;;) {
+      try {
+        begin(bytes, host());
+        steps(2);
+        budget.reset();
+        return bytes;
+      } catch (const c10::Error&) {
+        bytes = std::max(bytes + bytes / 64, budget ? budget->use().minimum_bytes : 0);
+        budget.reset();
+      }
+    }
+  };
+  constexpr int kSteps = 2;
+  std::vector<Variant> variants{{"plain", {}, [&] { steps(kSteps); }, {}}};
+  for (const int percent : {100, 75, 50, 33, 25}) {
+    const std::uint64_t bytes = feasible(peak_bytes * static_cast<std::uint64_t>(percent) / 100);
+    const std::string part = std::to_string((100 * bytes + peak_bytes / 2) / peak_bytes) + " percent";
+    variants.push_back({"host tier, " + part, [=] { begin(bytes, host()); }, [=] { steps(kSteps); },
+                        [&] { budget.reset(); }});
+    if (percent == 50) {
+      variants.push_back({"disk tier, " + part, [=] { begin(bytes, disk()); }, [=] { steps(kSteps); },
+                          [&] { budget.reset(); }});
+    }
+  }
+  print("budget/step of " + job.name + " (natural peak " + std::to_string(peak_bytes >> 20) + " MiB)",
+        in_turn(variants, 7, kSteps * 1e6), "ms");
+}
+
+// 256 MiB in pages of 32 MiB through the tier, and as plain aligned transfers of 4 MiB on one thread.
+void disk_bandwidth() {
+  constexpr std::uint64_t kPage = std::uint64_t{32} << 20;
+  constexpr int kPages = 8;
+  constexpr std::uint64_t kBlock = std::uint64_t{4} << 20;
+  const auto memory = std::unique_ptr<char, decltype(&std::free)>(
+      static_cast<char*>(std::aligned_alloc(4096, kPage)), &std::free);
+  std::fill(memory.get(), memory.get() + kPage, 'x');
+  const auto tier = disk();
+  std::vector<reef::Tier::Slot> slots;
+  for (int i = 0; i < kPages; ++i) slots.push_back(*tier->take(kPage));
+  const int file = ::open(".", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
+  if (file < 0) return;
+  const auto plainly = [&](const auto& transfer) {
+    for (std::uint64_t at = 0; at < kPages * kPage; at += kBlock) {
+      if (transfer(file, memory.get(), kBlock, static_cast<off_t>(at)) != static_cast<ssize_t>(kBlock))
+        std::abort();
+    }
+  };
+  print("budget/disk write, 256 MiB",
+        in_turn({{"plain O_DIRECT", {}, [&] { plainly(::pwrite); }, {}},
+                 {"disk tier",
+                  {},
+                  [&] {
+                    for (const auto slot : slots) tier->write(slot, memory.get());
+                  },
+                  {}}},
+                5, 1e6),
+        "ms");
+  print("budget/disk read, 256 MiB",
+        in_turn({{"plain O_DIRECT", {}, [&] { plainly(::pread); }, {}},
+                 {"disk tier",
+                  {},
+                  [&] {
+                    for (const auto slot : slots) tier->read(slot, memory.get());
+                  },
+                  {}}},
+                5, 1e6),
+        "ms");
+  ::close(file);
+}
+
+}  // namespace
+
+int main() {
+  torch::manual_seed(0);
+  torch::set_num_threads(1);
+  operators();
+  disk_bandwidth();
+  training(byte_gpt());
+  training(residual_net());
+}

@@ -1,0 +1,126 @@
+#include "reef/budget.h"
+
+#include <torch/nn/module.h>
+
+#include <limits>
+#include <sstream>
+
+#include "page/observe_pages.h"
+#include "page/pager.h"
+#include "reef/bytes.h"
+#include "reef/error.h"
+
+namespace reef {
+
+struct Budget::State {
+  Ledger ledger;
+  std::unique_ptr<PageObservation> observation;
+};
+
+namespace {
+
+std::vector<at::Tensor> tensors_of(const std::vector<const torch::nn::Module*>& modules) {
+  std::vector<at::Tensor> tensors;
+  for (const torch::nn::Module* module : modules) {
+    for (const at::Tensor& parameter : module->parameters()) tensors.push_back(parameter);
+    for (const at::Tensor& buffer : module->buffers()) tensors.push_back(buffer);
+  }
+  return tensors;
+}
+
+std::vector<std::shared_ptr<Tier>> tiers_of(BudgetOptions& options) {
+  if (!options.device.is_cpu()) {
+    throw ConfigError("Budget: there is no budget for " + options.device.str() + "; only for cpu");
+  }
+  if (options.tiers.empty()) options.tiers.push_back(host_tier(std::numeric_limits<std::int64_t>::max()));
+  return std::move(options.tiers);
+}
+
+}  // namespace
+
+Budget::Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>& modules,
+               BudgetOptions options)
+    : Budget(bytes, tensors_of(modules), std::move(options)) {}
+
+Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->ledger.watch(tensors);
+  Pager& pager = Pager::cpu();
+  pager.start(std::numeric_limits<std::int64_t>::max(), tiers_of(options));
+  try {
+    for (const at::Tensor& tensor : tensors) {
+      pager.adopt(tensor);
+      if (tensor.requires_grad()) pager.adopt(tensor.grad());
+    }
+    pager.set_budget_bytes(bytes);
+  } catch (...) {
+    pager.stop();
+    throw;
+  }
+  pager.reset_counts();
+  state_->ledger.reset_peak();
+  state_->observation = std::make_unique<PageObservation>();
+}
+
+Budget::~Budget() {
+  try {
+    end();
+  } catch (const std::exception&) {
+    state_->observation.reset();
+    Pager::cpu().abandon();  // whoever accesses a page that could not be read is told
+  }
+}
+
+void Budget::end() {
+  if (!state_->observation) return;
+  Pager::cpu().stop();
+  state_->observation.reset();
+}
+
+void Budget::set_bytes(std::uint64_t bytes) { Pager::cpu().set_budget_bytes(bytes); }
+
+BudgetUse Budget::use() const {
+  const PagerCounts counts = Pager::cpu().counts();
+  return {.budget_bytes = Pager::cpu().budget_bytes(),
+          .live_bytes = static_cast<std::uint64_t>(state_->ledger.live().total()),
+          .peak_bytes = static_cast<std::uint64_t>(state_->ledger.peak().bytes.total()),
+          .minimum_bytes = counts.minimum_bytes,
+          .faults = counts.faults,
+          .evictions = counts.evictions,
+          .clean_evictions = counts.clean_evictions,
+          .bytes_in = counts.bytes_in,
+          .bytes_out = counts.bytes_out,
+          .waited_seconds = counts.waited_seconds};
+}
+
+void Budget::reset_use() {
+  Pager::cpu().reset_counts();
+  state_->ledger.reset_peak();
+}
+
+Ledger& Budget::ledger() { return state_->ledger; }
+
+std::string Budget::report() const {
+  const BudgetUse now = use();
+  std::ostringstream text;
+  const auto line = [&](const char* what, const std::string& value) {
+    text << what << std::string(28 - std::string_view(what).size(), ' ') << value << '\n';
+  };
+  line("budget", format_bytes(static_cast<std::int64_t>(now.budget_bytes)));
+  line("peak", format_bytes(static_cast<std::int64_t>(now.peak_bytes)));
+  line("least that would do", format_bytes(static_cast<std::int64_t>(now.minimum_bytes)));
+  line("pages brought back",
+       std::to_string(now.faults) + ", " + format_bytes(static_cast<std::int64_t>(now.bytes_in)));
+  line("pages that left", std::to_string(now.evictions) + ", " + std::to_string(now.clean_evictions) +
+                              " of them clean, " + format_bytes(static_cast<std::int64_t>(now.bytes_out)) +
+                              " written");
+  text.precision(3);
+  text << std::fixed;
+  text << "waited" << std::string(22, ' ') << now.waited_seconds << " s\n";
+  return text.str();
+}
+
+void pin(const at::Tensor& tensor) { Pager::cpu().pin(tensor); }
+void unpin(const at::Tensor& tensor) { Pager::cpu().unpin(tensor); }
+
+}  // namespace reef

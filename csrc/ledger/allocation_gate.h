@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+
+namespace reef {
+
+/// Stands before the counting allocator's memory. Called on any thread, outside every lock of the ledger.
+class AllocationGate {
+ public:
+  /// May make room, and throws to refuse. True: after_allocate() must follow, whatever the allocation comes
+  /// to.
+  virtual bool before_allocate(std::size_t bytes) = 0;
+  virtual void after_allocate(std::size_t bytes) noexcept = 0;
+  /// `data` is about to go back to the system.
+  virtual void freed(const void* data) noexcept = 0;
+
+ protected:
+  ~AllocationGate() = default;
+};
+
+/// nullptr opens the gate. A gate must outlive the process: blocks are freed until its end.
+void set_allocation_gate(AllocationGate* gate);
+
+}  // namespace reef

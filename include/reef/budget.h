@@ -1,0 +1,96 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reef/export.h"
+#include "reef/ledger.h"
+#include "reef/tier.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace reef {
+
+struct BudgetOptions {
+  /// What the budget is for. Only the CPU so far.
+  c10::Device device = c10::kCPU;
+  /// Where pages go, the first with room. Empty: host memory without a limit.
+  std::vector<std::shared_ptr<Tier>> tiers;
+};
+
+/// What a budget has done so far.
+struct BudgetUse {
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t live_bytes = 0;
+  std::uint64_t peak_bytes = 0;  ///< largest number of bytes alive at once
+  std::uint64_t minimum_bytes =
+      0;                     ///< the largest working set met, with what cannot leave: the least that would do
+  std::uint64_t faults = 0;  ///< pages brought back
+  std::uint64_t evictions = 0;        ///< pages that left
+  std::uint64_t clean_evictions = 0;  ///< of these, without being written: the tier still had them
+  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_out = 0;
+  double waited_seconds = 0;  ///< spent on moving pages by the threads that needed them
+};
+
+/// While it lives, the bytes that LibTorch's allocator has handed out on the device stay within `bytes`, at
+/// every allocation, and the program computes what it would have computed: bit for bit, since pages are only
+/// moved.
+///
+/// Pages are the storages of parameters, gradients, optimizer states, and of what recorded operators read and
+/// make, of 1 KiB or more. They leave when room is wanted, the least recently used first, and come back
+/// before the operator that needs them. Never moved: storages that did not come from LibTorch's allocator
+/// (from_blob, shared between processes), those that numpy() has been called on, those pinned, and everything
+/// that no recorded operator touched. Code that keeps raw pointers (data_ptr(), an accessor) over other
+/// operators must pin() the tensor.
+///
+/// If an operator's working set does not fit, BudgetError is thrown inside it, before it writes anything;
+/// where the operator allocates nothing it is a c10::Error with the same text. Errors of a tier surface
+/// likewise. Training may go on after set_bytes().
+///
+/// One budget for a device at a time. Thread-safe.
+class REEF_API Budget {
+ public:
+  /// Adopts the parameters and buffers of `modules`, so that they can leave from the start. Throws
+  /// ConfigError, and BudgetError if what cannot leave already exceeds `bytes`.
+  explicit Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>& modules = {},
+                  BudgetOptions options = {});
+  /// The same with tensors.
+  Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options = {});
+  /// Brings every page back, as end() does; pages that could not be read stay away, and throw when accessed.
+  ~Budget();
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  /// Ends the budget: every page comes back. Throws what a tier threw (FileError); then the budget is still
+  /// in force, without a limit, and end() may be tried again. Once it has ended, a call does nothing.
+  void end();
+
+  /// Throws BudgetError, and keeps the old one, if what cannot leave exceeds `bytes`.
+  void set_bytes(std::uint64_t bytes);
+
+  BudgetUse use() const;
+  /// A text table of use().
+  std::string report() const;
+  /// Peaks, counts and the minimum begin anew.
+  void reset_use();
+
+  /// Counts what is alive under this budget; watch() an optimizer to have its state told apart.
+  Ledger& ledger();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Keeps `tensor`'s page in memory until as many calls of unpin(). Without effect on what is not a page.
+REEF_API void pin(const at::Tensor& tensor);
+REEF_API void unpin(const at::Tensor& tensor);
+
+}  // namespace reef

@@ -1,0 +1,249 @@
+// What goes wrong under a budget ends in one error, and everything is whole afterwards.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reef/budget.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+constexpr std::uint64_t kMany = std::uint64_t{1} << 40;
+
+torch::nn::Sequential deep_net() {
+  torch::nn::Sequential layers;
+  for (int i = 0; i < 8; ++i) {
+    layers->push_back(torch::nn::Linear(64, 64));
+    layers->push_back(torch::nn::Tanh());
+  }
+  return layers;
+}
+
+std::vector<at::Tensor> copies(const torch::nn::Module& module) {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& parameter : module.parameters()) tensors.push_back(parameter.detach().clone());
+  return tensors;
+}
+
+void put(const std::vector<at::Tensor>& values, const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  const auto parameters = module.parameters();
+  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
+}
+
+void sgd_step(torch::nn::Sequential& net) {
+  net->zero_grad();
+  net->forward(torch::ones({64, 64})).pow(2).mean().backward();
+  const torch::NoGradGuard no_grad;
+  for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.1);
+}
+
+struct BudgetErrors : testing::Test {
+  BudgetErrors() { torch::manual_seed(0); }
+};
+
+TEST_F(BudgetErrors, AWorkingSetThatDoesNotFitIsNamedAndTrainingGoesOnWithMore) {
+  torch::nn::Sequential net = deep_net();
+  torch::nn::Sequential twin = deep_net();
+  put(copies(*net), *twin);
+  Budget budget(kMany, {net.get()});
+  const std::uint64_t alive = budget.use().live_bytes;
+  budget.set_bytes(alive);
+  const at::Tensor wide = torch::ones({64, 64}).requires_grad_();
+  try {
+    // A matrix product of 1 MiB: more than all that could leave.
+    torch::matmul(wide.repeat({256, 1}), wide);
+    FAIL() << "no error";
+  } catch (const BudgetError& error) {
+    const std::string text = message_of(error);
+    EXPECT_NE(text.find(" out of memory."), std::string::npos) << text;
+    EXPECT_NE(text.find("operator aten::"), std::string::npos) << text;
+    EXPECT_GT(error.smallest_budget_bytes(), alive);
+    budget.set_bytes(error.smallest_budget_bytes());
+  }
+  budget.set_bytes(kMany);
+  sgd_step(net);
+  sgd_step(twin);
+  budget.end();
+  for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(net->parameters()[i], twin->parameters()[i]));
+  }
+}
+
+TEST_F(BudgetErrors, AnEvictedTensorIsNeverReadByAccident) {
+  const at::Tensor tensor = torch::ones({1000});
+  Budget budget(kMany, at::TensorList(tensor));
+  const std::uint64_t others = budget.use().live_bytes - tensor.nbytes();
+  budget.set_bytes(others + 100);
+  EXPECT_EQ(budget.use().evictions, 1);
+  EXPECT_THROW(tensor.const_data_ptr<float>(), c10::Error);
+  EXPECT_THROW(tensor.mutable_data_ptr<float>(), c10::Error);
+  budget.set_bytes(kMany);
+  EXPECT_EQ(tensor.sum().item<float>(), 1000);
+  EXPECT_EQ(*tensor.const_data_ptr<float>(), 1);
+}
+
+TEST_F(BudgetErrors, WhatIsPinnedStaysWhereItIs) {
+  const at::Tensor tensor = torch::ones({1000});
+  Budget budget(kMany, at::TensorList(tensor));
+  pin(tensor);
+  const void* data = tensor.const_data_ptr();
+  EXPECT_THROW(budget.set_bytes(budget.use().live_bytes - 1), BudgetError);
+  EXPECT_EQ(budget.use().budget_bytes, kMany) << "the old budget stays";
+  EXPECT_EQ(tensor.const_data_ptr(), data);
+  unpin(tensor);
+  EXPECT_NO_THROW(budget.set_bytes(budget.use().live_bytes - 1));
+  EXPECT_EQ(budget.use().evictions, 1);
+}
+
+TEST_F(BudgetErrors, AStorageThatMayNotBeResizedStays) {
+  at::Tensor tensor = torch::ones({1000});
+  Budget budget(kMany, at::TensorList(tensor));
+  tensor.storage().unsafeGetStorageImpl()->set_resizable(false);  // what numpy() does
+  EXPECT_THROW(budget.set_bytes(budget.use().live_bytes - 1), BudgetError);
+  EXPECT_EQ(tensor.const_data_ptr<float>()[999], 1);
+}
+
+TEST_F(BudgetErrors, AnExceptionInTheMiddleOfAStepLeavesEverythingWhole) {
+  torch::nn::Sequential net = deep_net();
+  const auto before = copies(*net);
+  Budget budget(kMany, {net.get()});
+  const std::uint64_t least = budget.use().live_bytes;
+  budget.set_bytes(least);
+  for (int step = 0; step < 3; ++step) {
+    try {
+      const at::Tensor x = net->forward(torch::ones({64, 64}));
+      x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the user's own"); });
+      x.sum().backward();
+      FAIL();
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("the user's own"), std::string::npos);
+    }
+  }
+  budget.end();
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], before[i]));
+}
+
+TEST_F(BudgetErrors, OneBudgetAtATime) {
+  Budget first(kMany);
+  EXPECT_THROW(Budget{kMany}, ConfigError);
+  first.end();
+  first.end();
+  EXPECT_NO_THROW(Budget{kMany});
+}
+
+TEST_F(BudgetErrors, ADeviceWithoutABudgetIsRefused) {
+  EXPECT_THROW(Budget(kMany, at::TensorList{}, {.device = c10::Device("cuda:0"), .tiers = {}}), ConfigError);
+  EXPECT_NO_THROW(Budget{kMany}) << "the refusal left nothing behind";
+}
+
+TEST_F(BudgetErrors, AFullTierIsAnErrorThatSaysWhich) {
+  torch::nn::Sequential net = deep_net();
+  const auto before = copies(*net);
+  Budget budget(kMany, {net.get()}, {.device = c10::kCPU, .tiers = {host_tier(20000)}});
+  try {
+    budget.set_bytes(budget.use().live_bytes - 60000);
+    FAIL() << "no error";
+  } catch (const BudgetError& error) {
+    EXPECT_NE(message_of(error).find("host"), std::string::npos) << message_of(error);
+  }
+  budget.end();
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], before[i]));
+}
+
+// A tier whose n-th transfer fails.
+struct FaultyTier final : Tier {
+  explicit FaultyTier(int n) : fail_at(n) {}
+  std::string name() const override { return "faulty"; }
+  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
+  void give_back(Slot slot) noexcept override { host->give_back(slot); }
+  void write(Slot slot, const void* data) override {
+    fail();
+    host->write(slot, data);
+  }
+  void read(Slot slot, void* data) override {
+    fail();
+    host->read(slot, data);
+  }
+  TierUse use() const override { return host->use(); }
+  void fail() {
+    if (calls++ == fail_at) throw FileError("transfer " + std::to_string(fail_at) + " failed", "here", 5);
+  }
+  std::shared_ptr<Tier> host = host_tier(kMany);
+  int fail_at;
+  std::atomic<int> calls{0};
+};
+
+TEST_F(BudgetErrors, EveryFailingTransferSurfacesAndLeavesEveryParameterWhole) {
+  torch::nn::Sequential net = deep_net();
+  constexpr int kSteps = 2;
+  std::vector<std::vector<at::Tensor>> stages{copies(*net)};
+  for (int step = 0; step < kSteps; ++step) {
+    sgd_step(net);
+    stages.push_back(copies(*net));
+  }
+  // Trains from the start; what is thrown, if anything.
+  const auto train_on = [&](const std::shared_ptr<Tier>& tier) -> std::string {
+    net->zero_grad();
+    put(stages.front(), *net);
+    Budget budget(kMany, {net.get()}, {.device = c10::kCPU, .tiers = {tier}});
+    try {
+      budget.set_bytes(budget.use().live_bytes);
+      for (int step = 0; step < kSteps; ++step) sgd_step(net);
+      budget.end();
+    } catch (const c10::Error& error) {
+      return message_of(error);
+    }
+    return "";
+  };
+  const auto counting = std::make_shared<FaultyTier>(-1);
+  ASSERT_EQ(train_on(counting), "");
+  ASSERT_GT(counting->calls, 20);
+  for (int n = 0; n < counting->calls; ++n) {
+    const std::string message = train_on(std::make_shared<FaultyTier>(n));
+    ASSERT_NE(message.find("transfer " + std::to_string(n) + " failed"), std::string::npos) << message;
+    // Each parameter is as some whole step left it, never between two.
+    for (std::size_t i = 0; i < stages.front().size(); ++i) {
+      const bool whole = std::any_of(stages.begin(), stages.end(), [&](const auto& stage) {
+        return torch::equal(net->parameters()[i], stage[i]);
+      });
+      ASSERT_TRUE(whole) << "parameter " << i << " after transfer " << n << " failed";
+    }
+  }
+}
+
+TEST_F(BudgetErrors, TwoThreadsTrainInsideOneBudget) {
+  const auto train = [](torch::nn::Sequential net) {
+    for (int step = 0; step < 20; ++step) sgd_step(net);
+    return net;
+  };
+  torch::nn::Sequential alone = deep_net();
+  torch::nn::Sequential first = deep_net();
+  torch::nn::Sequential second = deep_net();
+  put(copies(*alone), *first);
+  put(copies(*alone), *second);
+  train(alone);
+  Budget budget(kMany, {first.get(), second.get()});
+  budget.set_bytes(budget.use().live_bytes + 200000);
+  std::thread other([&] { train(second); });
+  train(first);
+  other.join();
+  const BudgetUse use = budget.use();
+  EXPECT_LE(use.peak_bytes, use.budget_bytes);
+  EXPECT_GT(use.evictions, 0);
+  budget.end();
+  for (std::size_t i = 0; i < alone->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(first->parameters()[i], alone->parameters()[i]));
+    EXPECT_TRUE(torch::equal(second->parameters()[i], alone->parameters()[i]));
+  }
+}
+
+}  // namespace
+}  // namespace reef

@@ -1,0 +1,140 @@
+// The promise, over many architectures: inside the budget at every allocation, and bit for bit the same.
+#include "reef/budget.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "budget/architectures.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using test::Architecture;
+using test::Training;
+
+// Bytes, not tensors: what the runs leave behind must not count as alive.
+using Result = std::vector<std::vector<char>>;
+
+void keep(Result& result, const at::Tensor& tensor) {
+  const at::Tensor plain = tensor.detach().contiguous();
+  const auto* data = static_cast<const char*>(plain.const_data_ptr());
+  result.emplace_back(data, data + plain.nbytes());
+}
+
+constexpr int kSteps = 3;
+
+// Three steps of AdamW: the losses, and in the end every parameter, gradient and buffer. `budgeted` may put a
+// budget around the training of a model that exists already.
+template <class Begin, class End>
+Result train(const Architecture& architecture, const Begin& begin, const End& end) {
+  torch::manual_seed(1);
+  Result result;
+  const Training training = architecture.make();
+  begin(*training.module);
+  {
+    torch::optim::AdamW optimizer(training.module->parameters(), torch::optim::AdamWOptions(1e-2));
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      for (int micro = 0; micro < training.micro_batches; ++micro) {
+        const at::Tensor loss = training.loss();
+        loss.backward();
+        keep(result, loss);
+      }
+      optimizer.step();
+    }
+  }
+  end();
+  for (const at::Tensor& parameter : training.module->parameters()) {
+    keep(result, parameter);
+    keep(result, parameter.grad());
+  }
+  for (const at::Tensor& buffer : training.module->buffers()) keep(result, buffer);
+  return result;
+}
+
+struct Plain {
+  Result result;
+  std::uint64_t peak_bytes;
+};
+
+Plain train_plainly(const Architecture& architecture) {
+  Ledger ledger;
+  Plain plain;
+  plain.result = train(
+      architecture, [&](auto&) { ledger.reset_peak(); },
+      [&] { plain.peak_bytes = static_cast<std::uint64_t>(ledger.peak().bytes.total()); });
+  return plain;
+}
+
+struct Budgeted {
+  Result result;
+  BudgetUse use;
+};
+
+// If it throws, `least_bytes` is what the budget says would have done.
+Budgeted train_within(const Architecture& architecture, std::uint64_t bytes, const BudgetOptions& options,
+                      std::uint64_t* least_bytes) {
+  Budgeted budgeted;
+  std::optional<Budget> budget;
+  try {
+    budgeted.result = train(
+        architecture,
+        [&](const torch::nn::Module& module) {
+          budget.emplace(bytes, std::vector<const torch::nn::Module*>{&module}, options);
+        },
+        [&] {
+          budgeted.use = budget->use();
+          budget.reset();
+        });
+  } catch (...) {
+    if (budget) *least_bytes = budget->use().minimum_bytes;
+    throw;
+  }
+  return budgeted;
+}
+
+class EveryArchitecture : public testing::TestWithParam<Architecture> {};
+
+// At a part of the natural peak, or the least that the budget says would do.
+std::pair<Budgeted, bool> train_within_part(const Architecture& architecture, std::uint64_t bytes,
+                                            const BudgetOptions& options = {}) {
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    std::uint64_t least = 0;
+    try {
+      return {train_within(architecture, bytes, options, &least), attempt == 0};
+    } catch (const c10::Error& error) {  // BudgetError, or where the operator allocates nothing, its text
+      EXPECT_NE(message_of(error).find(" out of memory."), std::string::npos) << message_of(error);
+      EXPECT_GT(least, bytes) << message_of(error);
+      bytes = least;
+    }
+  }
+  ADD_FAILURE() << "no budget would do";
+  return {};
+}
+
+TEST_P(EveryArchitecture, TrainsInsideTheBudgetBitForBit) {
+  const Plain plain = train_plainly(GetParam());
+  std::string fits;
+  for (const std::uint64_t part : {2, 3, 4}) {
+    const auto [budgeted, at_once] = train_within_part(GetParam(), plain.peak_bytes / part);
+    if (at_once) fits += " 1/" + std::to_string(part);
+    EXPECT_LE(budgeted.use.peak_bytes, budgeted.use.budget_bytes);
+    EXPECT_LE(budgeted.use.minimum_bytes, budgeted.use.budget_bytes);
+    EXPECT_GT(budgeted.use.evictions, 0);
+    EXPECT_EQ(budgeted.result, plain.result)
+        << "at " << budgeted.use.budget_bytes << " of " << plain.peak_bytes;
+  }
+  std::printf("  natural peak %llu bytes, fits in%s\n", static_cast<unsigned long long>(plain.peak_bytes),
+              fits.c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Budget, EveryArchitecture, testing::ValuesIn(test::architectures()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+}  // namespace
+}  // namespace reef

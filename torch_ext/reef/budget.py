@@ -1,0 +1,206 @@
+"""Trains inside a given number of bytes, bit for bit the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from .bytes import parse_bytes
+from .ledger import Ledger, _tensors
+
+BudgetError = torch.OutOfMemoryError
+"""What is raised when an operator's working set does not fit; its text says what would do."""
+
+_UNLIMITED = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True)
+class TierUse:
+    """What a tier holds and has moved."""
+
+    capacity_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    written_bytes: int
+    read_bytes: int
+
+
+class Tier:
+    """Where the bytes of a page are kept while it is not in memory; made by ``host_tier`` and ``disk_tier``."""
+
+    def __init__(self, tier: torch.ScriptObject) -> None:
+        self._tier = tier
+
+    @property
+    def name(self) -> str:
+        return self._tier.name()
+
+    def use(self) -> TierUse:
+        return TierUse(*self._tier.use())
+
+
+def host_tier(capacity: str | int = _UNLIMITED) -> Tier:
+    """Host memory; ``capacity`` in bytes or as text (``"8GiB"``)."""
+    return Tier(torch.ops.reef.host_tier(_bytes(capacity)))
+
+
+def disk_tier(
+    directory: str | Path,
+    capacity: str | int = _UNLIMITED,
+    *,
+    block: str | int = "4MiB",
+    threads: int = 2,
+    direct: bool = True,
+) -> Tier:
+    """A file in ``directory`` without a name, gone when the process ends. Every ``block`` is hashed when written and
+    verified when read; ``direct`` goes past the page cache where the file system allows it. Raises RuntimeError with the
+    reason if the directory cannot hold it."""
+    return Tier(torch.ops.reef.disk_tier(str(directory), _bytes(capacity), _bytes(block), threads, direct))
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetUse:
+    """What a budget has done so far."""
+
+    budget_bytes: int
+    live_bytes: int
+    peak_bytes: int
+    """The largest number of bytes alive at once."""
+    minimum_bytes: int
+    """The largest working set met, with what cannot leave: the least budget that would do."""
+    faults: int
+    """Pages brought back."""
+    evictions: int
+    """Pages that left."""
+    clean_evictions: int
+    """Of these, without being written: the tier still had them."""
+    bytes_in: int
+    bytes_out: int
+    waited_seconds: float
+    """Spent on moving pages by the threads that needed them."""
+
+
+class Budget(contextlib.ContextDecorator):
+    """See ``budget``. Also a decorator, and ``start``/``stop``; may be used again after it has ended."""
+
+    def __init__(self, size: int, targets: tuple[object, ...], device: str, tiers: list[Tier]) -> None:
+        self._size = size
+        self._targets = targets
+        self._device = device
+        self._tiers = tiers
+        self._budget: torch.ScriptObject | None = None
+        self._ended: tuple[BudgetUse, str] | None = None
+        self.ledger: Ledger | None = None
+        """Counts what is alive under this budget, from ``start`` on."""
+
+    def start(self) -> Budget:
+        """Puts the budget in force. Raises ValueError if another is, BudgetError if what cannot leave exceeds it."""
+        if self._budget is not None:
+            raise ValueError("this budget is in force already")
+        self.ledger = Ledger()
+        tensors: list[torch.Tensor] = []
+        for target in self._targets:
+            if isinstance(target, torch.nn.Module):
+                tensors += [*target.parameters(), *target.buffers()]
+            elif isinstance(target, torch.optim.Optimizer):
+                tensors += _tensors(target.state.values())
+            elif isinstance(target, torch.Tensor):
+                tensors.append(target)
+            else:
+                tensors += target  # type: ignore[arg-type]
+        self._budget = torch.classes.reef.Budget(self._size, tensors, self._device, [tier._tier for tier in self._tiers])
+        for target in self._targets:
+            if isinstance(target, torch.optim.Optimizer):
+                self.ledger.watch(target)
+        return self
+
+    def stop(self) -> None:
+        """Ends it: every page comes back. Raises what a tier raised; pages that could not be read then raise when
+        accessed. Without effect if not in force."""
+        if self._budget is None:
+            return
+        self._ended = (self.use(), self.report())
+        budget, self._budget = self._budget, None
+        budget.end()
+
+    def __enter__(self) -> Budget:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def set_bytes(self, size: str | int) -> None:
+        """Raises BudgetError, and keeps the old one, if what cannot leave exceeds it."""
+        self._in_force().set_bytes(_bytes(size))
+        self._size = _bytes(size)
+
+    def use(self) -> BudgetUse:
+        """What it has done; after its end, what it had."""
+        if self._budget is None and self._ended is not None:
+            return self._ended[0]
+        counts, waited_seconds = self._in_force().use()
+        return BudgetUse(*counts, waited_seconds)
+
+    def report(self) -> str:
+        """A text table of ``use()``."""
+        if self._budget is None and self._ended is not None:
+            return self._ended[1]
+        return self._in_force().report()
+
+    def reset_use(self) -> None:
+        """Peaks, counts and the minimum begin anew."""
+        self._in_force().reset_use()
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.use().peak_bytes
+
+    @property
+    def minimum_bytes(self) -> int:
+        return self.use().minimum_bytes
+
+    def _in_force(self) -> torch.ScriptObject:
+        if self._budget is None:
+            raise ValueError("this budget is not in force; start it by 'with' or start()")
+        return self._budget
+
+
+def budget(
+    size: str | int,
+    *targets: torch.nn.Module | torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor],
+    spill: str | Path | None = None,
+    tiers: Iterable[Tier] | None = None,
+    device: str | torch.device = "cpu",
+) -> Budget:
+    """While in force, the bytes that LibTorch's allocator has handed out on ``device`` stay within ``size`` (``"2GiB"``),
+    at every allocation, and the program computes what it would have computed, bit for bit.
+
+    ``targets`` (modules, optimizers, tensors) are known from the start; others become known when an operator meets them.
+    Pages leave for ``tiers``, the first with room; by default host memory, or with ``spill`` a file in that directory.
+    An operator whose working set does not fit raises BudgetError and changes nothing; training may go on after
+    ``set_bytes``. Code that keeps raw pointers over other operators must ``pin`` the tensor; arrays made by ``numpy()``
+    are safe.
+    """
+    if tiers is None:
+        tiers = [disk_tier(spill)] if spill is not None else [host_tier()]
+    elif spill is not None:
+        raise ValueError("give spill or tiers, not both; spill is short for tiers=[reef.disk_tier(directory)]")
+    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers))
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Keeps ``tensor``'s page in memory until as many calls of ``unpin``."""
+    torch.ops.reef.pin(tensor)
+
+
+def unpin(tensor: torch.Tensor) -> None:
+    """Undoes one ``pin``."""
+    torch.ops.reef.unpin(tensor)
+
+
+def _bytes(size: str | int) -> int:
+    return parse_bytes(size) if isinstance(size, str) else size
