@@ -53,8 +53,10 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 format:
 	clang-format -i $(SOURCES)
 
-tidy: configure
-	run-clang-tidy -quiet -j $(JOBS) -p $(BUILD) '$(CURDIR)/(csrc|torch_ext|examples|benchmarks)/.*\.cpp'
+tidy:
+	@$(MAKE) --no-print-directory configure PRESET=tidy BUILD=$(BUILD)-tidy
+	run-clang-tidy -quiet -extra-arg=-Wno-unknown-warning-option -j $(JOBS) -p $(BUILD)-tidy \
+	  '$(CURDIR)/(csrc|torch_ext|examples|benchmarks)/.*\.cpp'
 
 clean:
 	rm -rf build build-* .venv

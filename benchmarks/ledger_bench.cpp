@@ -16,7 +16,6 @@ namespace {
 
 using reef::bench::in_turn;
 using reef::bench::print;
-using reef::bench::Variant;
 
 constexpr int kRounds = 21;
 
@@ -28,7 +27,7 @@ void allocations(c10::Allocator* plain) {
   constexpr int kCount = 100'000;
   std::optional<reef::Ledger> ledger(std::in_place);
   c10::Allocator* counting = c10::GetCPUAllocator();
-  const auto start = [&] { ledger->start_timeline(2 * kCount); };
+  const auto start = [&] { ledger->start_timeline(std::size_t{2} * kCount); };
   const auto stop = [&] { ledger->stop_timeline(); };
   print("ledger/allocate and free 256 B",
         in_turn({{"plain", {}, [&] { allocate_and_free(plain, kCount); }, {}},

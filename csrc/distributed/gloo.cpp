@@ -81,8 +81,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const StorePtr& store, int r
   const SigpipeBlocked on_gloos_threads;
   auto options = Gloo::Options::create(time_left(deadline));
   add_devices(*options, network);
-  const c10::intrusive_ptr<c10d::Backend> backend =
-      c10::make_intrusive<Gloo>(store, rank, world_size, options);
+  c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<Gloo>(store, rank, world_size, options);
   backend->setTimeout(timeout);
   return backend;
 }

@@ -137,8 +137,8 @@ class Identity final : public c10d::Backend {
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions&) override {
     return copied(c10d::OpType::GATHER, only_entries(outputs), inputs);
   }
-  virtual WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
-                                     const c10d::GatherOptions&) REEF_OVERRIDE_SINCE_2_15 {
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const c10d::GatherOptions&) REEF_OVERRIDE_SINCE_2_15 {
     return copied(c10d::OpType::GATHER, {output}, {input});
   }
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions&) override {

@@ -312,7 +312,7 @@ Verdict Members::publish(const Verdict& verdict) {
 }
 
 Verdict Members::hear() {
-  const auto verdict = verdict_from(store_->get_to_str(kVerdict));
+  auto verdict = verdict_from(store_->get_to_str(kVerdict));
   let_others_hear(rendezvous_.world_size - (verdict.failed_rank >= 0 ? 1 : 0));
   return verdict;
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <numbers>
@@ -38,7 +39,7 @@ void Report::step_ends(std::int64_t step, double nats, std::optional<std::int64_
 
 std::string Report::progress() const {
   const double seconds_per_step = seconds_ / static_cast<double>(step_ - first_step_);
-  const auto left = static_cast<long>(seconds_per_step * static_cast<double>(steps_ - step_) + 0.5);
+  const auto left = std::lround(seconds_per_step * static_cast<double>(steps_ - step_));
   const std::string alive = bytes_alive_ ? ", " + reef::format_bytes(*bytes_alive_) + " alive" : "";
   char text[160];
   std::snprintf(text, sizeof text, "loss %.3f bits/byte, %.0f tokens/s%s, %ld:%02ld left", bits_per_byte_,
