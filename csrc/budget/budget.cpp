@@ -46,7 +46,10 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
     : state_(std::make_unique<State>()) {
   state_->ledger.watch(tensors);
   Pager& pager = Pager::cpu();
-  pager.start(std::numeric_limits<std::int64_t>::max(), tiers_of(options));
+  const bool prefetch = options.prefetch;
+  pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
+               .tiers = tiers_of(options),
+               .prefetch = prefetch});
   try {
     for (const at::Tensor& tensor : tensors) {
       pager.adopt(tensor);
@@ -86,6 +89,7 @@ BudgetUse Budget::use() const {
           .peak_bytes = static_cast<std::uint64_t>(state_->ledger.peak().bytes.total()),
           .minimum_bytes = counts.minimum_bytes,
           .faults = counts.faults,
+          .fetches = counts.fetches,
           .evictions = counts.evictions,
           .clean_evictions = counts.clean_evictions,
           .bytes_in = counts.bytes_in,
@@ -109,8 +113,8 @@ std::string Budget::report() const {
   line("budget", format_bytes(static_cast<std::int64_t>(now.budget_bytes)));
   line("peak", format_bytes(static_cast<std::int64_t>(now.peak_bytes)));
   line("least that would do", format_bytes(static_cast<std::int64_t>(now.minimum_bytes)));
-  line("pages brought back",
-       std::to_string(now.faults) + ", " + format_bytes(static_cast<std::int64_t>(now.bytes_in)));
+  line("pages brought back", std::to_string(now.faults + now.fetches) + ", " + std::to_string(now.fetches) +
+                                 " of them ahead, " + format_bytes(static_cast<std::int64_t>(now.bytes_in)));
   line("pages that left", std::to_string(now.evictions) + ", " + std::to_string(now.clean_evictions) +
                               " of them clean, " + format_bytes(static_cast<std::int64_t>(now.bytes_out)) +
                               " written");

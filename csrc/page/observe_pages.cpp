@@ -12,31 +12,35 @@
 namespace reef {
 namespace {
 
-using Frame = Pager::Frame;
-using Register = Frame::Register;
-using Uses = c10::SmallVector<Frame::Use, 8>;
+using Register = Pager::Register;
+using Uses = c10::SmallVector<Pager::Use, 8>;
 
 void add(Uses& uses, const at::Tensor& tensor, bool writes) {
   if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
-  uses.push_back({tensor.storage().unsafeGetStorageImpl(), writes});
+  uses.push_back(
+      {tensor.storage().unsafeGetStorageImpl(), writes, tensor.requires_grad() && tensor.is_leaf()});
 }
 
 // Autograd may save what a recorded operator reads and makes. Without recording, what an optimizer makes in
 // the likeness of a parameter or a gradient, or writes beside one, is its state.
-Register what_to_register(const Operator& op, const at::RecordFunction& call) {
-  if (in_backward() || records_gradient(call)) return Register::kAll;
-  return op.writes_arguments != 0 ? Register::kWrittenWithAKnown : Register::kNone;
+Pager::Call describe(const Operator& op, const at::RecordFunction& call) {
+  const bool backward = in_backward();
+  const bool recorded = !backward && records_gradient(call);
+  const Register what = backward || recorded       ? Register::kAll
+                        : op.writes_arguments != 0 ? Register::kWrittenWithAKnown
+                                                   : Register::kNone;
+  return {op.name, what, backward, recorded};
 }
 
 struct Running : at::ObserverContext {
-  explicit Running(Register how) : what(how) {}
-  Register what;
+  explicit Running(const Pager::Call& of) : call(of) {}
+  Pager::Call call;
 };
 
 std::unique_ptr<at::ObserverContext> starts(const at::RecordFunction& call) {
   const Operator& op = operator_of(call);
   if (!op.touches_memory) return nullptr;
-  auto running = std::make_unique<Running>(what_to_register(op, call));
+  auto running = std::make_unique<Running>(describe(op, call));
   Uses uses;
   const auto inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -46,8 +50,8 @@ std::unique_ptr<at::ObserverContext> starts(const at::RecordFunction& call) {
       return false;
     });
   }
-  const bool known = Pager::this_threads_frame().enter(uses, running->what);
-  if (known && op.makes_alike) running->what = Register::kAll;
+  const bool known = Pager::this_threads_frame().enter(running->call, uses);
+  if (known && op.makes_alike) running->call.what = Register::kAll;
   return running;
 }
 
@@ -60,7 +64,7 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
       return false;
     });
   }
-  Pager::this_threads_frame().leave(results, static_cast<Running*>(context)->what);
+  Pager::this_threads_frame().leave(static_cast<Running*>(context)->call, results);
 }
 
 std::mutex observation_mutex;

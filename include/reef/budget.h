@@ -22,6 +22,9 @@ struct BudgetOptions {
   c10::Device device = c10::kCPU;
   /// Where pages go, the first with room. Empty: host memory without a limit.
   std::vector<std::shared_ptr<Tier>> tiers;
+  /// Once a step is known, move pages beside the operators, before they are needed and as soon as they are
+  /// not; false: only when an allocation or an operator demands it.
+  bool prefetch = true;
 };
 
 /// What a budget has done so far.
@@ -31,7 +34,8 @@ struct BudgetUse {
   std::uint64_t peak_bytes = 0;  ///< largest number of bytes alive at once
   std::uint64_t minimum_bytes =
       0;                     ///< the largest working set met, with what cannot leave: the least that would do
-  std::uint64_t faults = 0;  ///< pages brought back
+  std::uint64_t faults = 0;  ///< pages that an operator had to wait for
+  std::uint64_t fetches = 0;          ///< pages brought back ahead of their operator
   std::uint64_t evictions = 0;        ///< pages that left
   std::uint64_t clean_evictions = 0;  ///< of these, without being written: the tier still had them
   std::uint64_t bytes_in = 0;

@@ -26,10 +26,11 @@ void keep(Result& result, const at::Tensor& tensor) {
   result.emplace_back(data, data + plain.nbytes());
 }
 
-constexpr int kSteps = 3;
+constexpr int kSteps = 5;
 
-// Three steps of AdamW: the losses, and in the end every parameter, gradient and buffer. `budgeted` may put a
-// budget around the training of a model that exists already.
+// Five steps of AdamW (the first is recorded, the second makes the optimizer's state, the rest repeat): the
+// losses, and in the end every parameter, gradient and buffer. `budgeted` may put a budget around the
+// training of a model that exists already.
 template <class Begin, class End>
 Result train(const Architecture& architecture, const Begin& begin, const End& end) {
   torch::manual_seed(1);

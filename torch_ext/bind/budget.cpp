@@ -23,8 +23,8 @@ struct Tier : torch::CustomClassHolder {
 
 struct Budget : torch::CustomClassHolder {
   Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::string& device,
-         const std::vector<c10::intrusive_ptr<Tier>>& tiers) {
-    reef::BudgetOptions options{.device = c10::Device(device), .tiers = {}};
+         const std::vector<c10::intrusive_ptr<Tier>>& tiers, bool prefetch) {
+    reef::BudgetOptions options{.device = c10::Device(device), .tiers = {}, .prefetch = prefetch};
     for (const auto& tier : tiers) options.tiers.push_back(tier->tier);
     budget.emplace(bytes_of(bytes, "the budget"), tensors, std::move(options));
   }
@@ -38,8 +38,8 @@ using Floats = std::tuple<std::vector<std::int64_t>, double>;
 Floats use_of(const reef::BudgetUse& use) {
   std::vector<std::int64_t> counts;
   for (const std::uint64_t count :
-       {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes, use.faults, use.evictions,
-        use.clean_evictions, use.bytes_in, use.bytes_out}) {
+       {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes, use.faults, use.fetches,
+        use.evictions, use.clean_evictions, use.bytes_in, use.bytes_out}) {
     counts.push_back(static_cast<std::int64_t>(count));
   }
   return {counts, use.waited_seconds};
@@ -78,7 +78,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
 
   m.class_<Budget>("Budget")
       .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::string&,
-                       const std::vector<c10::intrusive_ptr<Tier>>&>())
+                       const std::vector<c10::intrusive_ptr<Tier>>&, bool>())
       .def("end", [](const Self& self) { self->budget->end(); })
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "page/page_table.h"
+#include "page/transfer.h"
+#include "reef/swap.h"
+#include "reef/tier.h"
+
+namespace reef {
+
+struct MoveCounts {
+  std::uint64_t faults = 0;   ///< operators that had to wait for a page
+  std::uint64_t fetches = 0;  ///< pages brought back ahead of their operator
+  std::uint64_t evictions = 0;
+  std::uint64_t clean_evictions = 0;  ///< of these, without writing
+  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_out = 0;
+  double waited_seconds = 0;  ///< the training thread's
+};
+
+/// Moves pages between memory and the tiers, when told to: it decides nothing. Not thread-safe; the lanes'
+/// threads only copy, and what they have done takes effect when settled.
+class PageMover {
+ public:
+  explicit PageMover(PageTable& table) : table_(table) {}
+
+  void set_tiers(std::vector<std::shared_ptr<Tier>> tiers);
+  const std::vector<std::shared_ptr<Tier>>& tiers() const { return tiers_; }
+
+  /// The page leaves; returns when its memory is free. False if no tier has room. Throws what the tier
+  /// throws. In both cases it stays.
+  bool evict(Page& page);
+  /// The page comes back; returns when it is there. Throws what the tier throws; then it stays away.
+  void fetch(Page& page);
+  /// The same beside the operators. Without effect on pages that do not stand so that they could.
+  void start_evict(Page& page);
+  void start_fetch(Page& page);
+
+  /// Nothing is under way with the page any longer: it is in memory, or away. Throws what its transfer threw.
+  void finish(Page& page);
+  /// Frees what has finished leaving.
+  void settle();
+  /// Waits until the first of those leaving is gone; false if there is none.
+  bool settle_one();
+  /// The first error of a move beside the operators of which nobody has been told, or nullptr.
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
+  void keep_error(std::exception_ptr error) {
+    if (!error_) error_ = std::move(error);
+  }
+  /// Nothing is under way with any page.
+  void settle_all() noexcept;
+
+  /// The page's storage is gone, or holds other memory.
+  void forget(Page& page);
+
+  MoveCounts& counts() { return counts_; }
+  const MoveCounts& counts() const { return counts_; }
+  /// As measured.
+  SwapSpeeds speeds() const;
+
+ private:
+  struct Speed {
+    double bytes = 0;
+    double seconds = 0;
+  };
+
+  bool take_slot(Page& page);
+  void give_back_slot(Page& page);
+  void left(Page& page);
+  void end_leaving(Page& page, bool stays);
+  void end_coming(Page& page);
+  c10::DataPtr allocate(const Page& page);
+
+  PageTable& table_;
+  std::vector<std::shared_ptr<Tier>> tiers_;
+  TransferLane out_;
+  TransferLane in_;
+  std::vector<Page*> leaving_;  ///< in the order in which they started
+  std::exception_ptr error_;
+  MoveCounts counts_;
+  Speed out_speed_;
+  Speed in_speed_;
+};
+
+}  // namespace reef

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "page/page.h"
+#include "reef/swap.h"
+#include "swap/step_learner.h"
+
+namespace reef {
+
+/// Where the training program is in its step, and what to do there: finds where steps begin, measures
+/// operators for the learner, and keeps the plan of the step that repeats. Not thread-safe.
+class StepFollower {
+ public:
+  static constexpr std::size_t kUntraced = std::numeric_limits<std::size_t>::max();
+  using Uses = c10::SmallVector<StepLearner::Use, 8>;
+
+  StepLearner& learner() { return learner_; }
+  const StepLearner& learner() const { return learner_; }
+  const SwapPlan& plan() const { return plan_; }
+
+  /// `prefetch`: pages move beside the operators; otherwise only the order of eviction is planned.
+  void begin(bool prefetch);
+
+  /// An optimizer has written a parameter.
+  void parameter_written() { parameter_written_ = true; }
+  /// Whether a recorded operator outside backward, about to use these pages met before, begins a step.
+  bool begins_step(const std::string& op, const Uses& known);
+  /// The step has ended; true if it is time for make_plan().
+  bool end_step();
+  void make_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds);
+
+  std::size_t begin_operator(const std::string& op, const Uses& uses);
+  /// Its pages are there. `fixed_bytes`: alive and no page; `needed_bytes`: and what is pinned.
+  void operator_runs(std::uint64_t fixed_bytes, std::uint64_t needed_bytes);
+  /// An allocation within it.
+  void allocates(std::uint64_t needed_bytes) { needed_most_ = std::max(needed_most_, needed_bytes); }
+  /// `waited_seconds`: of the program so far, for pages.
+  void end_operator(std::size_t position, c10::ArrayRef<LearnedPage*> results, double waited_seconds);
+  /// What is to start now that it has run.
+  c10::ArrayRef<SwapMove> moves(std::size_t position) const;
+
+  /// The largest of operator_runs' in the step that is followed.
+  std::uint64_t fixed_bytes() const { return fixed_bytes_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  StepLearner learner_;
+  SwapPlan plan_;
+  bool prefetch_ = true;
+  bool parameter_written_ = false;
+  std::uint64_t fixed_bytes_ = 0;
+  std::uint64_t fixed_most_ = 0;  ///< in the step under way
+  std::uint64_t needed_before_ = 0;
+  std::uint64_t needed_most_ = 0;
+  Clock::time_point last_end_;
+  double waited_before_ = 0;
+};
+
+}  // namespace reef
