@@ -26,7 +26,7 @@ using reef::bench::Variant;
 
 constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 50;
 
-// In-place addition on one element: one operator a call and no allocation.
+// In place on one element: one operator a call and no allocation.
 void operators() {
   constexpr int kCount = 50'000;
   at::Tensor t = at::zeros({1});
@@ -34,9 +34,9 @@ void operators() {
   std::optional<reef::Ledger> ledger;
   std::optional<reef::Budget> budget;
   const auto run = [&] {
-    for (int i = 0; i < kCount; ++i) t.add_(1);
+    for (int i = 0; i < kCount; ++i) t.neg_();
   };
-  print("budget/operator (aten::add_, one element)",
+  print("budget/operator (aten::neg_, one element)",
         in_turn({{"plain", {}, run, {}},
                  {"ledger alone", [&] { ledger.emplace(); }, run, [&] { ledger.reset(); }},
                  {"budget without limit", [&] { budget.emplace(kUnlimited); }, run, [&] { budget.reset(); }}},

@@ -11,17 +11,20 @@
 #include "ledger/blocks.h"
 #include "ledger/watch.h"
 #include "observer/call.h"
-#include "observer/operator_table.h"
+#include "observer/observer.h"
 
 namespace reef {
 
-Birth& this_threads_birth() {
-  static thread_local Birth birth;
-  return birth;
-}
+namespace {
+
+// Small enough for the static block, which is found without a call.
+[[gnu::tls_model("initial-exec")]] constinit thread_local Birth birth;
+
+}  // namespace
+
+Birth& this_threads_birth() { return birth; }
 
 Category birth_category() {
-  const Birth& birth = this_threads_birth();
   if (birth.scope != Birth::kNoScope) return static_cast<Category>(birth.scope);
   return birth.category;
 }
@@ -47,39 +50,47 @@ void announce_written_parameters(const Operator& op, const at::RecordFunction& c
   }
 }
 
-// Lives from the start of an outermost operator (or accumulation) to its end and puts the thread's birth
-// back. The end callback of a nested call has none, so nothing depends on calls ending in the order in which
-// they began.
-struct Outermost : at::ObserverContext {
-  explicit Outermost(const Birth& before) : previous(before) {}
-  Birth previous;
-};
-
-std::unique_ptr<at::ObserverContext> enter(const std::string* op, Category category) {
-  Birth& birth = this_threads_birth();
-  auto outermost = std::make_unique<Outermost>(birth);
+void enter(const std::string* op, Category category) {
   birth.op = op;
   birth.category = category;
-  return outermost;
 }
 
-std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction& call) {
-  if (this_threads_birth().op != nullptr) return nullptr;
-  const Operator& op = operator_of(call);
-  if (!op.is_operator) return nullptr;
-  const bool backward = in_backward();
-  const std::string* const shown = backward ? &op.name_in_backward : &op.name;
-  if (op.is_collective) return enter(shown, Category::kCommunication);
-  if (backward) return enter(shown, Category::kActivation);
-  if (records_gradient(call)) return enter(shown, Category::kActivation);
-  if (op.writes_arguments != 0 && !c10::GradMode::is_enabled()) announce_written_parameters(op, call);
-  return enter(shown, Category::kOther);
+// Outside every operator.
+void leave() { enter(nullptr, Category::kOther); }
+
+// Only the outermost call hears of its end, so nothing depends on calls ending in the order in which they
+// began.
+class LedgerListener final : public OperatorListener {
+ public:
+  bool begins(OperatorCall& call) override {
+    if (birth.op != nullptr) return false;
+    const Operator& op = call.op;
+    const std::string* const shown = call.in_backward ? &op.name_in_backward : &op.name;
+    if (op.is_collective) {
+      enter(shown, Category::kCommunication);
+    } else if (call.in_backward || call.records_gradient) {
+      enter(shown, Category::kActivation);
+    } else {
+      if (op.writes_arguments != 0 && !c10::GradMode::is_enabled()) announce_written_parameters(op, call.call);
+      enter(shown, Category::kOther);
+    }
+    return true;
+  }
+  void ends(OperatorCall&) noexcept override { leave(); }
+};
+
+LedgerListener& listener() {
+  static auto* const heard = new LedgerListener;
+  return *heard;
 }
+
+struct Node : at::ObserverContext {};
 
 // autograd gives the gradient of a leaf to its AccumulateGrad node, which keeps the tensor itself as `.grad`,
 // or a copy born there, or adds it to the `.grad` that exists.
 std::unique_ptr<at::ObserverContext> node_starts(const at::RecordFunction& call) {
-  if (std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0) return nullptr;
+  if (birth.op != nullptr || std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0)
+    return nullptr;
   for (const c10::IValue& input : call.inputs()) {
     any_tensor(input, [](const at::Tensor& gradient) {
       if (const void* data = data_of(gradient)) Blocks::instance().mark(data, Category::kGradient);
@@ -87,39 +98,31 @@ std::unique_ptr<at::ObserverContext> node_starts(const at::RecordFunction& call)
     });
   }
   static const auto* const kName = new std::string("torch::autograd::AccumulateGrad (backward)");
-  return enter(kName, Category::kGradient);
+  enter(kName, Category::kGradient);
+  return std::make_unique<Node>();
 }
 
-std::unique_ptr<at::ObserverContext> starts(const at::RecordFunction& call) {
-  return call.scope() == at::RecordScope::FUNCTION ? operator_starts(call) : node_starts(call);
-}
-
-void ends(const at::RecordFunction&, at::ObserverContext* context) {
-  if (context == nullptr) return;
-  Birth& birth = this_threads_birth();
-  const Birth& previous = static_cast<Outermost*>(context)->previous;
-  birth.op = previous.op;
-  birth.category = previous.category;
+void node_ends(const at::RecordFunction&, at::ObserverContext* context) {
+  if (context != nullptr) leave();
 }
 
 std::mutex observation_mutex;
 int observations = 0;
-at::CallbackHandle observation_handle = 0;
+at::CallbackHandle node_handle = 0;
 
 }  // namespace
 
-Observation::Observation() {
+Observation::Observation() : operators_(listener()) {
   const std::lock_guard lock(observation_mutex);
   if (observations++ > 0) return;
-  observation_handle =
-      at::addGlobalCallback(at::RecordFunctionCallback(starts, ends)
-                                .needsInputs(true)
-                                .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  node_handle = at::addGlobalCallback(at::RecordFunctionCallback(node_starts, node_ends)
+                                          .needsInputs(true)
+                                          .scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 Observation::~Observation() {
   const std::lock_guard lock(observation_mutex);
-  if (--observations == 0) at::removeCallback(observation_handle);
+  if (--observations == 0) at::removeCallback(node_handle);
 }
 
 }  // namespace reef

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "observer/observer.h"
+
 namespace reef {
 
 /// While at least one Observation lives, every thread's operators are observed: blocks are born with the
@@ -11,6 +13,9 @@ class Observation {
   ~Observation();
   Observation(const Observation&) = delete;
   Observation& operator=(const Observation&) = delete;
+
+ private:
+  OperatorObservation operators_;
 };
 
 }  // namespace reef

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <string_view>
@@ -86,14 +87,20 @@ const Entry* find_or_describe(const at::RecordFunction& call, std::string_view n
 }  // namespace
 
 const Operator& operator_of(const at::RecordFunction& call) {
-  constexpr std::size_t kRecent = 256;
-  static thread_local std::array<const Entry*, kRecent> recent{};
+  constexpr std::size_t kRecent = 1024;
+  static std::array<std::atomic<const Entry*>, kRecent> recent{};
   const std::string_view name = call.name();
   const std::string_view overload = call.overload_name();
-  const std::size_t hash = hash_of(name, overload);
-  const Entry*& slot = recent[hash % kRecent];
-  if (slot == nullptr || !is_of(*slot, name, overload)) slot = find_or_describe(call, name, overload, hash);
-  return slot->op;
+  // The address says where to look, the text whether it is found.
+  const auto address = reinterpret_cast<std::uintptr_t>(name.data()) ^
+                       reinterpret_cast<std::uintptr_t>(overload.data()) << 1;
+  std::atomic<const Entry*>& slot = recent[(address >> 4 ^ address >> 14) % kRecent];
+  const Entry* entry = slot.load(std::memory_order_acquire);
+  if (entry == nullptr || !is_of(*entry, name, overload)) {
+    entry = find_or_describe(call, name, overload, hash_of(name, overload));
+    slot.store(entry, std::memory_order_release);
+  }
+  return entry->op;
 }
 
 }  // namespace reef

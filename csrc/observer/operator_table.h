@@ -27,7 +27,7 @@ struct Operator {
   }
 };
 
-/// Looked up by name and overload, first in a table of this thread, then in the process's. About 30 ns.
+/// Looked up by name and overload, without a lock from the second call on. About 20 ns.
 const Operator& operator_of(const at::RecordFunction& call);
 
 }  // namespace reef

@@ -1,14 +1,16 @@
 #pragma once
 
+#include "observer/observer.h"
+
 namespace reef {
 
 /// While one lives, operators on any thread bring their pages in (see Pager). Counted: several may live.
 class PageObservation {
  public:
   PageObservation();
-  ~PageObservation();
-  PageObservation(const PageObservation&) = delete;
-  PageObservation& operator=(const PageObservation&) = delete;
+
+ private:
+  OperatorObservation operators_;
 };
 
 }  // namespace reef

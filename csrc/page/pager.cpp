@@ -16,8 +16,8 @@
 namespace reef {
 namespace {
 
-thread_local bool inside = false;         // this thread holds the pager's lock
-thread_local std::exception_ptr pending;  // an operator's page could not be brought in
+// This thread holds the pager's lock. Small enough for the static block, which is found without a call.
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool inside = false;
 
 std::string running_operator() {
   const std::string* op = this_threads_birth().op;
@@ -110,7 +110,7 @@ std::uint64_t Pager::budget_bytes() const {
 
 void Pager::set_budget_bytes(std::uint64_t bytes) {
   const Entry entry(*this);
-  const std::uint64_t before = std::exchange(budget_bytes_, bytes);
+  const std::uint64_t before = budget_bytes_.exchange(bytes);
   try {
     make_room(0);
   } catch (...) {
@@ -150,7 +150,7 @@ SwapSpeeds Pager::speeds() const {
 
 bool Pager::before_allocate(std::size_t bytes) {
   if (inside || !running_) return false;
-  if (pending) std::rethrow_exception(std::exchange(pending, nullptr));
+  if (auto& failed = this_threads_frame().failed_) std::rethrow_exception(std::exchange(failed, nullptr));
   const Entry entry(*this);
   if (const std::exception_ptr error = mover_.take_error()) std::rethrow_exception(error);
   make_room(bytes);
@@ -158,10 +158,7 @@ bool Pager::before_allocate(std::size_t bytes) {
   return true;
 }
 
-void Pager::after_allocate(std::size_t bytes) noexcept {
-  const Entry entry(*this);
-  reserved_bytes_ -= bytes;
-}
+void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
 
 void Pager::freed(const void* data) noexcept {
   if (!running_) return;
@@ -293,29 +290,31 @@ Page* Pager::victim() {
 
 // ---- operators
 
-bool Pager::Frame::enter(const Call& call, c10::ArrayRef<Use> uses) {
+void Pager::Frame::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
   Pager& pager = cpu();
-  const Entry entry(pager);
   const bool outermost = depth_++ == 0;
   if (outermost) {
-    pending = nullptr;
+    failed_ = nullptr;
     position_ = StepFollower::kUntraced;
-    ++pager.clock_;
+    knew_ = false;
   }
-  if (!pager.running_) return false;
+  if (!pager.running_ || uses.empty()) return;
+  const Entry entry(pager);
+  if (outermost) ++pager.clock_;
   StepFollower::Uses known;
   for (const Use& use : uses) {
     if (Page* page = pager.table_.find(*use.storage)) known.push_back({page, use.writes});
   }
-  if (outermost && call.records_gradient && !call.in_backward && pager.step_.begins_step(call.name, known))
-    pager.end_step();
+  if (what != Register::kAll && known.empty()) return;
+  knew_ |= !known.empty();
+  if (outermost && call.records_gradient && pager.step_.begins_step(call.op.name, known)) pager.end_step();
 
   // All are pinned before the first is faulted in: making room for one must not push out another.
   const std::size_t first = pinned_.size();
   StepFollower::Uses used;
   for (const Use& use : uses) {
-    const bool may_register = call.what == Register::kAll ||
-                              (call.what == Register::kWrittenWithAKnown && !known.empty() && use.writes);
+    const bool may_register =
+        what == Register::kAll || (what == Register::kWrittenWithAKnown && use.writes);
     Page* page = may_register ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
     if (page == nullptr) continue;
     page->last_use = pager.clock_;
@@ -326,47 +325,51 @@ bool Pager::Frame::enter(const Call& call, c10::ArrayRef<Use> uses) {
     pinned_.push_back(page);
     used.push_back({page, use.writes});
   }
-  if (outermost && !used.empty()) position_ = pager.step_.begin_operator(call.name, used);
-
-  for (std::size_t i = first; i < pinned_.size(); ++i) {
-    Page& page = *pinned_[i];
-    try {
-      pager.make_resident(page);
-    } catch (const std::exception& error) {
-      if (!pending) pending = std::current_exception();
-      if (const auto storage = page.storage.lock()) refuse_access(*storage, message_of(error));
-    }
-    if (used[i - first].writes && page.state == PageState::kClean) page.state = PageState::kResident;
-  }
-  if (outermost && !used.empty())
+  if (used.empty()) return;
+  if (outermost) position_ = pager.step_.begin_operator(call.op.name, used);
+  bring_in(first, used);
+  if (outermost)
     pager.step_.operator_runs(pager.alive_bytes(0) - pager.table_.memory_bytes(), pager.needed_bytes(0));
-  return !known.empty();
 }
 
-void Pager::Frame::leave(const Call& call, c10::ArrayRef<Use> results) noexcept {
+void Pager::Frame::bring_in(std::size_t first, const StepFollower::Uses& used) {
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    Page& page = *pinned_[first + i];
+    try {
+      cpu().make_resident(page);
+    } catch (const std::exception& error) {
+      if (!failed_) failed_ = std::current_exception();
+      if (const auto storage = page.storage.lock()) refuse_access(*storage, message_of(error));
+    }
+    if (used[i].writes && page.state == PageState::kClean) page.state = PageState::kResident;
+  }
+}
+
+void Pager::Frame::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept {
   Pager& pager = cpu();
+  const bool outermost = --depth_ == 0;
+  if (outermost) failed_ = nullptr;
+  if (knew_ && call.op.makes_alike) what = Register::kAll;
+  if (pinned_.empty() && (what != Register::kAll || results.empty())) return;
   const Entry entry(pager);
   c10::SmallVector<LearnedPage*, 4> made;
   for (const Use& use : pager.running_ ? results : c10::ArrayRef<Use>{}) {
     Page* page =
-        call.what == Register::kAll ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
+        what == Register::kAll ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
     if (page == nullptr || !page->in_memory()) continue;
     page->last_use = pager.clock_;
     made.push_back(page);
-    // An outer kernel may hold a raw pointer to it.
-    if (depth_ > 1) {
-      pager.table_.pin(*page);
-      pinned_.push_back(page);
-    }
+    if (outermost) continue;
+    pager.table_.pin(*page);  // an outer kernel may hold a raw pointer to it
+    pinned_.push_back(page);
   }
-  if (--depth_ > 0) return;
+  if (!outermost) return;
   for (Page* page : pinned_) pager.table_.unpin(*page);
   pinned_.clear();
-  pending = nullptr;
   if (!pager.running_) return;
   if (position_ == StepFollower::kUntraced) {
     if (made.empty()) return;
-    position_ = pager.step_.begin_operator(call.name, {});
+    position_ = pager.step_.begin_operator(call.op.name, {});
     pager.step_.operator_runs(0, pager.needed_bytes(0));
   }
   pager.step_.end_operator(position_, made, pager.mover_.counts().waited_seconds);

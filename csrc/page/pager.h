@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "ledger/allocation_gate.h"
+#include "observer/observer.h"
 #include "page/page_mover.h"
 #include "page/page_table.h"
 #include "page/step_follower.h"
@@ -65,25 +67,22 @@ class Pager final : public AllocationGate {
     kWrittenWithAKnown,  ///< those written become pages if another storage of the operator is one: optimizer
                          ///< state
   };
-  struct Call {
-    const std::string& name;  ///< lives for ever, at one address
-    Register what;
-    bool in_backward;
-    bool records_gradient;
-  };
-
   /// The pages that one thread's running operators use, pinned until the outermost of them ends.
   class Frame {
    public:
     /// An operator starts: its pages are brought in and pinned. What fails is kept, and thrown by this
-    /// thread's next allocation within the operator; until then the storage throws when accessed. True if any
-    /// of them was a page.
-    bool enter(const Call& call, c10::ArrayRef<Use> uses);
+    /// thread's next allocation within the operator; until then the storage throws when accessed.
+    void enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
     /// It ends, with these new storages.
-    void leave(const Call& call, c10::ArrayRef<Use> results) noexcept;
+    void leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept;
 
    private:
+    void bring_in(std::size_t first, const StepFollower::Uses& used);
+
+    friend class Pager;
+    std::exception_ptr failed_;  ///< a page could not be brought in
     int depth_ = 0;
+    bool knew_ = false;  ///< the outermost operator used a page
     std::size_t position_ = StepFollower::kUntraced;  ///< of the outermost operator, in its step
     std::vector<Page*> pinned_;
   };
@@ -121,8 +120,8 @@ class Pager final : public AllocationGate {
 
   mutable std::mutex mutex_;
   std::atomic<bool> running_ = false;
-  std::uint64_t budget_bytes_ = 0;
-  std::uint64_t reserved_bytes_ = 0;  ///< promised to allocations under way
+  std::atomic<std::uint64_t> budget_bytes_ = 0;
+  std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
   StepFollower step_;

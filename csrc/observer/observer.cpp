@@ -1,0 +1,95 @@
+#include "observer/observer.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "observer/call.h"
+
+namespace reef {
+namespace {
+
+constexpr std::size_t kMostListeners = 4;
+
+struct Listeners {
+  std::array<std::atomic<OperatorListener*>, kMostListeners> active{};  ///< nullptr: nobody observes for it
+  std::mutex mutex;
+  std::array<OperatorListener*, kMostListeners> known{};
+  std::array<int, kMostListeners> observations{};
+  at::CallbackHandle handle = 0;
+};
+
+Listeners& listeners() {
+  static auto* const all = new Listeners;
+  return *all;
+}
+
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
+  const Operator& op = operator_of(call);
+  if (!op.is_operator) return nullptr;
+  auto begun = std::make_unique<OperatorCall>(op, call);
+  begun->in_backward = in_backward();
+  begun->records_gradient = !begun->in_backward && records_gradient(call);
+  for (std::size_t i = 0; i < kMostListeners; ++i) {
+    OperatorListener* listener = listeners().active[i].load(std::memory_order_acquire);
+    if (listener != nullptr && listener->begins(*begun))
+      begun->heard |= static_cast<std::uint8_t>(1 << i);
+  }
+  if (begun->heard == 0) return nullptr;
+  return begun;
+}
+
+// A listener that no longer observes still hears of what it heard begin.
+void ends(const at::RecordFunction&, at::ObserverContext* context) {
+  if (context == nullptr) return;
+  auto& begun = static_cast<OperatorCall&>(*context);
+  for (std::size_t i = 0; i < kMostListeners; ++i) {
+    if ((begun.heard >> i & 1) != 0) listeners().known[i]->ends(begun);
+  }
+}
+
+// With the lock held.
+void observe_anew(Listeners& all) {
+  if (all.handle != 0) at::removeCallback(all.handle);
+  all.handle = 0;
+  bool any = false;
+  bool outputs = false;
+  for (std::size_t i = 0; i < kMostListeners; ++i) {
+    if (all.observations[i] == 0) continue;
+    any = true;
+    outputs |= all.known[i]->needs_outputs();
+  }
+  if (!any) return;
+  all.handle = at::addGlobalCallback(at::RecordFunctionCallback(begins, ends)
+                                         .needsInputs(true)
+                                         .needsOutputs(outputs)
+                                         .scopes({at::RecordScope::FUNCTION}));
+}
+
+}  // namespace
+
+OperatorObservation::OperatorObservation(OperatorListener& listener) {
+  Listeners& all = listeners();
+  const std::lock_guard lock(all.mutex);
+  index_ = static_cast<std::size_t>(
+      std::find_if(all.known.begin(), all.known.end(),
+                   [&](const auto* known) { return known == &listener || known == nullptr; }) -
+      all.known.begin());
+  TORCH_INTERNAL_ASSERT(index_ < kMostListeners);
+  all.known[index_] = &listener;
+  if (all.observations[index_]++ > 0) return;
+  all.active[index_].store(&listener, std::memory_order_release);
+  observe_anew(all);
+}
+
+OperatorObservation::~OperatorObservation() {
+  Listeners& all = listeners();
+  const std::lock_guard lock(all.mutex);
+  if (--all.observations[index_] > 0) return;
+  all.active[index_].store(nullptr, std::memory_order_release);
+  observe_anew(all);
+}
+
+}  // namespace reef

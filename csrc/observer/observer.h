@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+
+#include "observer/operator_table.h"
+
+namespace reef {
+
+/// An operator's call, on the thread that runs it.
+struct OperatorCall : at::ObserverContext {
+  OperatorCall(const Operator& what, const at::RecordFunction& of) : op(what), call(of) {}
+
+  const Operator& op;
+  const at::RecordFunction& call;
+  bool in_backward = false;
+  bool records_gradient = false;  ///< autograd records it, and so may save its tensors; outside backward
+  std::uint8_t heard = 0;         ///< bit i: listener i is to hear of its end
+};
+
+/// Hears of every operator on every thread; LibTorch's observer of operators is asked once for all listeners,
+/// since it costs about half a microsecond a call. Listeners live for ever.
+class OperatorListener {
+ public:
+  /// True if ends() is to be called as well.
+  virtual bool begins(OperatorCall& call) = 0;
+  virtual void ends(OperatorCall& call) noexcept = 0;
+  /// Whether ends() reads call.call.outputs().
+  virtual bool needs_outputs() const { return false; }
+
+ protected:
+  ~OperatorListener() = default;
+};
+
+/// While one lives, `listener` hears of operators. Counted: several may live. Between two listeners, the first
+/// ever added is called first, at both ends.
+class OperatorObservation {
+ public:
+  explicit OperatorObservation(OperatorListener& listener);
+  ~OperatorObservation();
+  OperatorObservation(const OperatorObservation&) = delete;
+  OperatorObservation& operator=(const OperatorObservation&) = delete;
+
+ private:
+  std::size_t index_;
+};
+
+}  // namespace reef
