@@ -3,47 +3,19 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "budget/deep_net.h"
 #include "reef/budget.h"
 #include "reef/error.h"
 
 namespace reef {
 namespace {
 
-constexpr std::uint64_t kMany = std::uint64_t{1} << 40;
-
-torch::nn::Sequential deep_net() {
-  torch::nn::Sequential layers;
-  for (int i = 0; i < 8; ++i) {
-    layers->push_back(torch::nn::Linear(64, 64));
-    layers->push_back(torch::nn::Tanh());
-  }
-  return layers;
-}
-
-std::vector<at::Tensor> copies(const torch::nn::Module& module) {
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& parameter : module.parameters()) tensors.push_back(parameter.detach().clone());
-  return tensors;
-}
-
-void put(const std::vector<at::Tensor>& values, const torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  const auto parameters = module.parameters();
-  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
-}
-
-void sgd_step(torch::nn::Sequential& net) {
-  net->zero_grad();
-  net->forward(torch::ones({64, 64})).pow(2).mean().backward();
-  const torch::NoGradGuard no_grad;
-  for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.1);
-}
+using namespace test;
 
 struct BudgetErrors : testing::Test {
   BudgetErrors() { torch::manual_seed(0); }
@@ -156,67 +128,6 @@ TEST_F(BudgetErrors, AFullTierIsAnErrorThatSaysWhich) {
   }
   budget.end();
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], before[i]));
-}
-
-// A tier whose n-th transfer fails.
-struct FaultyTier final : Tier {
-  explicit FaultyTier(int n) : fail_at(n) {}
-  std::string name() const override { return "faulty"; }
-  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
-  void give_back(Slot slot) noexcept override { host->give_back(slot); }
-  void write(Slot slot, const void* data) override {
-    fail();
-    host->write(slot, data);
-  }
-  void read(Slot slot, void* data) override {
-    fail();
-    host->read(slot, data);
-  }
-  TierUse use() const override { return host->use(); }
-  void fail() {
-    if (calls++ == fail_at) throw FileError("transfer " + std::to_string(fail_at) + " failed", "here", 5);
-  }
-  std::shared_ptr<Tier> host = host_tier(kMany);
-  int fail_at;
-  std::atomic<int> calls{0};
-};
-
-TEST_F(BudgetErrors, EveryFailingTransferSurfacesAndLeavesEveryParameterWhole) {
-  torch::nn::Sequential net = deep_net();
-  constexpr int kSteps = 2;
-  std::vector<std::vector<at::Tensor>> stages{copies(*net)};
-  for (int step = 0; step < kSteps; ++step) {
-    sgd_step(net);
-    stages.push_back(copies(*net));
-  }
-  // Trains from the start; what is thrown, if anything.
-  const auto train_on = [&](const std::shared_ptr<Tier>& tier) -> std::string {
-    net->zero_grad();
-    put(stages.front(), *net);
-    Budget budget(kMany, {net.get()}, {.device = c10::kCPU, .tiers = {tier}});
-    try {
-      budget.set_bytes(budget.use().live_bytes);
-      for (int step = 0; step < kSteps; ++step) sgd_step(net);
-      budget.end();
-    } catch (const c10::Error& error) {
-      return message_of(error);
-    }
-    return "";
-  };
-  const auto counting = std::make_shared<FaultyTier>(-1);
-  ASSERT_EQ(train_on(counting), "");
-  ASSERT_GT(counting->calls, 20);
-  for (int n = 0; n < counting->calls; ++n) {
-    const std::string message = train_on(std::make_shared<FaultyTier>(n));
-    ASSERT_NE(message.find("transfer " + std::to_string(n) + " failed"), std::string::npos) << message;
-    // Each parameter is as some whole step left it, never between two.
-    for (std::size_t i = 0; i < stages.front().size(); ++i) {
-      const bool whole = std::any_of(stages.begin(), stages.end(), [&](const auto& stage) {
-        return torch::equal(net->parameters()[i], stage[i]);
-      });
-      ASSERT_TRUE(whole) << "parameter " << i << " after transfer " << n << " failed";
-    }
-  }
 }
 
 TEST_F(BudgetErrors, TwoThreadsTrainInsideOneBudget) {

@@ -1,0 +1,222 @@
+// Every transfer and every system call of the swap file fails once: each time training ends in a typed error,
+// or goes on as if nothing had been, and each parameter is as some whole step left it.
+#include <gtest/gtest.h>
+#include <sys/types.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "budget/deep_net.h"
+#include "reef/budget.h"
+#include "reef/error.h"
+#include "tier/disk.h"
+#include "tier/swap_file.h"
+
+namespace reef {
+namespace {
+
+using namespace test;
+
+constexpr int kSteps = 4;  // the first is recorded, the others are followed
+
+struct BudgetFaults : testing::Test {
+  BudgetFaults() {
+    torch::manual_seed(0);
+    net = deep_net();
+    stages.push_back(copies(*net));
+    for (int step = 0; step < kSteps; ++step) {
+      sgd_step(net);
+      stages.push_back(copies(*net));
+    }
+  }
+
+  /// What was thrown; "": nothing.
+  std::string train_on(const std::shared_ptr<Tier>& tier, bool prefetch,
+                       const std::function<void(int step)>& before_step = {}) {
+    net->zero_grad();
+    put(stages.front(), *net);
+    Budget budget(kMany, {net.get()}, {.device = c10::kCPU, .tiers = {tier}, .prefetch = prefetch});
+    try {
+      budget.set_bytes(budget.use().live_bytes);
+      for (int step = 0; step < kSteps; ++step) {
+        if (before_step) before_step(step);
+        sgd_step(net);
+      }
+      fetches = budget.use().fetches;
+      budget.end();
+    } catch (const std::exception& error) {
+      return message_of(error);
+    }
+    return "";
+  }
+
+  void expect_whole(const std::string& when) {
+    for (std::size_t i = 0; i < stages.front().size(); ++i) {
+      const at::Tensor parameter = net->parameters()[i];
+      EXPECT_TRUE(std::any_of(stages.begin(), stages.end(),
+                              [&](const auto& stage) { return torch::equal(parameter, stage[i]); }))
+          << "parameter " << i << " " << when;
+    }
+  }
+
+  void expect_trained() {
+    for (std::size_t i = 0; i < stages.front().size(); ++i)
+      EXPECT_TRUE(torch::equal(net->parameters()[i], stages.back()[i])) << "parameter " << i;
+  }
+
+  torch::nn::Sequential net{nullptr};
+  std::vector<std::vector<at::Tensor>> stages;  ///< the parameters after each step of a plain run
+  std::uint64_t fetches = 0;
+};
+
+// Calls that fail when the n-th comes.
+struct Countdown {
+  bool now() { return calls++ == fail_at; }
+  int fail_at = -1;
+  std::atomic<int> calls{0};
+};
+
+struct FaultyTier final : Tier {
+  FaultyTier(int n, std::function<void(int)> how) : fail(std::move(how)) { countdown.fail_at = n; }
+  std::string name() const override { return "faulty"; }
+  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
+  void give_back(Slot slot) noexcept override { host->give_back(slot); }
+  void write(Slot slot, const void* data) override {
+    if (countdown.now()) fail(countdown.fail_at);
+    host->write(slot, data);
+  }
+  void read(Slot slot, void* data) override {
+    if (countdown.now()) fail(countdown.fail_at);
+    host->read(slot, data);
+  }
+  TierUse use() const override { return host->use(); }
+  std::shared_ptr<Tier> host = host_tier(kMany);
+  std::function<void(int)> fail;
+  Countdown countdown;
+};
+
+void fail_with_a_file_error(int n) {
+  throw FileError("transfer " + std::to_string(n) + " failed", "here", 5);
+}
+
+TEST_F(BudgetFaults, EveryFailingTransferOnDemand) {
+  const auto counting = std::make_shared<FaultyTier>(-1, fail_with_a_file_error);
+  ASSERT_EQ(train_on(counting, false), "");
+  EXPECT_EQ(fetches, 0);
+  ASSERT_GT(counting->countdown.calls, 20);
+  for (int n = 0; n < counting->countdown.calls; ++n) {
+    const std::string error = train_on(std::make_shared<FaultyTier>(n, fail_with_a_file_error), false);
+    ASSERT_NE(error.find("transfer " + std::to_string(n) + " failed"), std::string::npos) << error;
+    expect_whole("after transfer " + std::to_string(n) + " failed");
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
+// Beside the operators the number of transfers varies with their speed.
+TEST_F(BudgetFaults, EveryFailingTransferBesideTheOperators) {
+  const auto counting = std::make_shared<FaultyTier>(-1, fail_with_a_file_error);
+  ASSERT_EQ(train_on(counting, true), "");
+  EXPECT_GT(fetches, 0);
+  for (int n = 0; n < counting->countdown.calls; ++n) {
+    const auto faulty = std::make_shared<FaultyTier>(n, fail_with_a_file_error);
+    const std::string error = train_on(faulty, true);
+    if (error.empty()) {
+      EXPECT_LE(faulty->countdown.calls, n) << "transfer " << n << " failed and nobody was told";
+      expect_trained();
+    }
+    expect_whole("after transfer " + std::to_string(n) + " failed");
+    ASSERT_FALSE(HasFailure()) << error;
+  }
+}
+
+TEST_F(BudgetFaults, WhateverATierThrowsArrives) {
+  for (const bool prefetch : {false, true}) {
+    for (int n = 5; n < 60; n += 6) {
+      const auto throws = std::make_shared<FaultyTier>(n, [](int) { throw std::bad_alloc(); });
+      const std::string error = train_on(throws, prefetch);
+      EXPECT_EQ(error.empty(), throws->countdown.calls <= n) << "transfer " << n;
+      expect_whole("after a bad_alloc in transfer " + std::to_string(n));
+    }
+  }
+}
+
+enum class Fault : std::uint8_t { kNoSpace, kReadError, kFlippedBit };
+
+// A swap file whose n-th call of one kind fails.
+struct FaultyFile final : SwapFile {
+  FaultyFile(Fault what, std::shared_ptr<Countdown> when)
+      : SwapFile(std::filesystem::temp_directory_path().string(), true),
+        fault(what),
+        countdown(std::move(when)) {}
+  ssize_t sys_pwrite(const void* data, std::size_t bytes, off_t offset) override {
+    return fault == Fault::kNoSpace && countdown->now() ? failed(ENOSPC)
+                                                        : SwapFile::sys_pwrite(data, bytes, offset);
+  }
+  ssize_t sys_pread(void* data, std::size_t bytes, off_t offset) override {
+    const bool now = fault != Fault::kNoSpace && countdown->now();
+    if (now && fault == Fault::kReadError) return failed(EIO);
+    const ssize_t got = SwapFile::sys_pread(data, bytes, offset);
+    if (now && got > 0) static_cast<char*>(data)[got / 2000] ^= 1;
+    return got;
+  }
+  int sys_fallocate(off_t offset, off_t bytes) override {
+    return fault == Fault::kNoSpace && countdown->now() ? static_cast<int>(failed(ENOSPC))
+                                                        : SwapFile::sys_fallocate(offset, bytes);
+  }
+  static ssize_t failed(int error_number) {
+    errno = error_number;
+    return -1;
+  }
+  Fault fault;
+  std::shared_ptr<Countdown> countdown;
+};
+
+TEST_F(BudgetFaults, EveryFailingSystemCallOfTheSwapFile) {
+  const DiskTierOptions options{.directory = "", .capacity_bytes = kMany, .block_bytes = 16384, .threads = 2};
+  for (const Fault fault : {Fault::kNoSpace, Fault::kReadError, Fault::kFlippedBit}) {
+    for (const bool prefetch : {false, true}) {
+      const auto counting = std::make_shared<Countdown>();
+      ASSERT_EQ(train_on(disk_tier_on(std::make_unique<FaultyFile>(fault, counting), options), prefetch), "");
+      expect_trained();
+      ASSERT_GT(counting->calls, 20);
+      for (int n = 0; n < counting->calls; n += prefetch ? 3 : 1) {
+        const auto countdown = std::make_shared<Countdown>();
+        countdown->fail_at = n;
+        const std::string error =
+            train_on(disk_tier_on(std::make_unique<FaultyFile>(fault, countdown), options), prefetch);
+        if (countdown->calls > n) {
+          EXPECT_NE(error, "") << "call " << n << " failed and nobody was told";
+        } else {
+          expect_trained();
+        }
+        expect_whole("after call " + std::to_string(n) + " failed");
+        ASSERT_FALSE(HasFailure()) << error;
+      }
+    }
+  }
+}
+
+// The file has no name: nobody can take it away.
+TEST_F(BudgetFaults, AVanishedDirectoryChangesNothing) {
+  std::string name = (std::filesystem::temp_directory_path() / "reef.XXXXXX").string();
+  ASSERT_NE(::mkdtemp(name.data()), nullptr);
+  const auto tier = disk_tier({.directory = name, .capacity_bytes = kMany});
+  const std::string error = train_on(tier, true, [&](int step) {
+    if (step == 2) std::filesystem::remove_all(name);
+  });
+  EXPECT_EQ(error, "");
+  EXPECT_FALSE(std::filesystem::exists(name));
+  expect_trained();
+  EXPECT_THROW(disk_tier({.directory = name, .capacity_bytes = kMany}), FileError);
+}
+
+}  // namespace
+}  // namespace reef
