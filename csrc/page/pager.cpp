@@ -73,6 +73,7 @@ void Pager::start(PagerOptions options) {
   minimum_bytes_ = 0;
   mover_.set_tiers(std::move(options.tiers));
   step_.begin(options.prefetch);
+  fetches_.clear();
   running_ = true;
   set_allocation_gate(this);
 }
@@ -117,6 +118,7 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
     budget_bytes_ = before;
     throw;
   }
+  fetches_.clear();
   step_.make_plan(bytes, mover_.speeds());
 }
 
@@ -377,23 +379,36 @@ void Pager::Frame::leave(const OperatorCall& call, Register what, c10::ArrayRef<
 }
 
 void Pager::end_step() {
-  if (step_.end_step()) step_.make_plan(budget_bytes_, mover_.speeds());
+  if (!step_.end_step()) return;
+  fetches_.clear();
+  step_.make_plan(budget_bytes_, mover_.speeds());
 }
 
 // The plan is followed as far as memory and the tiers allow; what fails is told at the next allocation.
 void Pager::move_ahead(std::size_t position) {
+  const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
   const c10::ArrayRef<SwapMove> moves = step_.moves(position);
-  if (moves.empty()) return;
+  if (!step_.learner().following()) fetches_.clear();
+  if (moves.empty() && fetches_.empty()) return;
   mover_.settle();
   try {
     for (const SwapMove& move : moves) {
-      auto* page = static_cast<Page*>(step_.learner().page(move.page));
+      Page* page = page_of(move.page);
       if (page == nullptr) continue;
-      if (move.kind == SwapMove::Kind::kEvict) {
+      if (move.kind == SwapMove::Kind::kFetch) {
+        fetches_.push_back(move.page);
+      } else {
         mover_.start_evict(*page);
-      } else if (alive_bytes(page->bytes) <= budget_bytes_) {
+      }
+    }
+    // In the order in which they are needed; what is still leaving has its room until it is gone.
+    while (!fetches_.empty()) {
+      Page* page = page_of(fetches_.front());
+      if (page != nullptr && page->state == PageState::kAway) {
+        if (alive_bytes(page->bytes) > budget_bytes_) break;
         mover_.start_fetch(*page);
       }
+      fetches_.pop_front();
     }
   } catch (...) {
     mover_.keep_error(std::current_exception());

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -127,6 +128,7 @@ class Pager final : public AllocationGate {
   StepFollower step_;
   PageTable table_;
   PageMover mover_;
+  std::deque<std::uint32_t> fetches_;  ///< planned, by page id, and waiting for room
 };
 
 }  // namespace reef

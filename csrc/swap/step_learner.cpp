@@ -90,6 +90,7 @@ std::size_t StepLearner::begin_operator(const std::string& name, std::span<const
   if (following_ && (position >= operators_.size() || operators_[position].name != &name)) depart(position);
   if (following_) {
     cursor_ = accesses_begin(position);
+    begun_.assign(uses.begin(), uses.end());
     const bool same =
         std::all_of(uses.begin(), uses.end(), [&](const Use& use) { return matches(*use.page, position); });
     if (!same) depart(position);
@@ -186,15 +187,10 @@ void StepLearner::depart(std::size_t position) {
 
 // What the operator began with is recorded once more.
 void StepLearner::depart_within(std::size_t position) {
-  std::vector<Use> uses;
-  for (std::size_t i = accesses_begin(position); i < cursor_; ++i) {
-    LearnedPage* page = pages_[accesses_[i].page].page;
-    if (page != nullptr) uses.push_back({page, accesses_[i].writes});
-  }
   const std::string& name = *operators_[position].name;
   depart(position);
   position_ = position;
-  begin_operator(name, uses);
+  begin_operator(name, std::vector<Use>(begun_));
 }
 
 // ---- learning

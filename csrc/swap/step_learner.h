@@ -95,6 +95,7 @@ class StepLearner {
   std::size_t position_ = 0;  ///< operators begun in this step
   std::size_t cursor_ = 0;    ///< following: accesses met so far
   std::size_t departures_ = 0;
+  std::vector<Use> begun_;  ///< following: what the operator under way began with
   std::vector<Operator> operators_;
   std::vector<TraceAccess> accesses_;
   std::vector<Known> pages_;              ///< by id
