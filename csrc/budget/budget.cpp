@@ -3,8 +3,11 @@
 #include <torch/nn/module.h>
 
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <sstream>
 
+#include "ledger/counting_allocator.h"
 #include "page/observe_pages.h"
 #include "page/pager.h"
 #include "reef/bytes.h"
@@ -13,7 +16,8 @@
 namespace reef {
 
 struct Budget::State {
-  Ledger ledger;
+  std::mutex mutex;
+  std::optional<Ledger> ledger;  ///< only where asked for: it observes every operator
   std::unique_ptr<PageObservation> observation;
 };
 
@@ -44,7 +48,7 @@ Budget::Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>&
 
 Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options)
     : state_(std::make_unique<State>()) {
-  state_->ledger.watch(tensors);
+  Ledger().watch(tensors);  // their category is the process's, and stays
   Pager& pager = Pager::cpu();
   const bool prefetch = options.prefetch;
   pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
@@ -60,8 +64,7 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
     pager.stop();
     throw;
   }
-  pager.reset_counts();
-  state_->ledger.reset_peak();
+  reset_use();
   state_->observation = std::make_unique<PageObservation>();
 }
 
@@ -85,8 +88,8 @@ void Budget::set_bytes(std::uint64_t bytes) { Pager::cpu().set_budget_bytes(byte
 BudgetUse Budget::use() const {
   const PagerCounts counts = Pager::cpu().counts();
   return {.budget_bytes = Pager::cpu().budget_bytes(),
-          .live_bytes = static_cast<std::uint64_t>(state_->ledger.live().total()),
-          .peak_bytes = static_cast<std::uint64_t>(state_->ledger.peak().bytes.total()),
+          .live_bytes = static_cast<std::uint64_t>(allocator_live_bytes()),
+          .peak_bytes = static_cast<std::uint64_t>(allocator_peak_bytes()),
           .minimum_bytes = counts.minimum_bytes,
           .faults = counts.faults,
           .fetches = counts.fetches,
@@ -99,10 +102,14 @@ BudgetUse Budget::use() const {
 
 void Budget::reset_use() {
   Pager::cpu().reset_counts();
-  state_->ledger.reset_peak();
+  reset_allocator_peak();
 }
 
-Ledger& Budget::ledger() { return state_->ledger; }
+Ledger& Budget::ledger() {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->ledger) state_->ledger.emplace();
+  return *state_->ledger;
+}
 
 std::string Budget::report() const {
   const BudgetUse now = use();

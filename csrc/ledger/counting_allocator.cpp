@@ -16,6 +16,7 @@ namespace {
 
 // Deleters are plain functions, so what they need is of the process, not of an object.
 std::atomic<std::int64_t> live_bytes{0};
+std::atomic<std::int64_t> peak_bytes{0};
 std::atomic<AllocationGate*> gate{nullptr};
 c10::Allocator* wrapped = nullptr;
 c10::DeleterFnPtr wrapped_delete = nullptr;
@@ -30,7 +31,11 @@ void count_and_delete(void* data) {
 
 void count_birth(const void* data, std::size_t bytes) {
   const std::int64_t forgotten = Blocks::instance().born(data, bytes, 0);
-  live_bytes.fetch_add(static_cast<std::int64_t>(bytes) - forgotten, std::memory_order_relaxed);
+  const std::int64_t more = static_cast<std::int64_t>(bytes) - forgotten;
+  const std::int64_t live = live_bytes.fetch_add(more, std::memory_order_relaxed) + more;
+  std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+  while (live > peak && !peak_bytes.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+  }
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -94,6 +99,8 @@ void install_counting_allocator() {
 void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memory_order_release); }
 
 std::int64_t allocator_live_bytes() { return live_bytes.load(std::memory_order_relaxed); }
+std::int64_t allocator_peak_bytes() { return peak_bytes.load(std::memory_order_relaxed); }
+void reset_allocator_peak() { peak_bytes = live_bytes.load(); }
 
 bool adopt(c10::StorageImpl& storage) {
   if (storage.device_type() != c10::kCPU || storage.nbytes() == 0 || wrapped == nullptr) return false;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ledger/birth.h"
 #include "ledger/blocks.h"
 #include "ledger/counting_allocator.h"
 #include "page/storage_access.h"
@@ -20,7 +19,7 @@ namespace {
 [[gnu::tls_model("initial-exec")]] constinit thread_local bool inside = false;
 
 std::string running_operator() {
-  const std::string* op = this_threads_birth().op;
+  const std::string* op = Pager::this_threads_frame().op();
   return op == nullptr ? std::string("outside any operator") : "operator " + *op;
 }
 
@@ -297,6 +296,7 @@ void Pager::Frame::enter(const OperatorCall& call, Register what, c10::ArrayRef<
   const bool outermost = depth_++ == 0;
   if (outermost) {
     failed_ = nullptr;
+    op_ = &(call.in_backward ? call.op.name_in_backward : call.op.name);
     position_ = StepFollower::kUntraced;
     knew_ = false;
   }
@@ -350,7 +350,10 @@ void Pager::Frame::bring_in(std::size_t first, const StepFollower::Uses& used) {
 void Pager::Frame::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept {
   Pager& pager = cpu();
   const bool outermost = --depth_ == 0;
-  if (outermost) failed_ = nullptr;
+  if (outermost) {
+    failed_ = nullptr;
+    op_ = nullptr;
+  }
   if (knew_ && call.op.makes_alike) what = Register::kAll;
   if (pinned_.empty() && (what != Register::kAll || results.empty())) return;
   const Entry entry(pager);

@@ -77,11 +77,15 @@ class Pager final : public AllocationGate {
     /// It ends, with these new storages.
     void leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept;
 
+    /// The outermost operator that runs, nullptr outside.
+    const std::string* op() const { return op_; }
+
    private:
     void bring_in(std::size_t first, const StepFollower::Uses& used);
 
     friend class Pager;
     std::exception_ptr failed_;  ///< a page could not be brought in
+    const std::string* op_ = nullptr;
     int depth_ = 0;
     bool knew_ = false;  ///< the outermost operator used a page
     std::size_t position_ = StepFollower::kUntraced;  ///< of the outermost operator, in its step

@@ -85,7 +85,8 @@ class REEF_API Budget {
   /// Peaks, counts and the minimum begin anew.
   void reset_use();
 
-  /// Counts what is alive under this budget; watch() an optimizer to have its state told apart.
+  /// Made at the first call, and counting from then on: what is alive, as what, and when; watch() an optimizer
+  /// to have its state told apart. Costs its share of every operator (docs/ledger.md).
   Ledger& ledger();
 
  private:

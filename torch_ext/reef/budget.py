@@ -99,14 +99,12 @@ class Budget(contextlib.ContextDecorator):
         self._prefetch = prefetch
         self._budget: torch.ScriptObject | None = None
         self._ended: tuple[BudgetUse, str] | None = None
-        self.ledger: Ledger | None = None
-        """Counts what is alive under this budget, from ``start`` on."""
+        self._ledger: Ledger | None = None
 
     def start(self) -> Budget:
         """Puts the budget in force. Raises ValueError if another is, BudgetError if what cannot leave exceeds it."""
         if self._budget is not None:
             raise ValueError("this budget is in force already")
-        self.ledger = Ledger()
         tensors: list[torch.Tensor] = []
         for target in self._targets:
             if isinstance(target, torch.nn.Module):
@@ -120,10 +118,17 @@ class Budget(contextlib.ContextDecorator):
         self._budget = torch.classes.reef.Budget(
             self._size, tensors, self._device, [tier._tier for tier in self._tiers], self._prefetch
         )
-        for target in self._targets:
-            if isinstance(target, torch.optim.Optimizer):
-                self.ledger.watch(target)
         return self
+
+    @property
+    def ledger(self) -> Ledger:
+        """Made when first asked for, and counting from then on: what is alive, as what, and when."""
+        if self._ledger is None:
+            self._ledger = Ledger()
+            for target in self._targets:
+                if isinstance(target, torch.optim.Optimizer):
+                    self._ledger.watch(target)
+        return self._ledger
 
     def stop(self) -> None:
         """Ends it: every page comes back. Raises what a tier raised; pages that could not be read then raise when
@@ -132,6 +137,7 @@ class Budget(contextlib.ContextDecorator):
             return
         self._ended = (self.use(), self.report())
         budget, self._budget = self._budget, None
+        self._ledger = None
         budget.end()
 
     def __enter__(self) -> Budget:
