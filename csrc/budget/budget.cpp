@@ -16,6 +16,7 @@
 namespace reef {
 
 struct Budget::State {
+  bool restore = true;
   std::mutex mutex;
   std::optional<Ledger> ledger;  ///< only where asked for: it observes every operator
   std::unique_ptr<PageObservation> observation;
@@ -51,6 +52,7 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
   Ledger().watch(tensors);  // their category is the process's, and stays
   Pager& pager = Pager::cpu();
   const bool prefetch = options.prefetch;
+  state_->restore = options.restore;
   pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
                .tiers = tiers_of(options),
                .prefetch = prefetch});
@@ -79,7 +81,7 @@ Budget::~Budget() {
 
 void Budget::end() {
   if (!state_->observation) return;
-  Pager::cpu().stop();
+  state_->restore ? Pager::cpu().stop() : Pager::cpu().abandon();
   state_->observation.reset();
 }
 

@@ -71,7 +71,8 @@ class LedgerListener final : public OperatorListener {
     } else if (call.in_backward || call.records_gradient) {
       enter(shown, Category::kActivation);
     } else {
-      if (op.writes_arguments != 0 && !c10::GradMode::is_enabled()) announce_written_parameters(op, call.call);
+      if (op.writes_arguments != 0 && !c10::GradMode::is_enabled())
+        announce_written_parameters(op, call.call);
       enter(shown, Category::kOther);
     }
     return true;
@@ -89,8 +90,7 @@ struct Node : at::ObserverContext {};
 // autograd gives the gradient of a leaf to its AccumulateGrad node, which keeps the tensor itself as `.grad`,
 // or a copy born there, or adds it to the `.grad` that exists.
 std::unique_ptr<at::ObserverContext> node_starts(const at::RecordFunction& call) {
-  if (birth.op != nullptr || std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0)
-    return nullptr;
+  if (birth.op != nullptr || std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0) return nullptr;
   for (const c10::IValue& input : call.inputs()) {
     any_tensor(input, [](const at::Tensor& gradient) {
       if (const void* data = data_of(gradient)) Blocks::instance().mark(data, Category::kGradient);

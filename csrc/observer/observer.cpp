@@ -34,8 +34,7 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   begun->records_gradient = !begun->in_backward && records_gradient(call);
   for (std::size_t i = 0; i < kMostListeners; ++i) {
     OperatorListener* listener = listeners().active[i].load(std::memory_order_acquire);
-    if (listener != nullptr && listener->begins(*begun))
-      begun->heard |= static_cast<std::uint8_t>(1 << i);
+    if (listener != nullptr && listener->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
   }
   if (begun->heard == 0) return nullptr;
   return begun;

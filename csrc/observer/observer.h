@@ -33,8 +33,8 @@ class OperatorListener {
   ~OperatorListener() = default;
 };
 
-/// While one lives, `listener` hears of operators. Counted: several may live. Between two listeners, the first
-/// ever added is called first, at both ends.
+/// While one lives, `listener` hears of operators. Counted: several may live. Between two listeners, the
+/// first ever added is called first, at both ends.
 class OperatorObservation {
  public:
   explicit OperatorObservation(OperatorListener& listener);

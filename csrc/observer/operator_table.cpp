@@ -92,8 +92,8 @@ const Operator& operator_of(const at::RecordFunction& call) {
   const std::string_view name = call.name();
   const std::string_view overload = call.overload_name();
   // The address says where to look, the text whether it is found.
-  const auto address = reinterpret_cast<std::uintptr_t>(name.data()) ^
-                       reinterpret_cast<std::uintptr_t>(overload.data()) << 1;
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(name.data()) ^ reinterpret_cast<std::uintptr_t>(overload.data()) << 1;
   std::atomic<const Entry*>& slot = recent[(address >> 4 ^ address >> 14) % kRecent];
   const Entry* entry = slot.load(std::memory_order_acquire);
   if (entry == nullptr || !is_of(*entry, name, overload)) {

@@ -307,16 +307,17 @@ void Pager::Frame::enter(const OperatorCall& call, Register what, c10::ArrayRef<
   for (const Use& use : uses) {
     if (Page* page = pager.table_.find(*use.storage)) known.push_back({page, use.writes});
   }
-  if (what != Register::kAll && known.empty()) return;
-  knew_ |= !known.empty();
+  const bool parameters = std::any_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
+  if (what != Register::kAll && known.empty() && !parameters) return;
+  knew_ |= !known.empty() || parameters;
   if (outermost && call.records_gradient && pager.step_.begins_step(call.op.name, known)) pager.end_step();
 
   // All are pinned before the first is faulted in: making room for one must not push out another.
   const std::size_t first = pinned_.size();
   StepFollower::Uses used;
   for (const Use& use : uses) {
-    const bool may_register =
-        what == Register::kAll || (what == Register::kWrittenWithAKnown && use.writes);
+    const bool may_register = what == Register::kAll || use.parameter ||
+                              (what == Register::kWrittenWithAKnown && knew_ && use.writes);
     Page* page = may_register ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
     if (page == nullptr) continue;
     page->last_use = pager.clock_;

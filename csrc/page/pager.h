@@ -63,7 +63,7 @@ class Pager final : public AllocationGate {
     bool parameter;  ///< a leaf that requires a gradient
   };
   enum class Register : std::uint8_t {
-    kNone,               ///< only pages known already are of interest
+    kNone,               ///< only pages known already, and parameters, are of interest
     kAll,                ///< storages not met before become pages
     kWrittenWithAKnown,  ///< those written become pages if another storage of the operator is one: optimizer
                          ///< state
@@ -87,7 +87,7 @@ class Pager final : public AllocationGate {
     std::exception_ptr failed_;  ///< a page could not be brought in
     const std::string* op_ = nullptr;
     int depth_ = 0;
-    bool knew_ = false;  ///< the outermost operator used a page
+    bool knew_ = false;                               ///< the outermost operator used a page
     std::size_t position_ = StepFollower::kUntraced;  ///< of the outermost operator, in its step
     std::vector<Page*> pinned_;
   };

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <numbers>
 #include <optional>
 
@@ -80,8 +81,9 @@ void average_over_ranks(const std::vector<torch::Tensor>& parameters, const torc
 void save_pictures(const reef::Timeline& timeline, const Options& options, torch::Device device) {
   const auto& devices = timeline.devices;
   const auto index = std::find(devices.begin(), devices.end(), device.str()) - devices.begin();
-  write_whole_file(options.chart, reef::memory_chart(timeline, static_cast<std::size_t>(index),
-                                                     {.title = "Bytes alive during one training step"}));
+  const reef::ChartOptions how{.title = "Bytes alive during one training step",
+                               .budget_bytes = options.budget_bytes.value_or(0)};
+  write_whole_file(options.chart, reef::memory_chart(timeline, static_cast<std::size_t>(index), how));
   if (!options.trace.empty()) write_whole_file(options.trace, reef::chrome_trace(timeline));
 }
 
@@ -89,6 +91,29 @@ void require_writable_files(const Options& options) {
   if (!options.save.empty()) require_writable(options.save);
   if (options.ledger) require_writable(options.chart);
   if (!options.trace.empty()) require_writable(options.trace);
+  if (!options.summary.empty()) require_writable(options.summary);
+}
+
+void open_budget(std::optional<reef::Budget>& budget, const Options& options) {
+  reef::BudgetOptions how;
+  if (!options.spill.empty()) {
+    how.tiers.push_back(reef::disk_tier(
+        {.directory = options.spill, .capacity_bytes = std::numeric_limits<std::int64_t>::max()}));
+  }
+  budget.emplace(static_cast<std::uint64_t>(*options.budget_bytes), std::vector<const torch::nn::Module*>{},
+                 std::move(how));
+}
+
+// What a run came to, as one JSON object.
+void save_summary(const Options& options, const Report& report, double validation_bits_per_byte,
+                  std::int64_t peak_bytes) {
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "{\"steps\": %lld, \"validation_bits_per_byte\": %.17g, \"tokens_per_second\": %.1f, "
+                "\"peak_bytes\": %lld}\n",
+                static_cast<long long>(options.steps), validation_bits_per_byte, report.tokens_per_second(),
+                static_cast<long long>(peak_bytes));
+  write_whole_file(options.summary, text);
 }
 
 void train(const Options& options) {
@@ -98,6 +123,10 @@ void train(const Options& options) {
   const bool leads = rank == 0;  // and so speaks, validates and saves
   if (leads) require_writable_files(options);
   if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
+
+  // Before the model, so that it is made inside and goes first.
+  std::optional<reef::Budget> budget;
+  if (options.budget_bytes) open_budget(budget, options);
 
   const auto seed = static_cast<std::uint64_t>(options.seed);
   torch::manual_seed(seed);
@@ -120,10 +149,11 @@ void train(const Options& options) {
   const auto corpus = load_corpus(options.data, options.context + 1);
   const auto first_step = state.step;
   Report report(options, rank, ranks, first_step);
+  double validation = 0;
   const auto validate = [&] {
+    validation = bits_per_byte(model, corpus.validation, options, device);
     char text[64];
-    std::snprintf(text, sizeof text, "validation: %.4f bits per byte",
-                  bits_per_byte(model, corpus.validation, options, device));
+    std::snprintf(text, sizeof text, "validation: %.4f bits per byte", validation);
     return std::string(text);
   };
   if (leads) {
@@ -171,6 +201,14 @@ void train(const Options& options) {
   report.log().finish(parameters);
   if (!leads) return;
   report.say(validate());
+  if (budget) report.say(budget->report());
+  if (!options.summary.empty()) {
+    const std::int64_t peak = budget   ? static_cast<std::int64_t>(budget->use().peak_bytes)
+                              : ledger ? ledger->peak(device).bytes.total()
+                                       : 0;
+    save_summary(options, report, validation, peak);
+  }
+  if (budget && !options.save.empty()) budget->end();  // a checkpoint is read off memory
   if (!options.save.empty()) save_checkpoint(options.save, state, options);
   if (options.sample > 0) report.say("sample:" + printable(sample(model, options, device)));
   if (ledger) report.say(ledger->table());

@@ -10,6 +10,7 @@ ranks were started (torchrun, mpirun, srun), a process group and two collectives
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 
@@ -62,19 +63,29 @@ def report_divergence(step: int, model: ByteGPT) -> None:
 
 
 def save_pictures(timeline: reef.Timeline, options: argparse.Namespace, device: torch.device) -> None:
-    chart = timeline.chart(str(device), title="Bytes alive during one training step")
+    chart = timeline.chart(
+        str(device), title="Bytes alive during one training step", budget_bytes=options.budget or 0
+    )
     write_whole_file(options.chart, chart.encode())
     if options.trace:
         write_whole_file(options.trace, timeline.trace().encode())
 
 
 def train(options: argparse.Namespace) -> None:
+    if not options.budget:
+        return train_within(None, options)
+    # The model is made inside, and gone when the budget ends.
+    with reef.budget(options.budget, spill=options.spill, restore=bool(options.save)) as budget:
+        train_within(budget, options)
+
+
+def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> None:
     device = find_device(options.device, reef.resolve_rendezvous().local_rank)
     group = reef.init_process_group()
     rank, ranks = group.rank(), group.size()
     leads = rank == 0  # and so speaks, validates and saves
     if leads:
-        for path in (options.save, None if options.no_ledger else options.chart, options.trace):
+        for path in (options.save, None if options.no_ledger else options.chart, options.trace, options.summary):
             if path:
                 require_writable(path)
     if options.threads:
@@ -98,8 +109,12 @@ def train(options: argparse.Namespace) -> None:
     training, validation, description = load_corpus(options.data, options.context + 1)
     report = Report(options, rank, ranks, first_step)
 
+    validated = 0.0
+
     def validate() -> str:
-        return f"validation: {bits_per_byte(model, validation, options, device):.4f} bits per byte"
+        nonlocal validated
+        validated = bits_per_byte(model, validation, options, device)
+        return f"validation: {validated:.4f} bits per byte"
 
     if leads:
         count = sum(parameter.numel() for parameter in parameters)
@@ -143,6 +158,15 @@ def train(options: argparse.Namespace) -> None:
         return
     report.close_bar()
     report.say(validate())
+    if budget:
+        report.say(budget.report())
+    if options.summary:
+        peak = budget.peak_bytes if budget else ledger.peak(device).total if ledger else 0
+        summary = dict(steps=options.steps, validation_bits_per_byte=validated)
+        summary |= dict(tokens_per_second=report.tokens_per_second(), peak_bytes=peak)
+        write_whole_file(options.summary, (json.dumps(summary) + "\n").encode())
+    if budget and options.save:
+        budget.stop()  # a checkpoint is read off memory
     if options.save:
         save_checkpoint(options.save, options, model, optimizer, batches, max(first_step, options.steps))
     if options.sample:

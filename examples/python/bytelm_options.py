@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+import reef
 import torch
 
 
@@ -47,6 +48,9 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--chart", metavar="FILE", help="SVG of the bytes alive during one step; default: bytelm-memory.svg")
     add("--trace", metavar="FILE", help="the same as a Chrome trace (JSON)")
     add("--losses", metavar="FILE", help="the loss of each step as a JSON line (FILE.rank1 and so on for the other ranks)")
+    add("--summary", metavar="FILE", help="what the run came to: loss, speed and peak, as JSON")
+    add("--budget", metavar="SIZE", help="train inside so many bytes (12MiB), bit for bit the same")
+    add("--spill", metavar="FOLDER", help="what leaves goes to a file there, by default to host memory")
     add("--no-ledger", action="store_true", help="do not count memory, to measure what counting costs")
     options = parser.parse_args(arguments)
     if options.width % options.heads:
@@ -55,6 +59,14 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--learning-rate must be a number above 0")
     if options.save_every and not options.save:
         parser.error("--save-every needs --save FILE to say where the checkpoint goes")
+    if options.budget:
+        options.budget = reef.parse_bytes(options.budget)
+    elif options.spill:
+        parser.error("--spill says where a --budget's pages go: give both")
+    if options.budget and options.device != "cpu":
+        parser.error("--budget is for --device cpu")
+    if options.budget and options.save_every:
+        parser.error("--save-every reads all parameters at once, which a --budget need not hold: leave one out")
     if options.no_ledger and (options.chart or options.trace):
         parser.error("--chart and --trace show what the ledger counts: leave out --no-ledger")
     options.chart = options.chart or "bytelm-memory.svg"

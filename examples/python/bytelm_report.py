@@ -35,7 +35,7 @@ class RunLog:
         if self.file:
             crc = 0
             for parameter in parameters:
-                crc = zlib.crc32(parameter.detach().cpu().contiguous().numpy(), crc)
+                crc = zlib.crc32(parameter.detach().cpu().clone().numpy(), crc)
             self.write(parameters_crc32=crc)
 
 
@@ -45,7 +45,7 @@ class Report:
 
     def __init__(self, options: argparse.Namespace, rank: int, ranks: int, first_step: int):
         self.speaks = rank == 0
-        self.first_step, self.steps = first_step, options.steps
+        self.first_step, self.step, self.steps = first_step, first_step, options.steps
         self.tokens_per_step = options.batch * options.context * ranks
         self.log = RunLog(options.losses if self.speaks or not options.losses else f"{options.losses}.rank{rank}")
         self.seconds = 0.0  # in steps
@@ -68,6 +68,9 @@ class Report:
         if self.bar:
             self.bar.set_postfix_str(self.progress(), refresh=False)
             self.bar.update()
+
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step * (self.step - self.first_step) / self.seconds if self.seconds else 0.0
 
     def progress(self) -> str:
         seconds_per_step = self.seconds / (self.step - self.first_step)

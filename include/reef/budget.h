@@ -25,6 +25,9 @@ struct BudgetOptions {
   /// Once a step is known, move pages beside the operators, before they are needed and as soon as they are
   /// not; false: only when an allocation or an operator demands it.
   bool prefetch = true;
+  /// When it ends, bring every page back. False: those that are away stay so, and an access to one throws;
+  /// for models that memory could not hold.
+  bool restore = true;
 };
 
 /// What a budget has done so far.
@@ -47,12 +50,12 @@ struct BudgetUse {
 /// every allocation, and the program computes what it would have computed: bit for bit, since pages are only
 /// moved.
 ///
-/// Pages are the storages of parameters, gradients, optimizer states, and of what recorded operators read and
-/// make, of 1 KiB or more. They leave when room is wanted, the least recently used first, and come back
-/// before the operator that needs them. Never moved: storages that did not come from LibTorch's allocator
-/// (from_blob, shared between processes), those that numpy() has been called on, those pinned, and everything
-/// that no recorded operator touched. Code that keeps raw pointers (data_ptr(), an accessor) over other
-/// operators must pin() the tensor.
+/// Pages are the storages of parameters (leaves that require a gradient, from the first operator on),
+/// gradients, optimizer states, and of what recorded operators read and make, of 1 KiB or more. They leave
+/// when room is wanted, the least recently used first, and come back before the operator that needs them.
+/// Never moved: storages that did not come from LibTorch's allocator (from_blob, shared between processes),
+/// those that numpy() has been called on, those pinned, and everything that no recorded operator touched.
+/// Code that keeps raw pointers (data_ptr(), an accessor) over other operators must pin() the tensor.
 ///
 /// If an operator's working set does not fit, BudgetError is thrown inside it, before it writes anything;
 /// where the operator allocates nothing it is a c10::Error with the same text. Errors of a tier surface
@@ -85,8 +88,8 @@ class REEF_API Budget {
   /// Peaks, counts and the minimum begin anew.
   void reset_use();
 
-  /// Made at the first call, and counting from then on: what is alive, as what, and when; watch() an optimizer
-  /// to have its state told apart. Costs its share of every operator (docs/ledger.md).
+  /// Made at the first call, and counting from then on: what is alive, as what, and when; watch() an
+  /// optimizer to have its state told apart. Costs its share of every operator (docs/ledger.md).
   Ledger& ledger();
 
  private:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,6 +114,10 @@ BAD_OPTIONS = [
     (dict(save_every=5), "--save"),
     (dict(no_ledger=True, chart="x.svg"), "--no-ledger"),
     (dict(seed=-1), "seed"),
+    (dict(budget="much"), "much"),
+    (dict(spill="."), "--budget"),
+    (dict(budget="1MiB", save="x", save_every=5), "--save-every"),
+    (dict(budget="1MiB", device="cuda"), "--budget"),
     (dict(data=[]), "data"),
     *((dict([(name, 0)]), name.split("_")[0]) for name in TINY if name != "sample"),
 ]
@@ -323,3 +328,31 @@ def test_rank_that_fails_says_which_it_is(run, text):
     for rank in run_two(command("cpp") + arguments(data=["missing"])).ranks:
         assert rank.exit_code == 1
         assert f"bytelm: rank {rank.rank}: " in rank.output
+
+
+# ---- inside a budget ------------------------------------------------------------------------------------------------
+
+
+def tensors_of(checkpoint):
+    """Size and checksum of each tensor's bytes; their order is that of addresses, which no two runs share."""
+    with zipfile.ZipFile(checkpoint) as archive:
+        return sorted((e.file_size, e.CRC) for e in archive.infolist() if Path(e.filename).parent.name == "data")
+
+
+@pytest.mark.parametrize("spill", [None, "."])
+@pytest.mark.parametrize("face", FACES)
+def test_a_budget_changes_no_bit(face, run, text, spill):
+    options = dict(data=[text], width=32, context=32, steps=8)
+    assert run(face, losses="plain", summary="plain.json", save="a", **options).returncode == 0
+    peak = json.loads(Path("plain.json").read_text())["peak_bytes"]
+    inside = run(face, losses="inside", summary="inside.json", save="b", budget=peak // 2, spill=spill, **options)
+    assert inside.returncode == 0, inside.err
+    assert "pages that left" in inside.out
+    assert json.loads(Path("inside.json").read_text())["peak_bytes"] <= peak // 2
+    assert Path("inside").read_text() == Path("plain").read_text()
+    assert tensors_of("b") == tensors_of("a")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_budget_too_small_is_one_sentence(face, run, text):
+    assert_one_sentence(run(face, data=[text], budget=1000), 1, "out of memory", "give at least")

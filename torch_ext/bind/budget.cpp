@@ -23,8 +23,9 @@ struct Tier : torch::CustomClassHolder {
 
 struct Budget : torch::CustomClassHolder {
   Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::string& device,
-         const std::vector<c10::intrusive_ptr<Tier>>& tiers, bool prefetch) {
-    reef::BudgetOptions options{.device = c10::Device(device), .tiers = {}, .prefetch = prefetch};
+         const std::vector<c10::intrusive_ptr<Tier>>& tiers, bool prefetch, bool restore) {
+    reef::BudgetOptions options{
+        .device = c10::Device(device), .tiers = {}, .prefetch = prefetch, .restore = restore};
     for (const auto& tier : tiers) options.tiers.push_back(tier->tier);
     budget.emplace(bytes_of(bytes, "the budget"), tensors, std::move(options));
   }
@@ -78,7 +79,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
 
   m.class_<Budget>("Budget")
       .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::string&,
-                       const std::vector<c10::intrusive_ptr<Tier>>&, bool>())
+                       const std::vector<c10::intrusive_ptr<Tier>>&, bool, bool>())
       .def("end", [](const Self& self) { self->budget->end(); })
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })

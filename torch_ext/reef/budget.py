@@ -90,13 +90,14 @@ class Budget(contextlib.ContextDecorator):
     """See ``budget``. Also a decorator, and ``start``/``stop``; may be used again after it has ended."""
 
     def __init__(
-        self, size: int, targets: tuple[object, ...], device: str, tiers: list[Tier], prefetch: bool
+        self, size: int, targets: tuple[object, ...], device: str, tiers: list[Tier], prefetch: bool, restore: bool
     ) -> None:
         self._size = size
         self._targets = targets
         self._device = device
         self._tiers = tiers
         self._prefetch = prefetch
+        self._restore = restore
         self._budget: torch.ScriptObject | None = None
         self._ended: tuple[BudgetUse, str] | None = None
         self._ledger: Ledger | None = None
@@ -116,7 +117,7 @@ class Budget(contextlib.ContextDecorator):
             else:
                 tensors += target  # type: ignore[arg-type]
         self._budget = torch.classes.reef.Budget(
-            self._size, tensors, self._device, [tier._tier for tier in self._tiers], self._prefetch
+            self._size, tensors, self._device, [tier._tier for tier in self._tiers], self._prefetch, self._restore
         )
         return self
 
@@ -189,6 +190,7 @@ def budget(
     tiers: Iterable[Tier] | None = None,
     device: str | torch.device = "cpu",
     prefetch: bool = True,
+    restore: bool = True,
 ) -> Budget:
     """While in force, the bytes that LibTorch's allocator has handed out on ``device`` stay within ``size`` (``"2GiB"``),
     at every allocation, and the program computes what it would have computed, bit for bit.
@@ -196,14 +198,15 @@ def budget(
     ``targets`` (modules, optimizers, tensors) are known from the start; others become known when an operator meets them.
     Pages leave for ``tiers``, the first with room; by default host memory, or with ``spill`` a file in that directory.
     An operator whose working set does not fit raises BudgetError and changes nothing; training may go on after
-    ``set_bytes``. Once a training step is known, pages move beside the operators, unless ``prefetch`` is false. Code that keeps raw pointers over other operators must ``pin`` the tensor; arrays made by ``numpy()``
-    are safe.
+    ``set_bytes``. Once a training step is known, pages move beside the operators, unless ``prefetch`` is false. When it
+    ends every page comes back, unless ``restore`` is false: for models that memory could not hold. Code that keeps raw
+    pointers over other operators must ``pin`` the tensor; arrays made by ``numpy()`` are safe.
     """
     if tiers is None:
         tiers = [disk_tier(spill)] if spill is not None else [host_tier()]
     elif spill is not None:
         raise ValueError("give spill or tiers, not both; spill is short for tiers=[reef.disk_tier(directory)]")
-    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch)
+    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch, restore)
 
 
 def pin(tensor: torch.Tensor) -> None:

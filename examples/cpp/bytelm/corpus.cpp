@@ -1,13 +1,13 @@
 #include "corpus.h"
 
 #include <ATen/TensorIndexing.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "reef/bytes.h"
 #include "reef/error.h"
@@ -77,10 +77,11 @@ std::vector<fs::path> corpus_files(const std::vector<std::string>& paths) {
   return files;
 }
 
-at::Tensor as_tensor(const std::string& text) {
-  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
+// Over memory of the text's own, which is no part of what LibTorch allocates.
+at::Tensor as_tensor(std::string text) {
+  auto* kept = new std::string(std::move(text));
+  return at::from_blob(
+      kept->data(), {static_cast<std::int64_t>(kept->size())}, [kept](void*) { delete kept; }, at::kByte);
 }
 
 }  // namespace
@@ -115,7 +116,7 @@ Corpus load_corpus(const std::vector<std::string>& paths, std::int64_t window) {
       std::to_string(files.size()) + (files.size() == 1 ? " file, " : " files, ") +
       reef::format_bytes(static_cast<std::int64_t>(training.size())) + " for training, " +
       reef::format_bytes(static_cast<std::int64_t>(validation.size())) + " for validation (" + split + ")";
-  return {as_tensor(training), as_tensor(validation), description};
+  return {as_tensor(std::move(training)), as_tensor(std::move(validation)), description};
 }
 
 at::Tensor windows_at(const at::Tensor& text, const at::Tensor& offsets, std::int64_t window) {

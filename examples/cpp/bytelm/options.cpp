@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "reef/bytes.h"
 #include "reef/error.h"
 
 namespace bytelm {
@@ -43,6 +44,11 @@ po::options_description describe(Options& options) {
   add("trace", text(options.trace), "the same as a Chrome trace (JSON)");
   add("losses", text(options.losses),
       "the loss of each step as a JSON line (FILE.rank1 and so on for the other ranks)");
+  add("summary", text(options.summary), "what the run came to: loss, speed and peak, as JSON");
+  add("budget", po::value<std::string>()->value_name("SIZE"),
+      "train inside so many bytes (12MiB), bit for bit the same");
+  add("spill", po::value(&options.spill)->value_name("FOLDER"),
+      "what leaves goes to a file there, by default to host memory");
   add("no-ledger", "do not count memory, to measure what counting costs");
   return all;
 }
@@ -71,6 +77,11 @@ void check(const Options& options, const po::variables_map& given) {
           "--learning-rate must be a number above 0");
   require(options.save_every == 0 || !options.save.empty(),
           "--save-every needs --save FILE to say where the checkpoint goes");
+  require(options.spill.empty() || options.budget_bytes,
+          "--spill says where a --budget's pages go: give both");
+  require(!options.budget_bytes || options.device == "cpu", "--budget is for --device cpu");
+  require(!options.budget_bytes || options.save_every == 0,
+          "--save-every reads all parameters at once, which a --budget need not hold: leave one out");
   require(options.ledger || (given["chart"].defaulted() && options.trace.empty()),
           "--chart and --trace show what the ledger counts: leave out --no-ledger");
 }
@@ -98,6 +109,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     throw reef::ConfigError(std::string(error.what()) + "; bytelm --help lists the options");
   }
   options.ledger = !given.count("no-ledger");
+  if (given.count("budget")) options.budget_bytes = reef::parse_bytes(given["budget"].as<std::string>());
   check(options, given);
   return options;
 }

@@ -29,9 +29,12 @@ struct Options {
   std::int64_t save_every = 0;  ///< 0: at the end only
   std::string resume;           ///< "": from the beginning
   std::string chart = "bytelm-memory.svg";
-  std::string trace;   ///< "": none
-  std::string losses;  ///< "": none
+  std::string trace;    ///< "": none
+  std::string losses;   ///< "": none
+  std::string summary;  ///< "": none
   bool ledger = true;
+  std::optional<std::int64_t> budget_bytes;  ///< nullopt: none
+  std::string spill;                         ///< folder for pages; "": host memory
 };
 
 /// Reads the command line; nullopt if it asked for help, which is then on stdout. Throws reef::ConfigError.

@@ -37,6 +37,10 @@ void Report::step_ends(std::int64_t step, double nats, std::optional<std::int64_
   draw_bar();
 }
 
+double Report::tokens_per_second() const {
+  return seconds_ == 0 ? 0 : static_cast<double>(tokens_per_step_ * (step_ - first_step_)) / seconds_;
+}
+
 std::string Report::progress() const {
   const double seconds_per_step = seconds_ / static_cast<double>(step_ - first_step_);
   const auto left = std::lround(seconds_per_step * static_cast<double>(steps_ - step_));

@@ -28,6 +28,8 @@ class Report {
   /// "loss 2.310 bits/byte, 12345 tokens/s, 45.2 MiB alive, 1:23 left".
   std::string progress() const;
 
+  double tokens_per_second() const;
+
   RunLog& log() { return log_; }
 
  private:

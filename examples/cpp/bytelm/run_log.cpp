@@ -35,7 +35,7 @@ void RunLog::finish(const std::vector<at::Tensor>& parameters) {
   if (path_.empty()) return;
   boost::crc_32_type crc;
   for (const auto& parameter : parameters) {
-    const auto values = parameter.detach().cpu().contiguous();
+    const auto values = parameter.detach().cpu().clone();
     crc.process_bytes(values.const_data_ptr(), values.nbytes());
   }
   line("{\"parameters_crc32\": " + std::to_string(crc.checksum()) + "}");
