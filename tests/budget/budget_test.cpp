@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <random>
+#include <thread>
 #include <vector>
 
 #include "budget/architectures.h"
@@ -132,6 +136,47 @@ TEST_P(EveryArchitecture, TrainsInsideTheBudgetBitForBit) {
   }
   std::printf("  natural peak %llu bytes, fits in%s\n", static_cast<unsigned long long>(plain.peak_bytes),
               fits.c_str());
+}
+
+// Host memory behind transfers that take their time, each another.
+struct UnsteadyTier final : Tier {
+  explicit UnsteadyTier(unsigned seed) : random(seed) {}
+  std::string name() const override { return "unsteady"; }
+  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
+  void give_back(Slot slot) noexcept override { host->give_back(slot); }
+  void write(Slot slot, const void* data) override {
+    wait();
+    host->write(slot, data);
+    wait();
+  }
+  void read(Slot slot, void* data) override {
+    wait();
+    host->read(slot, data);
+    wait();
+  }
+  TierUse use() const override { return host->use(); }
+  void wait() {
+    unsigned drawn = 0;
+    {
+      const std::lock_guard lock(mutex);
+      drawn = random();
+    }
+    const std::chrono::microseconds longest(drawn % 16 == 0 ? 3000 : drawn % 4 == 0 ? 200 : 0);
+    if (longest.count() > 0) std::this_thread::sleep_for(longest * (drawn / 16 % 1024) / 1024);
+  }
+  std::mutex mutex;
+  std::mt19937 random;
+  std::shared_ptr<Tier> host = host_tier(std::uint64_t{1} << 40);
+};
+
+TEST_P(EveryArchitecture, HoweverLongATransferTakes) {
+  const Plain plain = train_plainly(GetParam());
+  static unsigned seed = 0;  // another in every repetition of the test
+  for (const std::uint64_t part : {2, 3}) {
+    const BudgetOptions options{.device = c10::kCPU, .tiers = {std::make_shared<UnsteadyTier>(++seed)}};
+    const auto [budgeted, at_once] = train_within_part(GetParam(), plain.peak_bytes / part, options);
+    EXPECT_EQ(budgeted.result, plain.result) << "seed " << seed;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Budget, EveryArchitecture, testing::ValuesIn(test::architectures()),
