@@ -1,4 +1,5 @@
-"""What `make demo` runs: the same training twice, at its natural peak and in a quarter of it, side by side."""
+"""What `make demo` runs: the same training twice, at its natural peak and in a quarter of it, side by side; then a
+larger one in a container that kills the plain program."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import container
 
 BYTELM = Path(sys.argv[1])
 ARGUMENTS = sys.argv[2:]
@@ -26,7 +29,7 @@ def train(title: str, folder: Path, *arguments: str) -> tuple[dict, bytes]:
     return json.loads(summary.read_text()), losses.read_bytes()
 
 
-def main() -> None:
+def compare_at_a_quarter() -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plain, plain_log = train("at its natural peak", folder)
@@ -46,8 +49,32 @@ def main() -> None:
         print(f"{what:27}{left:>16}{right:>16}")
     same = plain_log == inside_log
     print("every loss and every parameter: " + ("the same, bit for bit" if same else "NOT the same"))
-    if not same:
-        sys.exit(1)
+    return same
+
+
+def compare_in_container() -> bool:
+    """True: the plain program was killed, and the same training within the budget ended as it does outside."""
+    print(
+        f"\n---- a model with {mebibytes(container.STATE_BYTES)} of parameters, gradients and optimizer state, "
+        f"in a container of {mebibytes(container.LIMIT_BYTES)}: outside, killed inside, within a budget inside",
+        flush=True,
+    )
+    if reason := container.why_not():
+        print(f"left out: {reason}")
+        return True
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        outcome = container.train_in_container(BYTELM, Path(name))
+    print(f"the plain program in the container: {'killed' if outcome.killed else 'NOT killed'}")
+    print(
+        f"within {mebibytes(container.BUDGET_BYTES)}, over a swap file: {outcome.bits_per_byte:.6f} bits per byte, "
+        + ("the same as outside, bit for bit" if outcome.same else "NOT the same as outside")
+    )
+    return outcome.killed and outcome.same
+
+
+def main() -> None:
+    same = compare_at_a_quarter()
+    sys.exit(0 if compare_in_container() and same else 1)
 
 
 if __name__ == "__main__":

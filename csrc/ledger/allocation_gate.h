@@ -11,8 +11,12 @@ class AllocationGate {
   /// to.
   virtual bool before_allocate(std::size_t bytes) = 0;
   virtual void after_allocate(std::size_t bytes) noexcept = 0;
-  /// `data` is about to go back to the system.
+  /// Memory for the block, if the gate has its own; nullptr: LibTorch's allocator is asked.
+  virtual void* allocate(std::size_t bytes) = 0;
+  /// `data` is about to be given back.
   virtual void freed(const void* data) noexcept = 0;
+  /// Takes it back; false if it is not the gate's own.
+  virtual bool take_back(void* data) noexcept = 0;
 
  protected:
   ~AllocationGate() = default;

@@ -24,9 +24,10 @@ c10::DeleterFnPtr wrapped_delete = nullptr;
 // Also meets pointers it never issued: libraries free through the allocator of the day what was allocated
 // before.
 void count_and_delete(void* data) {
-  if (AllocationGate* closed = gate.load(std::memory_order_acquire)) closed->freed(data);
+  AllocationGate* const closed = gate.load(std::memory_order_acquire);
+  if (closed != nullptr) closed->freed(data);
   live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
-  wrapped_delete(data);
+  if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
 }
 
 void count_birth(const void* data, std::size_t bytes) {
@@ -43,7 +44,10 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     AllocationGate* const closed = bytes > 0 ? gate.load(std::memory_order_acquire) : nullptr;
     const Reservation reservation(closed, bytes);
-    return counted(bytes);
+    void* const own = closed == nullptr ? nullptr : closed->allocate(bytes);
+    if (own == nullptr) return counted(bytes);
+    count_birth(own, bytes);
+    return {own, own, &count_and_delete, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &count_and_delete; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {

@@ -18,6 +18,8 @@ namespace {
 // This thread holds the pager's lock. Small enough for the static block, which is found without a call.
 [[gnu::tls_model("initial-exec")]] constinit thread_local bool inside = false;
 
+constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
+
 std::string running_operator() {
   const std::string* op = Pager::this_threads_frame().op();
   return op == nullptr ? std::string("outside any operator") : "operator " + *op;
@@ -95,12 +97,14 @@ void Pager::stop() {
   }
   if (error) std::rethrow_exception(error);
   running_ = false;
+  blocks_.trim(0);
 }
 
 void Pager::abandon() noexcept {
   const Entry entry(*this);
   mover_.settle_all();
   running_ = false;
+  blocks_.trim(0);
 }
 
 std::uint64_t Pager::budget_bytes() const {
@@ -156,10 +160,17 @@ bool Pager::before_allocate(std::size_t bytes) {
   if (const std::exception_ptr error = mover_.take_error()) std::rethrow_exception(error);
   make_room(bytes);
   reserved_bytes_ += bytes;
+  blocks_.trim(kept_bytes(0));
   return true;
 }
 
 void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
+
+void* Pager::allocate(std::size_t bytes) {
+  if (!running_ || bytes < BlockCache::kSmallestBlock) return nullptr;
+  // What the pager allocates for itself has no reservation.
+  return blocks_.allocate(bytes, kept_bytes(inside ? bytes : 0));
+}
 
 void Pager::freed(const void* data) noexcept {
   if (!running_) return;
@@ -224,6 +235,14 @@ void Pager::make_resident(Page& page) {
 
 std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
   return static_cast<std::uint64_t>(allocator_live_bytes()) + reserved_bytes_ + bytes;
+}
+
+// Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
+// blocks of many sizes would hardly ever fit where others have left.
+std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
+  const std::uint64_t most =
+      std::min<std::uint64_t>(budget_bytes_, static_cast<std::uint64_t>(allocator_peak_bytes()));
+  return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
 }
 
 // What would be alive with every page away that could be.

@@ -13,6 +13,7 @@
 
 #include "ledger/allocation_gate.h"
 #include "observer/observer.h"
+#include "page/block_cache.h"
 #include "page/page_mover.h"
 #include "page/page_table.h"
 #include "page/step_follower.h"
@@ -104,7 +105,9 @@ class Pager final : public AllocationGate {
   // AllocationGate
   bool before_allocate(std::size_t bytes) override;
   void after_allocate(std::size_t bytes) noexcept override;
+  void* allocate(std::size_t bytes) override;
   void freed(const void* data) noexcept override;
+  bool take_back(void* data) noexcept override { return blocks_.free(data); }
 
  private:
   Pager();
@@ -113,6 +116,7 @@ class Pager final : public AllocationGate {
   void make_room(std::uint64_t bytes);
   Page* victim();
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
+  std::uint64_t kept_bytes(std::uint64_t bytes) const;
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
   [[noreturn]] void refuse(std::uint64_t bytes);
   [[noreturn]] void refuse_without_tier(const Page& page, std::uint64_t bytes);
@@ -132,6 +136,7 @@ class Pager final : public AllocationGate {
   StepFollower step_;
   PageTable table_;
   PageMover mover_;
+  BlockCache blocks_;
   std::deque<std::uint32_t> fetches_;  ///< planned, by page id, and waiting for room
 };
 
