@@ -97,6 +97,7 @@ BudgetUse Budget::use() const {
           .fetches = counts.fetches,
           .evictions = counts.evictions,
           .clean_evictions = counts.clean_evictions,
+          .unseen_writes = counts.unseen_writes,
           .bytes_in = counts.bytes_in,
           .bytes_out = counts.bytes_out,
           .waited_seconds = counts.waited_seconds};

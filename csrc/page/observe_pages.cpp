@@ -1,5 +1,8 @@
 #include "page/observe_pages.h"
 
+#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/SparseTensorImpl.h>
+
 #include "observer/call.h"
 #include "observer/observer.h"
 #include "page/pager.h"
@@ -10,11 +13,28 @@ namespace {
 using Register = Pager::Register;
 using Uses = c10::SmallVector<Pager::Use, 8>;
 
+void add_dense(Uses& uses, const at::Tensor& tensor, bool writes) {
+  if (!tensor.has_storage() || !tensor.device().is_cpu()) return;
+  uses.push_back(
+      {tensor.storage().unsafeGetStorageImpl(), writes, tensor.requires_grad() && tensor.is_leaf()});
+}
+
+// A sparse tensor has no storage: its parts do.
 void add(Uses& uses, const c10::IValue& value, bool writes) {
   any_tensor(value, [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return false;
-    uses.push_back(
-        {tensor.storage().unsafeGetStorageImpl(), writes, tensor.requires_grad() && tensor.is_leaf()});
+    if (!tensor.defined()) return false;
+    if (tensor.layout() == c10::kSparse) {
+      const auto* sparse = static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+      add_dense(uses, sparse->indices(), writes);
+      add_dense(uses, sparse->values(), writes);
+    } else if (at::sparse_csr::is_sparse_compressed(tensor)) {
+      const auto* sparse = static_cast<const at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+      add_dense(uses, sparse->compressed_indices(), writes);
+      add_dense(uses, sparse->plain_indices(), writes);
+      add_dense(uses, sparse->values(), writes);
+    } else {
+      add_dense(uses, tensor, writes);
+    }
     return false;
   });
 }

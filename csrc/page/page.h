@@ -37,6 +37,7 @@ struct Page : LearnedPage {
   std::size_t index = 0;                 ///< in the table
   std::shared_ptr<Tier> tier;            ///< of `slot`
   std::optional<Tier::Slot> slot;
+  std::uint64_t hash = 0;              ///< of what the slot holds
   std::shared_ptr<Transfer> transfer;  ///< kLeaving, kComing
   c10::DataPtr block;                  ///< kComing
 

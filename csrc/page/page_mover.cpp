@@ -12,6 +12,7 @@
 
 #include "reef/bytes.h"
 #include "reef/ledger.h"
+#include "tier/hash.h"
 
 namespace reef {
 namespace {
@@ -30,12 +31,17 @@ class Stopwatch {
   Clock::time_point started_;
 };
 
-// The copy, as a range in torch's profiler where the submitting thread is being profiled.
-std::function<void()> copy_of(const Page& page, void* data, bool out) {
+// The copy, as a range in torch's profiler where the submitting thread is being profiled. Out, it gives the
+// hash of what was there; if something writes at this moment, the hash is not that of the page, and it stays.
+std::function<std::uint64_t()> copy_of(const Page& page, void* data, bool out) {
   std::optional<at::ThreadLocalState> profiled;
   if (at::hasThreadLocalCallbacks()) profiled.emplace();
   return [tier = page.tier, slot = *page.slot, bytes = page.bytes, data, out, profiled] {
-    const auto copy = [&] { out ? tier->write(slot, data) : tier->read(slot, data); };
+    const auto copy = [&] {
+      const std::uint64_t hash = out ? hash_bytes(data, bytes) : 0;
+      out ? tier->write(slot, data) : tier->read(slot, data);
+      return hash;
+    };
     if (!profiled) return copy();
     const at::ThreadLocalStateGuard guard(*profiled);
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
@@ -43,7 +49,7 @@ std::function<void()> copy_of(const Page& page, void* data, bool out) {
       range.before((out ? "reef::evict to " : "reef::fetch from ") + tier->name() + ", " +
                    format_bytes(static_cast<std::int64_t>(bytes)));
     }
-    copy();
+    return copy();
   };
 }
 
@@ -80,6 +86,13 @@ void PageMover::give_back_slot(Page& page) {
   page.slot.reset();
 }
 
+// Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
+bool PageMover::is_as_in_its_slot(const Page& page) {
+  if (hash_bytes(page.data, page.bytes) == page.hash) return true;
+  ++counts_.unseen_writes;
+  return false;
+}
+
 bool PageMover::evict(Page& page) {
   const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
   if (!storage || !may_leave(page, *storage)) {  // no page of ours any longer
@@ -87,12 +100,13 @@ bool PageMover::evict(Page& page) {
     return true;
   }
   const Stopwatch watch(counts_.waited_seconds);
+  if (page.state == PageState::kClean && !is_as_in_its_slot(page)) page.state = PageState::kResident;
   if (page.state == PageState::kResident) {
     if (!take_slot(page)) return false;
     double seconds = 0;
     try {
       const Stopwatch of_copy(seconds);
-      copy_of(page, const_cast<void*>(page.data), true)();
+      page.hash = copy_of(page, const_cast<void*>(page.data), true)();
     } catch (...) {
       give_back_slot(page);
       throw;
@@ -135,6 +149,8 @@ void PageMover::end_leaving(Page& page, bool stays) {
   out_speed_.bytes += static_cast<double>(page.bytes);
   out_speed_.seconds += transfer->seconds;
   counts_.bytes_out += page.bytes;
+  page.hash = transfer->hash;
+  if (!stays && !is_as_in_its_slot(page)) return;
   page.state = PageState::kClean;
   if (stays) return;
   const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();

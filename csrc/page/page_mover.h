@@ -21,7 +21,8 @@ struct MoveCounts {
   std::uint64_t clean_evictions = 0;  ///< of these, without writing
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
-  double waited_seconds = 0;  ///< the training thread's
+  std::uint64_t unseen_writes = 0;  ///< pages found written without an operator
+  double waited_seconds = 0;        ///< the training thread's
 };
 
 /// Moves pages between memory and the tiers, when told to: it decides nothing. Not thread-safe; the lanes'
@@ -72,7 +73,7 @@ class PageMover {
 
   bool take_slot(Page& page);
   void give_back_slot(Page& page);
-  void left(Page& page);
+  bool is_as_in_its_slot(const Page& page);
   void end_leaving(Page& page, bool stays);
   void end_coming(Page& page);
   c10::DataPtr allocate(const Page& page);

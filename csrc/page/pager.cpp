@@ -214,6 +214,7 @@ void Pager::pin(const at::Tensor& tensor) {
   Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
   if (page == nullptr) return;
   make_resident(*page);
+  if (page->state == PageState::kClean) page->state = PageState::kResident;  // whoever pins may write
   table_.pin(*page);
 }
 
@@ -350,8 +351,9 @@ void Pager::Frame::enter(const OperatorCall& call, Register what, c10::ArrayRef<
   if (used.empty()) return;
   if (outermost) position_ = pager.step_.begin_operator(call.op.name, used);
   bring_in(first, used);
-  if (outermost)
-    pager.step_.operator_runs(pager.alive_bytes(0) - pager.table_.memory_bytes(), pager.needed_bytes(0));
+  const std::uint64_t needed = pager.needed_bytes(0);
+  pager.minimum_bytes_ = std::max(pager.minimum_bytes_, needed);
+  if (outermost) pager.step_.operator_runs(pager.alive_bytes(0) - pager.table_.memory_bytes(), needed);
 }
 
 void Pager::Frame::bring_in(std::size_t first, const StepFollower::Uses& used) {

@@ -72,7 +72,7 @@ void TransferLane::run() {
     lock.unlock();
     const auto started = std::chrono::steady_clock::now();
     try {
-      transfer->copy();
+      transfer->hash = transfer->copy();
     } catch (...) {
       transfer->error = std::current_exception();
     }

@@ -16,9 +16,10 @@ namespace reef {
 struct Transfer {
   enum class State : std::uint8_t { kQueued, kRunning, kDone };
 
-  explicit Transfer(std::function<void()> what) : copy(std::move(what)) {}
+  explicit Transfer(std::function<std::uint64_t()> what) : copy(std::move(what)) {}
 
-  std::function<void()> copy;
+  std::function<std::uint64_t()> copy;
+  std::uint64_t hash = 0;    ///< what it gave
   std::exception_ptr error;  ///< what it threw; valid when done, as are the seconds
   double seconds = 0;
   std::atomic<State> state = State::kQueued;

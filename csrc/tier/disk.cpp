@@ -6,12 +6,10 @@
 #include <unordered_map>
 #include <vector>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "reef/error.h"
 #include "tier/block_workers.h"
 #include "tier/extents.h"
+#include "tier/hash.h"
 
 namespace reef {
 namespace {
@@ -38,7 +36,7 @@ class DiskTier final : public Tier {
     file_->reserve(std::max(extents_.end(), extents_.peek(room) + room));
     const Slot slot = next_slot_++;
     places_.emplace(
-        slot, Place{extents_.take(room), bytes, std::vector<XXH64_hash_t>((bytes - 1) / block_bytes_ + 1)});
+        slot, Place{extents_.take(room), bytes, std::vector<std::uint64_t>((bytes - 1) / block_bytes_ + 1)});
     use_.used_bytes += room;
     use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
     return slot;
@@ -61,7 +59,7 @@ class DiskTier final : public Tier {
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
       std::memcpy(block, static_cast<const char*>(data) + begin, bytes);
       std::memset(static_cast<char*>(block) + bytes, 0, aligned(bytes) - bytes);
-      place.hashes[index] = XXH3_64bits(block, bytes);
+      place.hashes[index] = hash_bytes(block, bytes);
       file_->write(block, aligned(bytes), place.offset + begin);
     });
     const std::lock_guard lock(mutex_);
@@ -74,7 +72,7 @@ class DiskTier final : public Tier {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
       file_->read(block, aligned(bytes), place.offset + begin);
-      if (XXH3_64bits(block, bytes) != place.hashes[index]) {
+      if (hash_bytes(block, bytes) != place.hashes[index]) {
         throw FileError(
             "swap file in '" + file_->directory() + "': " + std::to_string(bytes) + " bytes at offset " +
                 std::to_string(place.offset + begin) +
@@ -97,7 +95,7 @@ class DiskTier final : public Tier {
   struct Place {
     std::uint64_t offset;
     std::uint64_t bytes;
-    std::vector<XXH64_hash_t> hashes;  ///< one a block
+    std::vector<std::uint64_t> hashes;  ///< one a block
   };
 
   Place& find(Slot slot) {

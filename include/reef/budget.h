@@ -41,6 +41,7 @@ struct BudgetUse {
   std::uint64_t fetches = 0;          ///< pages brought back ahead of their operator
   std::uint64_t evictions = 0;        ///< pages that left
   std::uint64_t clean_evictions = 0;  ///< of these, without being written: the tier still had them
+  std::uint64_t unseen_writes = 0;    ///< pages found written although no operator had; nothing is lost
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
   double waited_seconds = 0;  ///< spent on moving pages by the threads that needed them

@@ -75,6 +75,58 @@ TEST_F(BudgetErrors, WhatIsPinnedStaysWhereItIs) {
   EXPECT_EQ(budget.use().evictions, 1);
 }
 
+// Through a raw pointer, without an operator: in each state in which a page is in memory and in a tier.
+TEST_F(BudgetErrors, WhatIsWrittenUnseenIsKept) {
+  at::Tensor tensor = torch::ones({1000});
+  Budget budget(kMany, at::TensorList(tensor));
+  const std::uint64_t others = budget.use().live_bytes - tensor.nbytes();
+  const auto leave = [&] {
+    budget.set_bytes(others + 100);
+    budget.set_bytes(kMany);
+  };
+  leave();
+  EXPECT_EQ(tensor.sum().item<float>(), 1000);  // in memory again, and clean
+  tensor.mutable_data_ptr<float>()[7] = 2;
+  leave();
+  EXPECT_EQ(budget.use().unseen_writes, 1);
+  EXPECT_EQ(tensor.sum().item<float>(), 1001);
+  leave();
+  pin(tensor);
+  auto* const data = tensor.mutable_data_ptr<float>();
+  EXPECT_EQ(torch::ones({1000}).sum().item<float>(), 1000);
+  data[8] = 3;
+  unpin(tensor);
+  leave();
+  EXPECT_EQ(tensor.sum().item<float>(), 1003);
+  EXPECT_EQ(budget.use().unseen_writes, 1) << "who pins may write";
+}
+
+TEST_F(BudgetErrors, PartsOfSparseTensorsArePages) {
+  const auto train = [](std::uint64_t bytes, std::uint64_t* evictions) {
+    torch::manual_seed(0);
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(500, 64).sparse(true));
+    torch::nn::Linear head(64, 64);
+    torch::optim::SGD optimizer(table->parameters(), 0.1);
+    Budget budget(kMany, {table.get(), head.get()});
+    budget.set_bytes(budget.use().live_bytes + bytes);
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      head(table(torch::randint(500, {400}))).pow(2).mean().backward();
+      EXPECT_EQ(table->weight.grad().coalesce().to_dense().dim(), 2);
+      optimizer.step();
+    }
+    *evictions = budget.use().evictions;
+    budget.end();
+    return table->weight.detach().clone();
+  };
+  std::uint64_t none = 0;
+  std::uint64_t some = 0;
+  const at::Tensor plain = train(kMany / 2, &none);
+  EXPECT_TRUE(torch::equal(train(450'000, &some), plain));
+  EXPECT_EQ(none, 0);
+  EXPECT_GT(some, 0);
+}
+
 TEST_F(BudgetErrors, AStorageThatMayNotBeResizedStays) {
   at::Tensor tensor = torch::ones({1000});
   Budget budget(kMany, at::TensorList(tensor));

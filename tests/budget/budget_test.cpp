@@ -131,6 +131,7 @@ TEST_P(EveryArchitecture, TrainsInsideTheBudgetBitForBit) {
     EXPECT_LE(budgeted.use.peak_bytes, budgeted.use.budget_bytes);
     EXPECT_LE(budgeted.use.minimum_bytes, budgeted.use.budget_bytes);
     EXPECT_GT(budgeted.use.evictions, 0);
+    EXPECT_EQ(budgeted.use.unseen_writes, 0) << "an operator writes what its schema does not say";
     EXPECT_EQ(budgeted.result, plain.result)
         << "at " << budgeted.use.budget_bytes << " of " << plain.peak_bytes;
   }

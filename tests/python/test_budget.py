@@ -256,3 +256,20 @@ def test_bad_input():
         reef.disk_tier("/nowhere")
     with reef.budget(MANY), pytest.raises(ValueError, match="in force already"):
         reef.budget(MANY).start()
+
+
+def test_what_is_written_without_an_operator_is_kept():
+    x = torch.ones(1000)
+    with reef.budget(MANY, x) as budget:
+        others = budget.use().live_bytes - x.nbytes
+
+        def leave():
+            budget.set_bytes(others + 100)
+            budget.set_bytes(MANY)
+
+        leave()
+        assert x.sum().item() == 1000
+        x.apply_(lambda value: value + 1)
+        leave()
+        assert x.sum().item() == 2000
+        assert budget.use().unseen_writes == 1

@@ -40,7 +40,7 @@ Floats use_of(const reef::BudgetUse& use) {
   std::vector<std::int64_t> counts;
   for (const std::uint64_t count :
        {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes, use.faults, use.fetches,
-        use.evictions, use.clean_evictions, use.bytes_in, use.bytes_out}) {
+        use.evictions, use.clean_evictions, use.unseen_writes, use.bytes_in, use.bytes_out}) {
     counts.push_back(static_cast<std::int64_t>(count));
   }
   return {counts, use.waited_seconds};

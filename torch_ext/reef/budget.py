@@ -80,6 +80,8 @@ class BudgetUse:
     """Pages that left."""
     clean_evictions: int
     """Of these, without being written: the tier still had them."""
+    unseen_writes: int
+    """Pages found written although no operator had; nothing is lost."""
     bytes_in: int
     bytes_out: int
     waited_seconds: float
