@@ -8,6 +8,7 @@
 #include "ledger/books.h"
 #include "ledger/counting_allocator.h"
 #include "ledger/cuda.h"
+#include "ledger/vector_math.h"
 #include "ledger/watch.h"
 #include "reef/error.h"
 
@@ -24,6 +25,7 @@ std::size_t checked_slot(c10::Device device) {
 }  // namespace
 
 Ledger::Books::Books() {
+  settle_vector_math();
   install_counting_allocator();
   install_cuda_tracker();
   std::array<CategoryBytes, kDeviceSlots> live;
