@@ -25,7 +25,7 @@ class DiskTier final : public Tier {
   DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
       : file_(std::move(file)),
         block_bytes_(options.block_bytes),
-        workers_(options.threads, options.block_bytes, SwapFile::kAlignment) {
+        workers_(options.threads, options.block_bytes) {
     use_.capacity_bytes = options.capacity_bytes;
   }
 
