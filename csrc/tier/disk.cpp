@@ -10,7 +10,7 @@
 #include <xxhash.h>
 
 #include "reef/error.h"
-#include "tier/block_workers.h"
+#include "tier/block_io.h"
 #include "tier/extents.h"
 
 namespace reef {
@@ -20,12 +20,20 @@ std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + SwapFile::kAlignment - 1) / SwapFile::kAlignment * SwapFile::kAlignment;
 }
 
+std::unique_ptr<BlockIo> block_io(SwapFile& file, const DiskTierOptions& options) {
+  if (options.io == DiskIo::kThreads) return threaded_io(file, options);
+  try {
+    return uring_io(file, options);
+  } catch (const ConfigError&) {
+    if (options.io == DiskIo::kUring) throw;
+    return threaded_io(file, options);
+  }
+}
+
 class DiskTier final : public Tier {
  public:
   DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
-      : file_(std::move(file)),
-        block_bytes_(options.block_bytes),
-        workers_(options.threads, options.block_bytes) {
+      : file_(std::move(file)), block_bytes_(options.block_bytes), io_(block_io(*file_, options)) {
     use_.capacity_bytes = options.capacity_bytes;
   }
 
@@ -56,24 +64,23 @@ class DiskTier final : public Tier {
 
   void write(Slot slot, const void* data) override {
     Place& place = find(slot);
-    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+    const auto fill = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
       std::memcpy(block, static_cast<const char*>(data) + begin, bytes);
       std::memset(static_cast<char*>(block) + bytes, 0, aligned(bytes) - bytes);
       place.hashes[index] = XXH3_64bits(block, bytes);
-      file_->write(block, aligned(bytes), place.offset + begin);
-    });
+    };
+    io_->move({.writes = true, .offset = place.offset, .bytes = aligned(place.bytes), .work = fill});
     const std::lock_guard lock(mutex_);
     use_.written_bytes += place.bytes;
   }
 
   void read(Slot slot, void* data) override {
     Place& place = find(slot);
-    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+    const auto take = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
-      file_->read(block, aligned(bytes), place.offset + begin);
       if (XXH3_64bits(block, bytes) != place.hashes[index]) {
         throw FileError(
             "swap file in '" + file_->directory() + "': " + std::to_string(bytes) + " bytes at offset " +
@@ -83,7 +90,8 @@ class DiskTier final : public Tier {
             file_->directory());
       }
       std::memcpy(static_cast<char*>(data) + begin, block, bytes);
-    });
+    };
+    io_->move({.writes = false, .offset = place.offset, .bytes = aligned(place.bytes), .work = take});
     const std::lock_guard lock(mutex_);
     use_.read_bytes += place.bytes;
   }
@@ -112,7 +120,7 @@ class DiskTier final : public Tier {
   std::unordered_map<Slot, Place> places_;
   Slot next_slot_ = 0;
   TierUse use_;
-  BlockWorkers workers_;
+  std::unique_ptr<BlockIo> io_;
 };
 
 }  // namespace
