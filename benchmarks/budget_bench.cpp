@@ -2,20 +2,24 @@
 // budget on two models and two tiers, and the disk tier's bandwidth against plain O_DIRECT copies of the same
 // file system.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "bytelm/model.h"
 #include "harness.h"
 #include "reef/budget.h"
+#include "reef/bytes.h"
 #include "reef/error.h"
 
 namespace {
@@ -81,10 +85,12 @@ Training residual_net() {
 }
 
 std::shared_ptr<reef::Tier> host() { return reef::host_tier(kUnlimited); }
-std::shared_ptr<reef::Tier> disk() {
-  return reef::disk_tier(
-      {.directory = std::filesystem::current_path().string(), .capacity_bytes = std::uint64_t{1} << 34});
+std::shared_ptr<reef::Tier> disk_by(reef::DiskIo io) {
+  return reef::disk_tier({.directory = std::filesystem::current_path().string(),
+                          .capacity_bytes = std::uint64_t{1} << 34,
+                          .io = io});
 }
+std::shared_ptr<reef::Tier> disk() { return disk_by(reef::DiskIo::kAutomatic); }
 
 // A step under ever smaller budgets, in turn with the plain one.
 void training(const Training& job) {
@@ -150,45 +156,65 @@ void training(const Training& job) {
         in_turn(variants, 7, kSteps * 1e6), "ms");
 }
 
-// 256 MiB in pages of 32 MiB through the tier, and as plain aligned transfers of 4 MiB on one thread.
-void disk_bandwidth() {
-  constexpr std::uint64_t kPage = std::uint64_t{32} << 20;
-  constexpr int kPages = 8;
-  constexpr std::uint64_t kBlock = std::uint64_t{4} << 20;
-  const auto memory = std::unique_ptr<char, decltype(&std::free)>(
-      static_cast<char*>(std::aligned_alloc(4096, kPage)), &std::free);
-  std::fill(memory.get(), memory.get() + kPage, 'x');
-  const auto tier = disk();
-  std::vector<reef::Tier::Slot> slots;
-  for (int i = 0; i < kPages; ++i) slots.push_back(*tier->take(kPage));
+// Pages through the tier, by threads and by io_uring, and as plain aligned transfers on one thread, of 4 MiB
+// or of a page if that is less, from memory on small pages and on huge ones as the tier's blocks are.
+void disk_bandwidth(std::uint64_t page_bytes, int pages) {
+  const std::uint64_t block_bytes = std::min(page_bytes, std::uint64_t{4} << 20);
+  const std::uint64_t total_bytes = page_bytes * static_cast<std::uint64_t>(pages);
+  using Memory = std::unique_ptr<char, decltype(&std::free)>;
+  const auto memory_on = [&](int advice) {
+    constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+    const std::size_t bytes = std::max<std::size_t>(page_bytes, kHugePageBytes);
+    Memory memory(static_cast<char*>(std::aligned_alloc(kHugePageBytes, bytes)), &std::free);
+    ::madvise(memory.get(), bytes, advice);
+    std::fill(memory.get(), memory.get() + bytes, 'x');
+    return memory;
+  };
+  const Memory small = memory_on(MADV_NOHUGEPAGE);
+  const Memory huge = memory_on(MADV_HUGEPAGE);
   const int file = ::open(".", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
   if (file < 0) return;
-  const auto plainly = [&](const auto& transfer) {
-    for (std::uint64_t at = 0; at < kPages * kPage; at += kBlock) {
-      if (transfer(file, memory.get(), kBlock, static_cast<off_t>(at)) != static_cast<ssize_t>(kBlock))
-        std::abort();
-    }
+  struct Way {
+    std::string name;
+    std::shared_ptr<reef::Tier> tier;
+    std::vector<reef::Tier::Slot> slots;
   };
-  print("budget/disk write, 256 MiB",
-        in_turn({{"plain O_DIRECT", {}, [&] { plainly(::pwrite); }, {}},
-                 {"disk tier",
-                  {},
-                  [&] {
-                    for (const auto slot : slots) tier->write(slot, memory.get());
-                  },
-                  {}}},
-                5, 1e6),
-        "ms");
-  print("budget/disk read, 256 MiB",
-        in_turn({{"plain O_DIRECT", {}, [&] { plainly(::pread); }, {}},
-                 {"disk tier",
-                  {},
-                  [&] {
-                    for (const auto slot : slots) tier->read(slot, memory.get());
-                  },
-                  {}}},
-                5, 1e6),
-        "ms");
+  std::vector<Way> ways{{"disk tier, threads", disk_by(reef::DiskIo::kThreads), {}}};
+  try {
+    ways.push_back({"disk tier, io_uring", disk_by(reef::DiskIo::kUring), {}});
+  } catch (const reef::ConfigError& error) {
+    std::fprintf(stderr, "%s\n", reef::message_of(error).c_str());
+  }
+  for (Way& way : ways) {
+    for (int i = 0; i < pages; ++i) way.slots.push_back(*way.tier->take(page_bytes));
+  }
+  const auto in_every_way = [&](const char* name, const auto& plain_call, const auto& tier_call) {
+    const auto plainly = [&](const Memory& memory) {
+      return [&, data = memory.get()] {
+        for (std::uint64_t at = 0; at < total_bytes; at += block_bytes) {
+          if (plain_call(file, data, block_bytes, static_cast<off_t>(at)) !=
+              static_cast<ssize_t>(block_bytes))
+            std::abort();
+        }
+      };
+    };
+    std::vector<Variant> variants{{"plain O_DIRECT", {}, plainly(small), {}},
+                                  {"plain O_DIRECT from huge pages", {}, plainly(huge), {}}};
+    for (const Way& way : ways) {
+      variants.push_back({way.name,
+                          {},
+                          [&] {
+                            for (const auto slot : way.slots) tier_call(*way.tier, slot);
+                          },
+                          {}});
+    }
+    print(std::string("budget/disk ") + name + ", " +
+              reef::format_bytes(static_cast<std::int64_t>(total_bytes)) + " in pages of " +
+              reef::format_bytes(static_cast<std::int64_t>(page_bytes)),
+          in_turn(variants, 9, 1e6), "ms");
+  };
+  in_every_way("write", ::pwrite, [&](reef::Tier& tier, auto slot) { tier.write(slot, small.get()); });
+  in_every_way("read", ::pread, [&](reef::Tier& tier, auto slot) { tier.read(slot, small.get()); });
   ::close(file);
 }
 
@@ -203,7 +229,10 @@ int main(int count, char** arguments) {
                                     [&](const char* given) { return std::string_view(given) == part; });
   };
   if (wanted("operators")) operators();
-  if (wanted("disk")) disk_bandwidth();
+  if (wanted("disk")) {
+    disk_bandwidth(std::uint64_t{256} << 10, 256);
+    disk_bandwidth(std::uint64_t{32} << 20, 8);
+  }
   if (wanted("gpt")) training(byte_gpt());
   if (wanted("net")) training(residual_net());
 }

@@ -17,7 +17,7 @@ TORCH_VERSION=${TORCH_VERSION:-2.15.0}
 CACHE=${REEF_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/reef}
 PYTHON_PACKAGES=(cmake==4.* ninja numpy pytest hypothesis tqdm scikit-build-core transformers==5.*)
 DEBIAN_PACKAGES=(g++ git ccache libgtest-dev libboost1.81-dev libboost-program-options1.81-dev libxxhash-dev
-                 clang-format)
+                 liburing-dev clang-format)
 
 # ---- Debian packages ------------------------------------------------------------------------------------------------
 if command -v dpkg-query >/dev/null; then

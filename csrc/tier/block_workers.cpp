@@ -1,16 +1,11 @@
 #include "tier/block_workers.h"
 
-#include <cstdlib>
 #include <exception>
-#include <new>
 
 namespace reef {
 
-BlockWorkers::BlockWorkers(int threads, std::uint64_t block_bytes, std::uint64_t alignment) {
-  for (int i = 0; i < threads; ++i) {
-    blocks_.emplace_back(std::aligned_alloc(alignment, block_bytes), &std::free);
-    if (blocks_.back() == nullptr) throw std::bad_alloc();
-  }
+BlockWorkers::BlockWorkers(int threads, std::uint64_t block_bytes) {
+  for (int i = 0; i < threads; ++i) blocks_.push_back(block_memory(block_bytes));
   for (const auto& block : blocks_) threads_.emplace_back([this, data = block.get()] { serve(data); });
 }
 

@@ -9,12 +9,14 @@
 #include <thread>
 #include <vector>
 
+#include "tier/block_memory.h"
+
 namespace reef {
 
-/// Threads that each own one aligned block of memory, for transfers that need one.
+/// Threads that each own one block of memory, for transfers that need one.
 class BlockWorkers {
  public:
-  BlockWorkers(int threads, std::uint64_t block_bytes, std::uint64_t alignment);
+  BlockWorkers(int threads, std::uint64_t block_bytes);
   ~BlockWorkers();
   BlockWorkers(const BlockWorkers&) = delete;
   BlockWorkers& operator=(const BlockWorkers&) = delete;
@@ -39,7 +41,7 @@ class BlockWorkers {
   std::condition_variable wake_;
   std::deque<Job*> jobs_;  ///< with something left to begin
   bool stopping_ = false;
-  std::vector<std::unique_ptr<void, void (*)(void*)>> blocks_;
+  std::vector<BlockMemory> blocks_;
   std::vector<std::thread> threads_;
 };
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reef/error.h"
-#include "tier/block_workers.h"
+#include "tier/block_io.h"
 #include "tier/extents.h"
 #include "tier/hash.h"
 
@@ -18,12 +18,20 @@ std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + SwapFile::kAlignment - 1) / SwapFile::kAlignment * SwapFile::kAlignment;
 }
 
+std::unique_ptr<BlockIo> block_io(SwapFile& file, const DiskTierOptions& options) {
+  if (options.io == DiskIo::kThreads) return threaded_io(file, options);
+  try {
+    return uring_io(file, options);
+  } catch (const ConfigError&) {
+    if (options.io == DiskIo::kUring) throw;
+    return threaded_io(file, options);
+  }
+}
+
 class DiskTier final : public Tier {
  public:
   DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
-      : file_(std::move(file)),
-        block_bytes_(options.block_bytes),
-        workers_(options.threads, options.block_bytes, SwapFile::kAlignment) {
+      : file_(std::move(file)), block_bytes_(options.block_bytes), io_(block_io(*file_, options)) {
     use_.capacity_bytes = options.capacity_bytes;
   }
 
@@ -54,24 +62,23 @@ class DiskTier final : public Tier {
 
   void write(Slot slot, const void* data) override {
     Place& place = find(slot);
-    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+    const auto fill = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
       std::memcpy(block, static_cast<const char*>(data) + begin, bytes);
       std::memset(static_cast<char*>(block) + bytes, 0, aligned(bytes) - bytes);
       place.hashes[index] = hash_bytes(block, bytes);
-      file_->write(block, aligned(bytes), place.offset + begin);
-    });
+    };
+    io_->move({.writes = true, .offset = place.offset, .bytes = aligned(place.bytes), .work = fill});
     const std::lock_guard lock(mutex_);
     use_.written_bytes += place.bytes;
   }
 
   void read(Slot slot, void* data) override {
     Place& place = find(slot);
-    workers_.for_each(place.hashes.size(), [&](std::uint64_t index, void* block) {
+    const auto take = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
-      file_->read(block, aligned(bytes), place.offset + begin);
       if (hash_bytes(block, bytes) != place.hashes[index]) {
         throw FileError(
             "swap file in '" + file_->directory() + "': " + std::to_string(bytes) + " bytes at offset " +
@@ -81,7 +88,8 @@ class DiskTier final : public Tier {
             file_->directory());
       }
       std::memcpy(static_cast<char*>(data) + begin, block, bytes);
-    });
+    };
+    io_->move({.writes = false, .offset = place.offset, .bytes = aligned(place.bytes), .work = take});
     const std::lock_guard lock(mutex_);
     use_.read_bytes += place.bytes;
   }
@@ -110,7 +118,7 @@ class DiskTier final : public Tier {
   std::unordered_map<Slot, Place> places_;
   Slot next_slot_ = 0;
   TierUse use_;
-  BlockWorkers workers_;
+  std::unique_ptr<BlockIo> io_;
 };
 
 }  // namespace

@@ -50,6 +50,9 @@ ssize_t SwapFile::sys_pread(void* data, std::size_t bytes, off_t offset) {
 int SwapFile::sys_fallocate(off_t offset, off_t bytes) {
   return ::fallocate(descriptor_, 0, offset, bytes) == 0 ? 0 : errno;
 }
+std::unique_ptr<Uring> SwapFile::sys_uring(const std::vector<iovec>& blocks) {
+  return open_uring(descriptor_, blocks);
+}
 
 void SwapFile::fail(const char* call, int error_number, std::uint64_t bytes) const {
   struct statvfs status {};

@@ -3,7 +3,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
+
+#include "tier/uring.h"
 
 namespace reef {
 
@@ -24,6 +28,10 @@ class SwapFile {
   void read(void* data, std::uint64_t bytes, std::uint64_t offset);
   /// Makes sure that the file system has room for [0, bytes).
   void reserve(std::uint64_t bytes);
+  /// Throws ConfigError where there is no io_uring. Neither the file nor the blocks may go before it.
+  std::unique_ptr<Uring> uring(const std::vector<iovec>& blocks) { return sys_uring(blocks); }
+  /// Throws the FileError of a transfer that failed.
+  [[noreturn]] void fail(const char* call, int error_number, std::uint64_t bytes) const;
 
   const std::string& directory() const { return directory_; }
   bool direct() const { return direct_; }
@@ -32,10 +40,9 @@ class SwapFile {
   virtual ssize_t sys_pwrite(const void* data, std::size_t bytes, off_t offset);
   virtual ssize_t sys_pread(void* data, std::size_t bytes, off_t offset);
   virtual int sys_fallocate(off_t offset, off_t bytes);
+  virtual std::unique_ptr<Uring> sys_uring(const std::vector<iovec>& blocks);
 
  private:
-  [[noreturn]] void fail(const char* call, int error_number, std::uint64_t bytes) const;
-
   std::string directory_;
   int descriptor_ = -1;
   bool direct_ = false;

@@ -42,18 +42,26 @@ class REEF_API Tier {
 /// Plain host memory, each page in a block of its own size.
 REEF_API std::shared_ptr<Tier> host_tier(std::uint64_t capacity_bytes);
 
+/// How blocks are moved to the disk and back; the bytes there are the same.
+enum class DiskIo : std::uint8_t {
+  kAutomatic,  ///< io_uring where the kernel allows it, else threads
+  kThreads,    ///< pread and pwrite on threads of the tier's own
+  kUring,  ///< io_uring from the thread that calls, which also hashes and copies; ConfigError if forbidden
+};
+
 struct DiskTierOptions {
   std::string directory;
   std::uint64_t capacity_bytes = 0;
   std::uint64_t block_bytes = std::uint64_t{4}
                               << 20;  ///< read, written and hashed as one; a multiple of 4096
-  int threads = 2;                    ///< each holds one block of host memory
-  bool direct = true;                 ///< past the page cache (O_DIRECT) where the file system allows it
+  int threads = 2;     ///< each has one block of host memory; io_uring: blocks under way at once
+  bool direct = true;  ///< past the page cache (O_DIRECT) where the file system allows it
+  DiskIo io = DiskIo::kAutomatic;
 };
 
 /// A file in `options.directory`, without a name and readable by nobody else, gone when the process ends
 /// however it ends. Every block is hashed (XXH3, 64 bits) when written and verified when read. Throws
-/// ConfigError (options) and FileError (the directory).
+/// ConfigError (options, no io_uring where it is asked for) and FileError (the directory).
 REEF_API std::shared_ptr<Tier> disk_tier(const DiskTierOptions& options);
 
 }  // namespace reef

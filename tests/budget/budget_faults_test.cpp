@@ -1,7 +1,6 @@
 // Every transfer and every system call of the swap file fails once: each time training ends in a typed error,
 // or goes on as if nothing had been, and each parameter is as some whole step left it.
 #include <gtest/gtest.h>
-#include <sys/types.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -17,8 +16,8 @@
 #include "budget/deep_net.h"
 #include "reef/budget.h"
 #include "reef/error.h"
+#include "support/tampered_file.h"
 #include "tier/disk.h"
-#include "tier/swap_file.h"
 
 namespace reef {
 namespace {
@@ -151,47 +150,53 @@ TEST_F(BudgetFaults, WhateverATierThrowsArrives) {
 enum class Fault : std::uint8_t { kNoSpace, kReadError, kFlippedBit };
 
 // A swap file whose n-th call of one kind fails.
-struct FaultyFile final : SwapFile {
-  FaultyFile(Fault what, std::shared_ptr<Countdown> when)
-      : SwapFile(std::filesystem::temp_directory_path().string(), true),
-        fault(what),
-        countdown(std::move(when)) {}
-  ssize_t sys_pwrite(const void* data, std::size_t bytes, off_t offset) override {
-    return fault == Fault::kNoSpace && countdown->now() ? failed(ENOSPC)
-                                                        : SwapFile::sys_pwrite(data, bytes, offset);
-  }
-  ssize_t sys_pread(void* data, std::size_t bytes, off_t offset) override {
-    const bool now = fault != Fault::kNoSpace && countdown->now();
-    if (now && fault == Fault::kReadError) return failed(EIO);
-    const ssize_t got = SwapFile::sys_pread(data, bytes, offset);
-    if (now && got > 0) static_cast<char*>(data)[got / 2000] ^= 1;
-    return got;
+struct FaultyFile final : TamperedFile {
+  FaultyFile(Way way, Fault what, std::shared_ptr<Countdown> when)
+      : TamperedFile(way), fault(what), countdown(std::move(when)) {}
+  ssize_t answer(const Call& call, ssize_t result) override {
+    if (call.writes) return fault == Fault::kNoSpace && countdown->now() ? -ENOSPC : result;
+    if (fault == Fault::kNoSpace || !countdown->now()) return result;
+    if (fault == Fault::kReadError) return -EIO;
+    if (result > 0) static_cast<char*>(call.data)[result / 2000] ^= 1;
+    return result;
   }
   int sys_fallocate(off_t offset, off_t bytes) override {
-    return fault == Fault::kNoSpace && countdown->now() ? static_cast<int>(failed(ENOSPC))
-                                                        : SwapFile::sys_fallocate(offset, bytes);
-  }
-  static ssize_t failed(int error_number) {
-    errno = error_number;
-    return -1;
+    return fault == Fault::kNoSpace && countdown->now() ? ENOSPC : SwapFile::sys_fallocate(offset, bytes);
   }
   Fault fault;
   std::shared_ptr<Countdown> countdown;
 };
 
-TEST_F(BudgetFaults, EveryFailingSystemCallOfTheSwapFile) {
-  const DiskTierOptions options{.directory = "", .capacity_bytes = kMany, .block_bytes = 16384, .threads = 2};
+struct BudgetDiskFaults : BudgetFaults, testing::WithParamInterface<Way> {
+  void SetUp() override {
+    if (const std::string why = obstacle(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, BudgetDiskFaults, testing::Values(Way::kThreads, Way::kUring),
+                         [](const auto& tested) { return std::string(name_of(tested.param)); });
+
+TEST_P(BudgetDiskFaults, EveryFailingSystemCallOfTheSwapFile) {
+  const auto train = [&](Fault fault, const std::shared_ptr<Countdown>& countdown, bool prefetch) {
+    const DiskTierOptions options{.directory = "",
+                                  .capacity_bytes = kMany,
+                                  .block_bytes = 16384,
+                                  .threads = 2,
+                                  .io = io_of(GetParam())};
+    return train_on(disk_tier_on(std::make_unique<FaultyFile>(GetParam(), fault, countdown), options),
+                    prefetch);
+  };
+  // The tier's own test lets every one fail; and an error costs more on a thread with a deep stack.
+  const int stride = GetParam() == Way::kThreads ? 1 : 5;
   for (const Fault fault : {Fault::kNoSpace, Fault::kReadError, Fault::kFlippedBit}) {
     for (const bool prefetch : {false, true}) {
       const auto counting = std::make_shared<Countdown>();
-      ASSERT_EQ(train_on(disk_tier_on(std::make_unique<FaultyFile>(fault, counting), options), prefetch), "");
+      ASSERT_EQ(train(fault, counting, prefetch), "");
       expect_trained();
       ASSERT_GT(counting->calls, 20);
-      for (int n = 0; n < counting->calls; n += prefetch ? 3 : 1) {
+      for (int n = 0; n < counting->calls; n += std::max(stride, prefetch ? 3 : 1)) {
         const auto countdown = std::make_shared<Countdown>();
         countdown->fail_at = n;
-        const std::string error =
-            train_on(disk_tier_on(std::make_unique<FaultyFile>(fault, countdown), options), prefetch);
+        const std::string error = train(fault, countdown, prefetch);
         if (countdown->calls > n) {
           EXPECT_NE(error, "") << "call " << n << " failed and nobody was told";
         } else {

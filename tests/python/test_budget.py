@@ -122,6 +122,24 @@ def test_spills_to_disk(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
 
 
+def test_disk_tier_by_threads_and_by_io_uring(tmp_path):
+    torch.manual_seed(0)
+    net = mlp()
+    before = [p.detach().clone() for p in net.parameters()]
+    for io in ("automatic", "threads", "uring"):
+        try:
+            tier = reef.disk_tier(tmp_path, "64MiB", block="64KiB", io=io)
+        except ValueError as error:
+            assert io == "uring" and "io_uring is not to be had here" in str(error)
+            continue
+        with reef.budget(MANY, net, tiers=[tier]) as budget:
+            budget.set_bytes(budget.use().live_bytes - 100_000)
+            assert tier.use().written_bytes > 0
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
+    with pytest.raises(ValueError, match="io 'aio' is not"):
+        reef.disk_tier(tmp_path, io="aio")
+
+
 def test_numpy_arrays_stay_valid():
     x = torch.randn(64, 64, requires_grad=True)
     with reef.budget(MANY) as budget:

@@ -1,21 +1,17 @@
 #include "reef/tier.h"
 
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "reef/error.h"
+#include "support/tampered_file.h"
 #include "tier/disk.h"
 #include "tier/extents.h"
-#include "tier/swap_file.h"
 
 namespace reef {
 namespace {
@@ -28,19 +24,51 @@ Bytes random_bytes(std::mt19937_64& random, std::size_t count) {
   return bytes;
 }
 
-std::string scratch() { return std::filesystem::temp_directory_path().string(); }
-
-DiskTierOptions small_blocks(std::uint64_t capacity_bytes = 1 << 22) {
-  return {.directory = scratch(), .capacity_bytes = capacity_bytes, .block_bytes = 8192, .threads = 3};
-}
-
 // ---- laws that every tier obeys
 // -------------------------------------------------------------------------------------
 
-using MakeTier = std::shared_ptr<Tier> (*)(std::uint64_t capacity_bytes);
-struct EveryTier : testing::TestWithParam<std::pair<const char*, MakeTier>> {
-  std::shared_ptr<Tier> make(std::uint64_t capacity_bytes) { return GetParam().second(capacity_bytes); }
+using test::Way;
+
+std::shared_ptr<Tier> small_blocks(std::uint64_t capacity_bytes, Way way, int blocks, bool direct) {
+  const DiskTierOptions options{.directory = "",
+                                .capacity_bytes = capacity_bytes,
+                                .block_bytes = 8192,
+                                .threads = blocks,
+                                .io = test::io_of(way)};
+  return disk_tier_on(std::make_unique<test::TamperedFile>(way, direct), options);
+}
+
+struct Kind {
+  std::string name;
+  Way way = Way::kThreads;
+  int blocks = 0;  ///< 0: not on disk
+  bool direct = true;
 };
+
+struct EveryTier : testing::TestWithParam<Kind> {
+  void SetUp() override {
+    if (const std::string why = test::obstacle(GetParam().way); !why.empty()) GTEST_SKIP() << why;
+  }
+  std::shared_ptr<Tier> make(std::uint64_t capacity_bytes) {
+    const Kind& kind = GetParam();
+    if (kind.blocks == 0) return host_tier(capacity_bytes);
+    return small_blocks(capacity_bytes, kind.way, kind.blocks, kind.direct);
+  }
+};
+
+std::vector<Kind> every_kind() {
+  std::vector<Kind> kinds{{.name = "host"}};
+  for (const Way way : test::kWays) {
+    const std::string disk = std::string("disk_by_") + test::name_of(way);
+    kinds.push_back({disk, way, 3, true});
+    kinds.push_back({disk + "_one_block_at_a_time", way, 1, true});
+    kinds.push_back({disk + "_through_the_page_cache", way, 3, false});
+  }
+  return kinds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, EveryTier, testing::ValuesIn(every_kind()),
+                         [](const auto& tested) { return tested.param.name; });
 
 TEST_P(EveryTier, GivesBackWhatItWasGiven) {
   std::mt19937_64 random(1);
@@ -124,142 +152,8 @@ TEST_P(EveryTier, ServesManyThreads) {
   EXPECT_EQ(tier->use().used_bytes, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Tiers, EveryTier,
-    testing::Values(std::pair<const char*, MakeTier>{"host", [](std::uint64_t n) { return host_tier(n); }},
-                    std::pair<const char*, MakeTier>{
-                        "disk", [](std::uint64_t n) { return disk_tier(small_blocks(n)); }},
-                    std::pair<const char*, MakeTier>{"disk_through_the_page_cache",
-                                                     [](std::uint64_t n) {
-                                                       DiskTierOptions options = small_blocks(n);
-                                                       options.direct = false;
-                                                       return disk_tier(options);
-                                                     }}),
-    [](const auto& tested) { return std::string(tested.param.first); });
-
-// ---- the disk
-// -------------------------------------------------------------------------------------------------------
-
-struct FaultyFile : SwapFile {
-  explicit FaultyFile(int fail_at, int error_number)
-      : SwapFile(scratch(), true), fail_at_(fail_at), error_number_(error_number) {}
-  bool fails() {
-    if (calls_++ != fail_at_) return false;
-    errno = error_number_;
-    return true;
-  }
-  ssize_t sys_pwrite(const void* data, std::size_t bytes, off_t offset) override {
-    return fails() ? -1 : SwapFile::sys_pwrite(data, bytes, offset);
-  }
-  ssize_t sys_pread(void* data, std::size_t bytes, off_t offset) override {
-    return fails() ? -1 : SwapFile::sys_pread(data, bytes, offset);
-  }
-  int sys_fallocate(off_t offset, off_t bytes) override {
-    return fails() ? error_number_ : SwapFile::sys_fallocate(offset, bytes);
-  }
-  int fail_at_;
-  int error_number_;
-  std::atomic<int> calls_{0};
-};
-
-TEST(DiskTier, EachFailingCallIsAnErrorThatSaysWhyAndTheTierGoesOn) {
-  std::mt19937_64 random(5);
-  const Bytes bytes = random_bytes(random, 40000);  // 5 blocks
-  constexpr int kCalls = 1 + 5 + 5 + 5 + 5;         // reservation, then writes and reads, twice
-  for (int fail_at = 0; fail_at <= kCalls; ++fail_at) {
-    const auto tier = disk_tier_on(std::make_unique<FaultyFile>(fail_at, ENOSPC), small_blocks());
-    int failures = 0;
-    Bytes back(bytes.size());
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      std::optional<Tier::Slot> slot;
-      try {
-        slot = tier->take(bytes.size());
-        tier->write(*slot, bytes.data());
-        tier->read(*slot, back.data());
-        EXPECT_EQ(back, bytes);
-      } catch (const FileError& error) {
-        ++failures;
-        EXPECT_EQ(error.error_number(), ENOSPC);
-        EXPECT_NE(message_of(error).find("bytes are free"), std::string::npos) << message_of(error);
-      }
-      if (slot) tier->give_back(*slot);
-    }
-    EXPECT_EQ(failures, fail_at < kCalls ? 1 : 0) << "call " << fail_at;
-    EXPECT_EQ(tier->use().used_bytes, 0);
-  }
-}
-
-struct FlippedFile : SwapFile {
-  FlippedFile() : SwapFile(scratch(), true) {}
-  ssize_t sys_pread(void* data, std::size_t bytes, off_t offset) override {
-    const ssize_t count = SwapFile::sys_pread(data, bytes, offset);
-    if (offset == 8192) static_cast<unsigned char*>(data)[100] ^= 4;
-    return count;
-  }
-};
-
-TEST(DiskTier, AFlippedBitIsFound) {
-  const auto tier = disk_tier_on(std::make_unique<FlippedFile>(), small_blocks());
-  Bytes bytes(30000, 1);
-  const auto slot = tier->take(bytes.size());
-  tier->write(*slot, bytes.data());
-  try {
-    tier->read(*slot, bytes.data());
-    FAIL() << "not found";
-  } catch (const FileError& error) {
-    EXPECT_NE(message_of(error).find("offset 8192"), std::string::npos) << message_of(error);
-  }
-}
-
-struct SlowFile : SwapFile {
-  SlowFile() : SwapFile(scratch(), false) {}
-  ssize_t sys_pwrite(const void* data, std::size_t bytes, off_t offset) override {
-    if (++calls % 3 == 0) {
-      errno = EINTR;
-      return -1;
-    }
-    return SwapFile::sys_pwrite(data, std::min<std::size_t>(bytes, 1000), offset);
-  }
-  std::atomic<int> calls{0};
-};
-
-TEST(DiskTier, ShortAndInterruptedTransfersAreFinished) {
-  std::mt19937_64 random(6);
-  const Bytes bytes = random_bytes(random, 30000);
-  Bytes back(bytes.size());
-  const auto tier = disk_tier_on(std::make_unique<SlowFile>(), small_blocks());
-  const auto slot = tier->take(bytes.size());
-  tier->write(*slot, bytes.data());
-  tier->read(*slot, back.data());
-  EXPECT_EQ(back, bytes);
-}
-
-TEST(DiskTier, LeavesNoFileBehindAndNoNameWhileItLives) {
-  const auto directory = std::filesystem::temp_directory_path() / ("reef-tier-" + std::to_string(::getpid()));
-  std::filesystem::create_directory(directory);
-  {
-    DiskTierOptions options = small_blocks();
-    options.directory = directory.string();
-    const auto tier = disk_tier(options);
-    const Bytes bytes(5000, 3);
-    tier->write(*tier->take(bytes.size()), bytes.data());
-    EXPECT_TRUE(std::filesystem::is_empty(directory));
-  }
-  EXPECT_TRUE(std::filesystem::is_empty(directory));
-  std::filesystem::remove(directory);
-}
-
-TEST(DiskTier, RefusesWhatCannotWork) {
-  DiskTierOptions options = small_blocks();
-  options.directory = "/nowhere/at/all";
-  EXPECT_THROW(disk_tier(options), FileError);
-  options = small_blocks();
-  options.block_bytes = 1000;
-  EXPECT_THROW(disk_tier(options), ConfigError);
-  options = small_blocks();
-  options.threads = 0;
-  EXPECT_THROW(disk_tier(options), ConfigError);
-}
+// ---- free ranges of a file
+// ------------------------------------------------------------------------------------------
 
 // Against a bitmap.
 TEST(Extents, NeverOverlapAndJoinAgain) {

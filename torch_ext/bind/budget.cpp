@@ -16,6 +16,13 @@ std::uint64_t bytes_of(std::int64_t bytes, const char* what) {
   return static_cast<std::uint64_t>(bytes);
 }
 
+reef::DiskIo disk_io_of(const std::string& name) {
+  if (name == "automatic") return reef::DiskIo::kAutomatic;
+  if (name == "threads") return reef::DiskIo::kThreads;
+  if (name == "uring") return reef::DiskIo::kUring;
+  throw reef::ConfigError("io '" + name + "' is not \"automatic\", \"threads\" or \"uring\"");
+}
+
 struct Tier : torch::CustomClassHolder {
   explicit Tier(std::shared_ptr<reef::Tier> given) : tier(std::move(given)) {}
   std::shared_ptr<reef::Tier> tier;
@@ -65,16 +72,17 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
           return c10::make_intrusive<Tier>(reef::host_tier(bytes_of(capacity_bytes, "the host tier")));
         });
   m.def(
-      "disk_tier(str directory, int capacity_bytes, int block_bytes, int threads, bool direct) -> "
+      "disk_tier(str directory, int capacity_bytes, int block_bytes, int threads, bool direct, str io) -> "
       "__torch__.torch.classes.reef.Tier",
       [](const std::string& directory, std::int64_t capacity_bytes, std::int64_t block_bytes,
-         std::int64_t threads, bool direct) {
+         std::int64_t threads, bool direct, const std::string& io) {
         return c10::make_intrusive<Tier>(
             reef::disk_tier({.directory = directory,
                              .capacity_bytes = bytes_of(capacity_bytes, "the disk tier"),
                              .block_bytes = bytes_of(block_bytes, "a block"),
                              .threads = static_cast<int>(threads),
-                             .direct = direct}));
+                             .direct = direct,
+                             .io = disk_io_of(io)}));
       });
 
   m.class_<Budget>("Budget")

@@ -55,11 +55,13 @@ def disk_tier(
     block: str | int = "4MiB",
     threads: int = 2,
     direct: bool = True,
+    io: str = "automatic",
 ) -> Tier:
     """A file in ``directory`` without a name, gone when the process ends. Every ``block`` is hashed when written and
-    verified when read; ``direct`` goes past the page cache where the file system allows it. Raises RuntimeError with the
-    reason if the directory cannot hold it."""
-    return Tier(torch.ops.reef.disk_tier(str(directory), _bytes(capacity), _bytes(block), threads, direct))
+    verified when read, at most ``threads`` at once; ``direct`` goes past the page cache where the file system allows it.
+    ``io`` is how blocks are moved: by ``"threads"``, by ``"uring"``, or ``"automatic"``. Raises RuntimeError with the
+    reason if the directory cannot hold it, ValueError if there is no io_uring and ``io`` asks for it."""
+    return Tier(torch.ops.reef.disk_tier(str(directory), _bytes(capacity), _bytes(block), threads, direct, io))
 
 
 @dataclasses.dataclass(frozen=True)
