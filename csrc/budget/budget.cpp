@@ -16,6 +16,7 @@
 namespace reef {
 
 struct Budget::State {
+  Pager* pager = nullptr;
   bool restore = true;
   std::mutex mutex;
   std::optional<Ledger> ledger;  ///< only where asked for: it observes every operator
@@ -34,10 +35,10 @@ std::vector<at::Tensor> tensors_of(const std::vector<const torch::nn::Module*>& 
 }
 
 std::vector<std::shared_ptr<Tier>> tiers_of(BudgetOptions& options) {
-  if (!options.device.is_cpu()) {
-    throw ConfigError("Budget: there is no budget for " + options.device.str() + "; only for cpu");
+  if (options.tiers.empty()) {
+    constexpr auto kUnlimited = std::numeric_limits<std::int64_t>::max();
+    options.tiers.push_back(options.device.is_cpu() ? host_tier(kUnlimited) : pinned_tier(kUnlimited));
   }
-  if (options.tiers.empty()) options.tiers.push_back(host_tier(std::numeric_limits<std::int64_t>::max()));
   return std::move(options.tiers);
 }
 
@@ -50,7 +51,8 @@ Budget::Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>&
 Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options)
     : state_(std::make_unique<State>()) {
   Ledger().watch(tensors);  // their category is the process's, and stays
-  Pager& pager = Pager::cpu();
+  Pager& pager = Pager::of(options.device);
+  state_->pager = &pager;
   const bool prefetch = options.prefetch;
   state_->restore = options.restore;
   pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
@@ -67,7 +69,7 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
     throw;
   }
   reset_use();
-  state_->observation = std::make_unique<PageObservation>();
+  state_->observation = std::make_unique<PageObservation>(pager);
 }
 
 Budget::~Budget() {
@@ -75,23 +77,23 @@ Budget::~Budget() {
     end();
   } catch (const std::exception&) {
     state_->observation.reset();
-    Pager::cpu().abandon();  // whoever accesses a page that could not be read is told
+    state_->pager->abandon();  // whoever accesses a page that could not be read is told
   }
 }
 
 void Budget::end() {
   if (!state_->observation) return;
-  state_->restore ? Pager::cpu().stop() : Pager::cpu().abandon();
+  state_->restore ? state_->pager->stop() : state_->pager->abandon();
   state_->observation.reset();
 }
 
-void Budget::set_bytes(std::uint64_t bytes) { Pager::cpu().set_budget_bytes(bytes); }
+void Budget::set_bytes(std::uint64_t bytes) { state_->pager->set_budget_bytes(bytes); }
 
 BudgetUse Budget::use() const {
-  const PagerCounts counts = Pager::cpu().counts();
-  return {.budget_bytes = Pager::cpu().budget_bytes(),
-          .live_bytes = static_cast<std::uint64_t>(allocator_live_bytes()),
-          .peak_bytes = static_cast<std::uint64_t>(allocator_peak_bytes()),
+  const PagerCounts counts = state_->pager->counts();
+  return {.budget_bytes = state_->pager->budget_bytes(),
+          .live_bytes = state_->pager->memory().alive_bytes(),
+          .peak_bytes = state_->pager->memory().peak_bytes(),
           .minimum_bytes = counts.minimum_bytes,
           .faults = counts.faults,
           .fetches = counts.fetches,
@@ -104,8 +106,8 @@ BudgetUse Budget::use() const {
 }
 
 void Budget::reset_use() {
-  Pager::cpu().reset_counts();
-  reset_allocator_peak();
+  state_->pager->reset_counts();
+  state_->pager->reset_peak();
 }
 
 Ledger& Budget::ledger() {
@@ -134,7 +136,7 @@ std::string Budget::report() const {
   return text.str();
 }
 
-void pin(const at::Tensor& tensor) { Pager::cpu().pin(tensor); }
-void unpin(const at::Tensor& tensor) { Pager::cpu().unpin(tensor); }
+void pin(const at::Tensor& tensor) { Pager::of(tensor.device()).pin(tensor); }
+void unpin(const at::Tensor& tensor) { Pager::of(tensor.device()).unpin(tensor); }
 
 }  // namespace reef

@@ -4,10 +4,12 @@
 
 namespace reef {
 
-/// While one lives, operators on any thread bring their pages in (see Pager). Counted: several may live.
+class Pager;
+
+/// While one lives, operators on any thread bring the pager's pages in. Counted: several may live.
 class PageObservation {
  public:
-  PageObservation();
+  explicit PageObservation(Pager& pager);
 
  private:
   OperatorObservation operators_;

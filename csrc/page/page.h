@@ -15,6 +15,8 @@
 
 namespace reef {
 
+class Pager;
+
 /// What is in memory.
 enum class PageState : std::uint8_t {
   kResident,  ///< in memory only
@@ -26,6 +28,7 @@ enum class PageState : std::uint8_t {
 
 /// The memory behind one storage. `bytes`, and what is known of its next use, are the learner's.
 struct Page : LearnedPage {
+  Pager* pager = nullptr;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   const void* data = nullptr;  ///< where it is, or was, in memory
   PageState state = PageState::kResident;
@@ -35,6 +38,8 @@ struct Page : LearnedPage {
   std::uint32_t pins = 0;                ///< operators running on it
   std::uint64_t last_use = 0;            ///< by the pager's clock
   std::size_t index = 0;                 ///< in the table
+  std::uint64_t stream = 0;              ///< of its device, on which its operators run
+  bool stays = false;                    ///< used on several streams: pinned for good
   std::shared_ptr<Tier> tier;            ///< of `slot`
   std::optional<Tier::Slot> slot;
   std::uint64_t hash = 0;              ///< of what the slot holds

@@ -1,18 +1,10 @@
 #include "page/page_mover.h"
 
-#include <ATen/ThreadLocalState.h>
-#include <ATen/record_function.h>
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <chrono>
-#include <optional>
-#include <string>
 #include <utility>
 
-#include "reef/bytes.h"
 #include "reef/ledger.h"
-#include "tier/hash.h"
 
 namespace reef {
 namespace {
@@ -30,28 +22,6 @@ class Stopwatch {
   double& seconds_;
   Clock::time_point started_;
 };
-
-// The copy, as a range in torch's profiler where the submitting thread is being profiled. Out, it gives the
-// hash of what was there; if something writes at this moment, the hash is not that of the page, and it stays.
-std::function<std::uint64_t()> copy_of(const Page& page, void* data, bool out) {
-  std::optional<at::ThreadLocalState> profiled;
-  if (at::hasThreadLocalCallbacks()) profiled.emplace();
-  return [tier = page.tier, slot = *page.slot, bytes = page.bytes, data, out, profiled] {
-    const auto copy = [&] {
-      const std::uint64_t hash = out ? hash_bytes(data, bytes) : 0;
-      out ? tier->write(slot, data) : tier->read(slot, data);
-      return hash;
-    };
-    if (!profiled) return copy();
-    const at::ThreadLocalStateGuard guard(*profiled);
-    at::RecordFunction range(at::RecordScope::USER_SCOPE);
-    if (range.isActive()) {
-      range.before((out ? "reef::evict to " : "reef::fetch from ") + tier->name() + ", " +
-                   format_bytes(static_cast<std::int64_t>(bytes)));
-    }
-    return copy();
-  };
-}
 
 }  // namespace
 
@@ -72,6 +42,17 @@ SwapSpeeds PageMover::speeds() const {
 
 // ---- out
 
+PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction) {
+  void* const data = direction == PageCopy::Direction::kOut ? const_cast<void*>(page.data) : page.block.get();
+  return {direction, page.tier, *page.slot, data, page.bytes};
+}
+
+void PageMover::Speed::measured(const Page& page, const Transfer& transfer) {
+  if (transfer.seconds <= 0) return;  // the device's stream knows
+  bytes += static_cast<double>(page.bytes);
+  seconds += transfer.seconds;
+}
+
 bool PageMover::take_slot(Page& page) {
   for (const auto& tier : tiers_) {
     if (page.slot) break;
@@ -88,7 +69,7 @@ void PageMover::give_back_slot(Page& page) {
 
 // Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
 bool PageMover::is_as_in_its_slot(const Page& page) {
-  if (hash_bytes(page.data, page.bytes) == page.hash) return true;
+  if (memory_.hash(page.data, page.bytes) == page.hash) return true;
   ++counts_.unseen_writes;
   return false;
 }
@@ -103,16 +84,13 @@ bool PageMover::evict(Page& page) {
   if (page.state == PageState::kClean && !is_as_in_its_slot(page)) page.state = PageState::kResident;
   if (page.state == PageState::kResident) {
     if (!take_slot(page)) return false;
-    double seconds = 0;
-    try {
-      const Stopwatch of_copy(seconds);
-      page.hash = copy_of(page, const_cast<void*>(page.data), true)();
-    } catch (...) {
+    const std::shared_ptr<Transfer> copied = memory_.run(copy_of(page, PageCopy::Direction::kOut));
+    if (copied->error) {
       give_back_slot(page);
-      throw;
+      std::rethrow_exception(copied->error);
     }
-    out_speed_.bytes += static_cast<double>(page.bytes);
-    out_speed_.seconds += seconds;
+    page.hash = copied->hash;
+    out_speed_.measured(page, *copied);
     counts_.bytes_out += page.bytes;
   } else {
     ++counts_.clean_evictions;
@@ -128,26 +106,20 @@ void PageMover::start_evict(Page& page) {
   if (page.state != PageState::kResident) return;
   const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
   if (!storage || !may_leave(page, *storage) || !take_slot(page)) return;
-  auto transfer = std::make_shared<Transfer>(copy_of(page, const_cast<void*>(page.data), true));
-  out_.submit(transfer);
-  page.transfer = std::move(transfer);
+  page.transfer = memory_.start(copy_of(page, PageCopy::Direction::kOut));
   page.state = PageState::kLeaving;
   leaving_.push_back(&page);
 }
 
-// Its transfer is done, or has been cancelled.
+// Its transfer is done or waited for.
 void PageMover::end_leaving(Page& page, bool stays) {
-  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &page));
-  const std::shared_ptr<Transfer> transfer = std::exchange(page.transfer, nullptr);
-  page.state = PageState::kResident;
-  if (!transfer->done()) return;
+  const std::shared_ptr<Transfer> transfer = no_longer_leaving(page);
   if (transfer->error) {
     give_back_slot(page);
     keep_error(transfer->error);
     return;
   }
-  out_speed_.bytes += static_cast<double>(page.bytes);
-  out_speed_.seconds += transfer->seconds;
+  out_speed_.measured(page, *transfer);
   counts_.bytes_out += page.bytes;
   page.hash = transfer->hash;
   if (!stays && !is_as_in_its_slot(page)) return;
@@ -157,6 +129,12 @@ void PageMover::end_leaving(Page& page, bool stays) {
   if (!storage || !may_leave(page, *storage)) return forget(page);
   ++counts_.evictions;
   table_.leave(page, *storage);
+}
+
+std::shared_ptr<Transfer> PageMover::no_longer_leaving(Page& page) {
+  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &page));
+  page.state = PageState::kResident;
+  return std::exchange(page.transfer, nullptr);
 }
 
 void PageMover::settle() {
@@ -174,7 +152,7 @@ bool PageMover::settle_one() {
   Page& first = *leaving_.front();
   {
     const Stopwatch watch(counts_.waited_seconds);
-    out_.wait(*first.transfer);
+    first.transfer->wait();
   }
   end_leaving(first, false);
   return true;
@@ -184,7 +162,7 @@ bool PageMover::settle_one() {
 
 c10::DataPtr PageMover::allocate(const Page& page) {
   const CategoryScope category(page.category);
-  return c10::GetCPUAllocator()->allocate(page.bytes);
+  return memory_.allocate(page.bytes);
 }
 
 void PageMover::fetch(Page& page) {
@@ -192,16 +170,12 @@ void PageMover::fetch(Page& page) {
   if (!storage) return;
   const Stopwatch watch(counts_.waited_seconds);
   table_.take_block(page, allocate(page));
-  double seconds = 0;
-  try {
-    const Stopwatch of_copy(seconds);
-    copy_of(page, page.block.get(), false)();
-  } catch (...) {
+  const std::shared_ptr<Transfer> copied = memory_.run(copy_of(page, PageCopy::Direction::kIn));
+  if (copied->error) {
     table_.give_up_block(page);
-    throw;
+    std::rethrow_exception(copied->error);
   }
-  in_speed_.bytes += static_cast<double>(page.bytes);
-  in_speed_.seconds += seconds;
+  in_speed_.measured(page, *copied);
   ++counts_.faults;
   counts_.bytes_in += page.bytes;
   table_.come(page, *storage);
@@ -210,14 +184,12 @@ void PageMover::fetch(Page& page) {
 void PageMover::start_fetch(Page& page) {
   if (page.dead || page.state != PageState::kAway) return;
   table_.take_block(page, allocate(page));
-  auto transfer = std::make_shared<Transfer>(copy_of(page, page.block.get(), false));
   try {
-    in_.submit(transfer);
+    page.transfer = memory_.start(copy_of(page, PageCopy::Direction::kIn));
   } catch (...) {
     table_.give_up_block(page);
     throw;
   }
-  page.transfer = std::move(transfer);
 }
 
 // Its transfer is done.
@@ -229,8 +201,7 @@ void PageMover::end_coming(Page& page) {
     if (transfer->error) std::rethrow_exception(transfer->error);
     return;
   }
-  in_speed_.bytes += static_cast<double>(page.bytes);
-  in_speed_.seconds += transfer->seconds;
+  in_speed_.measured(page, *transfer);
   ++counts_.fetches;
   counts_.bytes_in += page.bytes;
   table_.come(page, *storage);
@@ -240,30 +211,23 @@ void PageMover::end_coming(Page& page) {
 
 void PageMover::finish(Page& page) {
   if (!page.transfer) return;
-  TransferLane& lane = page.state == PageState::kLeaving ? out_ : in_;
-  if (page.state == PageState::kLeaving) {
-    if (!lane.cancel(*page.transfer)) {
-      const Stopwatch watch(counts_.waited_seconds);
-      lane.wait(*page.transfer);
-    }
-    return end_leaving(page, true);
+  const bool leaving = page.state == PageState::kLeaving;
+  if (leaving && page.transfer->cancel()) {
+    no_longer_leaving(page);
+    return;
   }
   if (!page.transfer->done()) {
-    ++counts_.faults;
+    if (!leaving) ++counts_.faults;
     const Stopwatch watch(counts_.waited_seconds);
-    lane.wait(*page.transfer);
+    page.transfer->wait();
   }
-  end_coming(page);
+  leaving ? end_leaving(page, true) : end_coming(page);
 }
 
 void PageMover::forget(Page& page) {
-  if (page.state == PageState::kLeaving) {
-    if (!out_.cancel(*page.transfer)) out_.wait(*page.transfer);
-    leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &page));
-  } else if (page.state == PageState::kComing) {
-    if (!in_.cancel(*page.transfer)) in_.wait(*page.transfer);
-    table_.give_up_block(page);
-  }
+  if (page.transfer && !page.transfer->cancel()) page.transfer->wait();
+  if (page.state == PageState::kLeaving) no_longer_leaving(page);
+  if (page.state == PageState::kComing) table_.give_up_block(page);
   page.transfer = nullptr;
   give_back_slot(page);
   table_.remove(page);

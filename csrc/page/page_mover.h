@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "page/memory.h"
 #include "page/page_table.h"
-#include "page/transfer.h"
 #include "reef/swap.h"
 #include "reef/tier.h"
 
@@ -25,11 +25,11 @@ struct MoveCounts {
   double waited_seconds = 0;        ///< the training thread's
 };
 
-/// Moves pages between memory and the tiers, when told to: it decides nothing. Not thread-safe; the lanes'
-/// threads only copy, and what they have done takes effect when settled.
+/// Moves pages between memory and the tiers, when told to: it decides nothing. Not thread-safe; transfers
+/// only copy, and what they have done takes effect when settled.
 class PageMover {
  public:
-  explicit PageMover(PageTable& table) : table_(table) {}
+  PageMover(PageTable& table, Memory& memory) : table_(table), memory_(memory) {}
 
   void set_tiers(std::vector<std::shared_ptr<Tier>> tiers);
   const std::vector<std::shared_ptr<Tier>>& tiers() const { return tiers_; }
@@ -67,21 +67,24 @@ class PageMover {
 
  private:
   struct Speed {
+    void measured(const Page& page, const Transfer& transfer);
     double bytes = 0;
     double seconds = 0;
   };
+
+  static PageCopy copy_of(const Page& page, PageCopy::Direction direction);
 
   bool take_slot(Page& page);
   void give_back_slot(Page& page);
   bool is_as_in_its_slot(const Page& page);
   void end_leaving(Page& page, bool stays);
+  std::shared_ptr<Transfer> no_longer_leaving(Page& page);
   void end_coming(Page& page);
   c10::DataPtr allocate(const Page& page);
 
   PageTable& table_;
+  Memory& memory_;
   std::vector<std::shared_ptr<Tier>> tiers_;
-  TransferLane out_;
-  TransferLane in_;
   std::vector<Page*> leaving_;  ///< in the order in which they started
   std::exception_ptr error_;
   MoveCounts counts_;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ledger/blocks.h"
-#include "ledger/counting_allocator.h"
 #include "page/storage_access.h"
 
 namespace reef {
@@ -47,25 +46,27 @@ Page* PageTable::find(c10::StorageImpl& storage) {
 }
 
 Page* PageTable::add(c10::StorageImpl& storage) {
-  if (storage.device_type() != c10::kCPU || !storage.resizable() || storage.nbytes() < kSmallestPage)
+  if (storage.device() != memory_.device() || !storage.resizable() || storage.nbytes() < kSmallestPage)
     return nullptr;
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
   if (block.get() == nullptr || block.get_context() != block.get()) return nullptr;
-  if (!Blocks::instance().category_of(block.get()) && !reef::adopt(storage)) return nullptr;
+  if (!memory_.counts(storage)) return nullptr;
   auto page = std::make_unique<Page>();
   page->storage = weak(storage);
   page->data = block.get();
   page->bytes = storage.nbytes();
   page->index = pages_.size();
-  by_data_.emplace(page->data, page.get());
+  by_data_.insert_or_assign(page->data, page.get());
   count(*page, true);
   pages_.push_back(std::move(page));
   return pages_.back().get();
 }
 
 void PageTable::remove(Page& page) {
+  if (std::exchange(page.stays, false)) unpin(page);
   if (page.in_memory()) {
-    if (page.state != PageState::kComing) by_data_.erase(page.data);
+    // Its address may be another page's by now.
+    if (page.state != PageState::kComing && at(page.data) == &page) by_data_.erase(page.data);
     count(page, false);
   }
   if (!page.dead) learner_.died(page);
@@ -111,7 +112,7 @@ void PageTable::take_block(Page& page, c10::DataPtr block) {
 void PageTable::come(Page& page, c10::StorageImpl& storage) {
   page.data = page.block.get();
   page.state = PageState::kClean;
-  by_data_.emplace(page.data, &page);
+  by_data_.insert_or_assign(page.data, &page);
   storage._mutable_data_ptr_no_checks().release_context();
   storage.set_data_ptr_noswap(std::move(page.block));
   allow_access(storage);

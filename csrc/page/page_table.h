@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "page/memory.h"
 #include "page/page.h"
 
 namespace reef {
@@ -17,7 +18,7 @@ class PageTable {
   /// nullptr if the storage is no page.
   Page* find(c10::StorageImpl& storage);
   Page* at(const void* data) const;
-  /// Makes a page of `storage`; nullptr if it can be none: too small, not of the counting allocator, shared.
+  /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared.
   Page* add(c10::StorageImpl& storage);
   /// The page is none any longer; the object goes with its last pin.
   void remove(Page& page);
@@ -40,12 +41,13 @@ class PageTable {
 
   /// Called with a page whose storage died while it was away.
   using StorageDied = void (*)(void* page);
-  PageTable(StorageDied storage_died, StepLearner& learner)
-      : storage_died_(storage_died), learner_(learner) {}
+  PageTable(Memory& memory, StorageDied storage_died, StepLearner& learner)
+      : memory_(memory), storage_died_(storage_died), learner_(learner) {}
 
  private:
   void count(const Page& page, bool there);
 
+  Memory& memory_;
   StorageDied storage_died_;
   StepLearner& learner_;  ///< hears of deaths
   std::vector<std::unique_ptr<Page>> pages_;

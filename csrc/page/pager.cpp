@@ -3,11 +3,11 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "ledger/blocks.h"
-#include "ledger/counting_allocator.h"
-#include "page/storage_access.h"
+#include "page/pager_entry.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
@@ -15,35 +15,36 @@
 namespace reef {
 namespace {
 
-// This thread holds the pager's lock. Small enough for the static block, which is found without a call.
-[[gnu::tls_model("initial-exec")]] constinit thread_local bool inside = false;
-
 constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
-
-std::string running_operator() {
-  const std::string* op = Pager::this_threads_frame().op();
-  return op == nullptr ? std::string("outside any operator") : "operator " + *op;
-}
 
 }  // namespace
 
-struct Pager::Entry {
-  explicit Entry(const Pager& pager) : lock(pager.mutex_) { inside = true; }
-  ~Entry() { inside = false; }
-  Entry(const Entry&) = delete;
-  Entry& operator=(const Entry&) = delete;
-  std::lock_guard<std::mutex> lock;
-};
-
-Pager& Pager::cpu() {
-  static auto* const pager = new Pager;
+Pager& Pager::of(c10::Device device) {
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  const auto slot = slot_of(device);
+  if (!slot)
+    throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
+  static auto* const mutex = new std::mutex;
+  static std::array<Pager*, kDeviceSlots> pagers{};
+  const std::lock_guard lock(*mutex);
+  Pager*& pager = pagers[*slot];
+  if (pager == nullptr) pager = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
   return *pager;
 }
 
-// A forked child (a data loader's worker) has none of the tiers' threads, and its memory is not ours to
-// bound.
-Pager::Pager() : table_(&Pager::storage_died, step_.learner()), mover_(table_) {
+Pager& Pager::cpu() {
+  static Pager& pager = of(c10::kCPU);
+  return pager;
+}
+
+Pager::Pager(std::unique_ptr<Memory> memory)
+    : memory_(std::move(memory)),
+      table_(*memory_, &Pager::storage_died, step_.learner()),
+      mover_(table_, *memory_) {
   Blocks::instance();  // its lock is taken after ours, at a fork too
+  if (!device().is_cpu()) return;
+  // A forked child (a data loader's worker) has none of the tiers' threads, and its memory is not ours to
+  // bound.
   const auto prepare = [] {
     cpu().mutex_.lock();
     inside = true;
@@ -58,9 +59,14 @@ Pager::Pager() : table_(&Pager::storage_died, step_.learner()), mover_(table_) {
       });
 }
 
-Pager::Frame& Pager::this_threads_frame() {
-  static thread_local Frame frame;
-  return frame;
+Pager::Frame& Pager::this_threads_frame() const {
+  static thread_local std::array<Frame, kDeviceSlots> frames;
+  return frames[*slot_of(device())];
+}
+
+std::string Pager::running_operator() const {
+  const std::string* op = this_threads_frame().op();
+  return op == nullptr ? std::string("outside any operator") : "operator " + *op;
 }
 
 // ---- beginning and end
@@ -76,12 +82,14 @@ void Pager::start(PagerOptions options) {
   step_.begin(options.prefetch);
   fetches_.clear();
   running_ = true;
-  set_allocation_gate(this);
+  memory_->open(*this);
 }
 
 void Pager::stop() {
   const Entry entry(*this);
+  take_freed();
   budget_bytes_ = ~std::uint64_t{0};
+  memory_->limit(budget_bytes_);
   mover_.settle_all();
   std::exception_ptr error = mover_.take_error();
   step_.learner().reset();
@@ -102,6 +110,7 @@ void Pager::stop() {
 
 void Pager::abandon() noexcept {
   const Entry entry(*this);
+  memory_->limit(~std::uint64_t{0});
   mover_.settle_all();
   running_ = false;
   blocks_.trim(0);
@@ -114,9 +123,11 @@ std::uint64_t Pager::budget_bytes() const {
 
 void Pager::set_budget_bytes(std::uint64_t bytes) {
   const Entry entry(*this);
+  take_freed();
   const std::uint64_t before = budget_bytes_.exchange(bytes);
   try {
     make_room(0);
+    memory_->limit(bytes);
   } catch (...) {
     budget_bytes_ = before;
     throw;
@@ -184,9 +195,21 @@ void Pager::freed(const void* data) noexcept {
 
 // The storage of an evicted page is gone.
 void Pager::storage_died(void* page) {
-  if (inside) return cpu().mover_.forget(*static_cast<Page*>(page));
-  const Entry entry(cpu());
-  cpu().mover_.forget(*static_cast<Page*>(page));
+  Pager& pager = *static_cast<Page*>(page)->pager;
+  const auto forget = [&] { pager.mover_.forget(*static_cast<Page*>(page)); };
+  if (inside) return forget();
+  const Entry entry(pager);
+  forget();
+}
+
+// Where the allocator tells of it later, under a lock of its own.
+void Pager::take_freed() {
+  for (const void* data : memory_->take_freed()) {
+    Page* page = table_.at(data);
+    if (page == nullptr || page->dead) continue;
+    const c10::intrusive_ptr<c10::StorageImpl> storage = page->storage.lock();
+    if (!storage || storage->_mutable_data_ptr_no_checks().get() != data) mover_.forget(*page);
+  }
 }
 
 // ---- pages
@@ -195,6 +218,8 @@ Page* Pager::find_or_register(c10::StorageImpl& storage) {
   if (Page* known = table_.find(storage)) return known;
   Page* page = table_.add(storage);
   if (page == nullptr) return nullptr;
+  page->pager = this;
+  page->stream = memory_->stream();
   page->last_use = ++clock_;
   step_.learner().made(*page);
   return page;
@@ -203,6 +228,7 @@ Page* Pager::find_or_register(c10::StorageImpl& storage) {
 void Pager::adopt(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const Entry entry(*this);
+  take_freed();
   Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
   if (page == nullptr) return;
   page->made_in_step = 0;
@@ -211,6 +237,7 @@ void Pager::adopt(const at::Tensor& tensor) {
 
 void Pager::pin(const at::Tensor& tensor) {
   const Entry entry(*this);
+  take_freed();
   Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
   if (page == nullptr) return;
   make_resident(*page);
@@ -229,20 +256,28 @@ void Pager::make_resident(Page& page) {
   mover_.finish(page);
   if (page.state != PageState::kAway || page.storage.expired()) return;
   make_room(page.bytes);
-  mover_.fetch(page);
+  for (;;) {
+    try {
+      return mover_.fetch(page);
+    } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
+      Page* other = memory_->asks_before_allocations() ? nullptr : victim();
+      if (other == nullptr) throw;
+      mover_.finish(*other);
+      if (!mover_.evict(*other)) throw;
+    }
+  }
 }
 
 // ---- room
 
 std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
-  return static_cast<std::uint64_t>(allocator_live_bytes()) + reserved_bytes_ + bytes;
+  return memory_->alive_bytes() + reserved_bytes_ + bytes;
 }
 
 // Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
 // blocks of many sizes would hardly ever fit where others have left.
 std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
-  const std::uint64_t most =
-      std::min<std::uint64_t>(budget_bytes_, static_cast<std::uint64_t>(allocator_peak_bytes()));
+  const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, memory_->peak_bytes());
   return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
 }
 
@@ -291,6 +326,60 @@ void Pager::refuse_without_tier(const Page& page, std::uint64_t bytes) {
                     alive_bytes(bytes));
 }
 
+// Room for what the running operator will allocate, where nobody asks when it does: as its last run did, or
+// as much again as it reads.
+void Pager::make_room_ahead(std::size_t position, const StepFollower::Uses& uses) {
+  std::uint64_t bytes = 0;
+  if (step_.learner().following() && position < step_.learner().trace().operators.size()) {
+    const Trace& trace = step_.learner().trace();
+    const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
+    bytes = working_set_bytes(trace, position) - std::min(working_set_bytes(trace, position), pinned);
+  } else {
+    for (const auto& use : uses) bytes += use.page->bytes;
+  }
+  const std::uint64_t most = budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, needed_bytes(0));
+  make_room(std::min(bytes, most));  // if it needs more, its allocation is refused
+}
+
+// A block belongs to the stream that it was allocated on; on another, it could be given away while in use.
+void Pager::check_stream(Page& page, std::uint64_t stream) {
+  if (page.stream == stream || page.stays) return;
+  page.stays = true;
+  table_.pin(page);
+}
+
+bool Pager::free_some(std::uint64_t bytes) noexcept {
+  if (!running_ || inside) return false;
+  // The allocator's lock is held: another thread with this lock may be waiting for that one.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  inside = true;
+  std::uint64_t freed = 0;
+  try {
+    while (freed < bytes) {
+      const std::uint64_t before = table_.memory_bytes();
+      if (!mover_.settle_one()) {
+        Page* page = victim();
+        if (page == nullptr) break;
+        mover_.finish(*page);
+        if (!mover_.evict(*page)) break;
+      }
+      freed += before - table_.memory_bytes();
+    }
+  } catch (...) {
+    mover_.keep_error(std::current_exception());
+  }
+  inside = false;
+  return freed > 0;
+}
+
+void Pager::refuse_allocation(std::uint64_t bytes) {
+  const Entry entry(*this);
+  if (const std::exception_ptr error = mover_.take_error()) std::rethrow_exception(error);
+  minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
+  refuse(bytes);
+}
+
 // The farthest next use, where the step is known; else, and between equals, the one unused for longest. What
 // the step does not know it will not use.
 Page* Pager::victim() {
@@ -307,137 +396,6 @@ Page* Pager::victim() {
     best = page.get();
   }
   return best;
-}
-
-// ---- operators
-
-void Pager::Frame::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
-  Pager& pager = cpu();
-  const bool outermost = depth_++ == 0;
-  if (outermost) {
-    failed_ = nullptr;
-    op_ = &(call.in_backward ? call.op.name_in_backward : call.op.name);
-    position_ = StepFollower::kUntraced;
-    knew_ = false;
-  }
-  if (!pager.running_ || uses.empty()) return;
-  const Entry entry(pager);
-  if (outermost) ++pager.clock_;
-  StepFollower::Uses known;
-  for (const Use& use : uses) {
-    if (Page* page = pager.table_.find(*use.storage)) known.push_back({page, use.writes});
-  }
-  const bool parameters = std::any_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
-  if (what != Register::kAll && known.empty() && !parameters) return;
-  knew_ |= !known.empty() || parameters;
-  if (outermost && call.records_gradient && pager.step_.begins_step(call.op.name, known)) pager.end_step();
-
-  // All are pinned before the first is faulted in: making room for one must not push out another.
-  const std::size_t first = pinned_.size();
-  StepFollower::Uses used;
-  for (const Use& use : uses) {
-    const bool may_register = what == Register::kAll || use.parameter ||
-                              (what == Register::kWrittenWithAKnown && knew_ && use.writes);
-    Page* page = may_register ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
-    if (page == nullptr) continue;
-    page->last_use = pager.clock_;
-    page->parameter |= use.parameter;
-    if (use.writes && page->parameter && !call.in_backward && !call.records_gradient)
-      pager.step_.parameter_written();
-    pager.table_.pin(*page);
-    pinned_.push_back(page);
-    used.push_back({page, use.writes});
-  }
-  if (used.empty()) return;
-  if (outermost) position_ = pager.step_.begin_operator(call.op.name, used);
-  bring_in(first, used);
-  const std::uint64_t needed = pager.needed_bytes(0);
-  pager.minimum_bytes_ = std::max(pager.minimum_bytes_, needed);
-  if (outermost) pager.step_.operator_runs(pager.alive_bytes(0) - pager.table_.memory_bytes(), needed);
-}
-
-void Pager::Frame::bring_in(std::size_t first, const StepFollower::Uses& used) {
-  for (std::size_t i = 0; i < used.size(); ++i) {
-    Page& page = *pinned_[first + i];
-    try {
-      cpu().make_resident(page);
-    } catch (const std::exception& error) {
-      if (!failed_) failed_ = std::current_exception();
-      if (const auto storage = page.storage.lock()) refuse_access(*storage, message_of(error));
-    }
-    if (used[i].writes && page.state == PageState::kClean) page.state = PageState::kResident;
-  }
-}
-
-void Pager::Frame::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept {
-  Pager& pager = cpu();
-  const bool outermost = --depth_ == 0;
-  if (outermost) {
-    failed_ = nullptr;
-    op_ = nullptr;
-  }
-  if (knew_ && call.op.makes_alike) what = Register::kAll;
-  if (pinned_.empty() && (what != Register::kAll || results.empty())) return;
-  const Entry entry(pager);
-  c10::SmallVector<LearnedPage*, 4> made;
-  for (const Use& use : pager.running_ ? results : c10::ArrayRef<Use>{}) {
-    Page* page =
-        what == Register::kAll ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
-    if (page == nullptr || !page->in_memory()) continue;
-    page->last_use = pager.clock_;
-    made.push_back(page);
-    if (outermost) continue;
-    pager.table_.pin(*page);  // an outer kernel may hold a raw pointer to it
-    pinned_.push_back(page);
-  }
-  if (!outermost) return;
-  for (Page* page : pinned_) pager.table_.unpin(*page);
-  pinned_.clear();
-  if (!pager.running_) return;
-  if (position_ == StepFollower::kUntraced) {
-    if (made.empty()) return;
-    position_ = pager.step_.begin_operator(call.op.name, {});
-    pager.step_.operator_runs(0, pager.needed_bytes(0));
-  }
-  pager.step_.end_operator(position_, made, pager.mover_.counts().waited_seconds);
-  pager.move_ahead(position_);
-}
-
-void Pager::end_step() {
-  if (!step_.end_step()) return;
-  fetches_.clear();
-  step_.make_plan(budget_bytes_, mover_.speeds());
-}
-
-// The plan is followed as far as memory and the tiers allow; what fails is told at the next allocation.
-void Pager::move_ahead(std::size_t position) {
-  const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
-  const c10::ArrayRef<SwapMove> moves = step_.moves(position);
-  if (!step_.learner().following()) fetches_.clear();
-  if (moves.empty() && fetches_.empty()) return;
-  mover_.settle();
-  try {
-    for (const SwapMove& move : moves) {
-      Page* page = page_of(move.page);
-      if (page == nullptr) continue;
-      if (move.kind == SwapMove::Kind::kFetch) {
-        fetches_.push_back(move.page);
-      } else {
-        mover_.start_evict(*page);
-      }
-    }
-    // In the order in which they are needed; what is still leaving has its room until it is gone.
-    while (!fetches_.empty()) {
-      Page* page = page_of(fetches_.front());
-      if (page != nullptr && page->state == PageState::kAway) {
-        if (alive_bytes(page->bytes) > budget_bytes_) break;
-        mover_.start_fetch(*page);
-      }
-      fetches_.pop_front();
-    }
-  } catch (...) {
-    mover_.keep_error(std::current_exception());
-  }
 }
 
 }  // namespace reef

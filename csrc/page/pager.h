@@ -14,6 +14,7 @@
 #include "ledger/allocation_gate.h"
 #include "observer/observer.h"
 #include "page/block_cache.h"
+#include "page/memory.h"
 #include "page/page_mover.h"
 #include "page/page_table.h"
 #include "page/step_follower.h"
@@ -32,12 +33,15 @@ struct PagerOptions {
   bool prefetch = true;  ///< move pages beside the operators, once a step is known
 };
 
-/// Keeps what the counting allocator has handed out within a budget, by moving pages to tiers and back. One
-/// for the process's CPU memory, asleep until start(); never destroyed, since memory is freed until the very
+/// Keeps what LibTorch's allocator has handed out of one memory within a budget, by moving pages to tiers and
+/// back. One for each device, asleep until start(); never destroyed, since memory is freed until the very
 /// end. It decides: the table keeps the pages, the mover moves them, the follower knows what comes next.
 class Pager final : public AllocationGate {
  public:
+  /// Throws ConfigError where there is no such device.
+  static Pager& of(c10::Device device);
   static Pager& cpu();
+  c10::Device device() const { return memory_->device(); }
 
   /// Throws ConfigError if it is running.
   void start(PagerOptions options);
@@ -74,15 +78,15 @@ class Pager final : public AllocationGate {
    public:
     /// An operator starts: its pages are brought in and pinned. What fails is kept, and thrown by this
     /// thread's next allocation within the operator; until then the storage throws when accessed.
-    void enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
+    void enter(Pager& pager, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
     /// It ends, with these new storages.
-    void leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept;
+    void leave(Pager& pager, const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept;
 
     /// The outermost operator that runs, nullptr outside.
     const std::string* op() const { return op_; }
 
    private:
-    void bring_in(std::size_t first, const StepFollower::Uses& used);
+    void bring_in(Pager& pager, std::size_t first, const StepFollower::Uses& used);
 
     friend class Pager;
     std::exception_ptr failed_;  ///< a page could not be brought in
@@ -92,7 +96,7 @@ class Pager final : public AllocationGate {
     std::size_t position_ = StepFollower::kUntraced;  ///< of the outermost operator, in its step
     std::vector<Page*> pinned_;
   };
-  static Frame& this_threads_frame();
+  Frame& this_threads_frame() const;
 
   PagerCounts counts() const;
   void reset_counts();
@@ -101,6 +105,14 @@ class Pager final : public AllocationGate {
   /// Alive beside its pages, at most.
   std::uint64_t fixed_bytes() const;
   SwapSpeeds speeds() const;
+  const Memory& memory() const { return *memory_; }
+  void reset_peak() { memory_->reset_peak(); }
+
+  /// Memory has run out: what can leave does, until so many bytes are free. False if nothing did, or if
+  /// another thread is at work with the pages.
+  bool free_some(std::uint64_t bytes) noexcept;
+  /// The error for an allocation of `bytes` that found no room.
+  void refuse_allocation(std::uint64_t bytes);
 
   // AllocationGate
   bool before_allocate(std::size_t bytes) override;
@@ -110,10 +122,14 @@ class Pager final : public AllocationGate {
   bool take_back(void* data) noexcept override { return blocks_.free(data); }
 
  private:
-  Pager();
+  explicit Pager(std::unique_ptr<Memory> memory);
+  void take_freed();
+  std::string running_operator() const;
   Page* find_or_register(c10::StorageImpl& storage);
   void make_resident(Page& page);
   void make_room(std::uint64_t bytes);
+  void make_room_ahead(std::size_t position, const StepFollower::Uses& uses);
+  void check_stream(Page& page, std::uint64_t stream);
   Page* victim();
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
   std::uint64_t kept_bytes(std::uint64_t bytes) const;
@@ -133,6 +149,7 @@ class Pager final : public AllocationGate {
   std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
+  std::unique_ptr<Memory> memory_;
   StepFollower step_;
   PageTable table_;
   PageMover mover_;

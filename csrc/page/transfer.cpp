@@ -5,8 +5,49 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <utility>
 
 namespace reef {
+
+class TransferLane::Queued final : public Transfer {
+ public:
+  Queued(Copy copy, TransferLane* lane) : copy_(std::move(copy)), lane_(lane) {}
+
+  bool done() override { return done_.load(std::memory_order_acquire); }
+
+  bool cancel() override {
+    if (done()) return false;
+    const std::lock_guard lock(lane_->mutex_);
+    const auto queued = std::find_if(lane_->queue_.begin(), lane_->queue_.end(),
+                                     [&](const auto& other) { return other.get() == this; });
+    if (queued == lane_->queue_.end()) return false;
+    lane_->queue_.erase(queued);
+    return true;
+  }
+
+  void wait() override {
+    if (done()) return;
+    std::unique_lock lock(lane_->mutex_);
+    lane_->finished_.wait(lock, [&] { return done(); });
+  }
+
+  void run() {
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      hash = copy_();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  }
+
+  void finish() { done_.store(true, std::memory_order_release); }
+
+ private:
+  Copy copy_;
+  TransferLane* lane_;
+  std::atomic<bool> done_ = false;
+};
 
 TransferLane::~TransferLane() {
   {
@@ -18,7 +59,8 @@ TransferLane::~TransferLane() {
   if (thread_.joinable()) thread_.join();
 }
 
-void TransferLane::submit(std::shared_ptr<Transfer> transfer) {
+std::shared_ptr<Transfer> TransferLane::submit(Copy copy) {
+  auto transfer = std::make_shared<Queued>(std::move(copy), this);
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
@@ -28,58 +70,37 @@ void TransferLane::submit(std::shared_ptr<Transfer> transfer) {
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        thread_ = std::thread([this] { run(); });
+        thread_ = std::thread([this] { serve(); });
       } catch (...) {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         throw;
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
-    queue_.push_back(std::move(transfer));
+    queue_.push_back(transfer);
   }
   submitted_.notify_one();
+  return transfer;
 }
 
-bool TransferLane::cancel(Transfer& transfer) {
-  const std::lock_guard lock(mutex_);
-  const auto queued =
-      std::find_if(queue_.begin(), queue_.end(), [&](const auto& other) { return other.get() == &transfer; });
-  if (queued == queue_.end()) return false;
-  queue_.erase(queued);
-  return true;
+std::shared_ptr<Transfer> TransferLane::run(Copy copy) {
+  auto transfer = std::make_shared<Queued>(std::move(copy), nullptr);
+  transfer->run();
+  transfer->finish();
+  return transfer;
 }
 
-void TransferLane::wait(const Transfer& transfer) {
-  if (transfer.done()) return;
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return transfer.done(); });
-}
-
-void TransferLane::drain() {
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return queue_.empty() && !running_; });
-}
-
-void TransferLane::run() {
+void TransferLane::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
     submitted_.wait(lock, [&] { return closing_ || !queue_.empty(); });
     if (closing_) return;
-    const std::shared_ptr<Transfer> transfer = std::move(queue_.front());
+    const std::shared_ptr<Queued> transfer = std::move(queue_.front());
     queue_.pop_front();
-    running_ = true;
-    transfer->state = Transfer::State::kRunning;
     lock.unlock();
-    const auto started = std::chrono::steady_clock::now();
-    try {
-      transfer->hash = transfer->copy();
-    } catch (...) {
-      transfer->error = std::current_exception();
-    }
-    transfer->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    transfer->run();
     lock.lock();
-    running_ = false;
-    transfer->state = Transfer::State::kDone;
+    transfer->finish();
     finished_.notify_all();
   }
 }

@@ -12,25 +12,32 @@
 
 namespace reef {
 
-/// A copy between memory and a tier that runs beside the operators.
-struct Transfer {
-  enum class State : std::uint8_t { kQueued, kRunning, kDone };
+/// A copy between memory and a tier, under way beside the operators.
+class Transfer {
+ public:
+  Transfer() = default;
+  virtual ~Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
 
-  explicit Transfer(std::function<std::uint64_t()> what) : copy(std::move(what)) {}
+  virtual bool done() = 0;
+  /// True if it had not begun, and now never will.
+  virtual bool cancel() = 0;
+  /// What this thread does next finds it done: on the host, or in the order of its device's stream.
+  virtual void wait() = 0;
 
-  std::function<std::uint64_t()> copy;
-  std::uint64_t hash = 0;    ///< what it gave
-  std::exception_ptr error;  ///< what it threw; valid when done, as are the seconds
-  double seconds = 0;
-  std::atomic<State> state = State::kQueued;
-
-  bool done() const { return state.load(std::memory_order_acquire) == State::kDone; }
+  std::exception_ptr error;  ///< what it threw; valid when done or waited for, as are the others
+  double seconds = 0;        ///< 0: not known
+  std::uint64_t hash = 0;    ///< of what was written to the tier
 };
 
 /// Runs transfers one after the other, in the order of submission, on a thread of its own that starts with
 /// the first. It only copies: what a finished transfer means for its page is for the submitter to settle.
 class TransferLane {
  public:
+  /// Gives the hash of what it has written to a tier.
+  using Copy = std::function<std::uint64_t()>;
+
   TransferLane() = default;
   /// Waits for the running transfer; those queued are dropped.
   ~TransferLane();
@@ -38,21 +45,18 @@ class TransferLane {
   TransferLane& operator=(const TransferLane&) = delete;
 
   /// Throws std::system_error if the thread cannot be started.
-  void submit(std::shared_ptr<Transfer> transfer);
-  /// True if it had not begun, and now never will.
-  bool cancel(Transfer& transfer);
-  void wait(const Transfer& transfer);
-  /// Until nothing is queued or runs.
-  void drain();
+  std::shared_ptr<Transfer> submit(Copy copy);
+  /// Runs it on the calling thread.
+  static std::shared_ptr<Transfer> run(Copy copy);
 
  private:
-  void run();
+  class Queued;
+  void serve();
 
   std::mutex mutex_;
   std::condition_variable submitted_;
   std::condition_variable finished_;
-  std::deque<std::shared_ptr<Transfer>> queue_;
-  bool running_ = false;
+  std::deque<std::shared_ptr<Queued>> queue_;
   bool closing_ = false;
   std::thread thread_;
 };

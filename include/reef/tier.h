@@ -36,11 +36,21 @@ class REEF_API Tier {
   virtual void write(Slot slot, const void* data) = 0;
   virtual void read(Slot slot, void* data) = 0;
 
+  /// Where the slot's bytes are, if a device may copy them by itself: page-locked memory; nullptr otherwise.
+  /// The access is counted.
+  enum class Access : std::uint8_t { kRead, kWrite };
+  virtual void* address(Slot, Access) { return nullptr; }
+
   virtual TierUse use() const = 0;
 };
 
 /// Plain host memory, each page in a block of its own size.
 REEF_API std::shared_ptr<Tier> host_tier(std::uint64_t capacity_bytes);
+
+/// Page-locked host memory, which a CUDA device copies from and to by itself: taken in segments of 64 MiB,
+/// kept until the tier goes, in which pages lie side by side with no more than 511 bytes between them. Throws
+/// ConfigError where there is no CUDA device.
+REEF_API std::shared_ptr<Tier> pinned_tier(std::uint64_t capacity_bytes);
 
 /// How blocks are moved to the disk and back; the bytes there are the same.
 enum class DiskIo : std::uint8_t {

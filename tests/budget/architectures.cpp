@@ -20,7 +20,12 @@ std::shared_ptr<Net> net(const Build& build) {
   return module;
 }
 
-Tensor labels(std::int64_t classes, at::IntArrayRef shape) { return torch::randint(classes, shape); }
+// From the CPU's generator wherever they go, so that every device gets the same.
+Tensor labels(std::int64_t classes, at::IntArrayRef shape) {
+  return torch::randint(classes, shape).to(device());
+}
+Tensor normal(at::IntArrayRef shape) { return torch::randn(shape).to(device()); }
+Tensor uniform(at::IntArrayRef shape) { return torch::rand(shape).to(device()); }
 
 nn::Conv2d conv(std::int64_t in, std::int64_t out) {
   return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
@@ -37,7 +42,7 @@ Training conv_batch_norm() {
   layers->push_back(nn::Flatten());
   layers->push_back(nn::Linear(16, 10));
   return {layers.ptr(), [=]() mutable {
-            return F::cross_entropy(layers->forward(torch::randn({8, 3, 24, 24})), labels(10, {8}));
+            return F::cross_entropy(layers->forward(normal({8, 3, 24, 24})), labels(10, {8}));
           }};
 }
 
@@ -56,9 +61,7 @@ Training residual() {
       return head->forward(x.mean({2, 3}));
     };
   });
-  return {module, [=] {
-            return F::cross_entropy(module->forward(torch::randn({8, 3, 24, 24})), labels(10, {8}));
-          }};
+  return {module, [=] { return F::cross_entropy(module->forward(normal({8, 3, 24, 24})), labels(10, {8})); }};
 }
 
 Training u_net() {
@@ -88,8 +91,8 @@ Training u_net() {
     };
   });
   return {module, [=] {
-            return F::binary_cross_entropy_with_logits(module->forward(torch::randn({4, 3, 32, 32})),
-                                                       torch::rand({4, 1, 32, 32}));
+            return F::binary_cross_entropy_with_logits(module->forward(normal({4, 3, 32, 32})),
+                                                       uniform({4, 1, 32, 32}));
           }};
 }
 
@@ -102,7 +105,7 @@ Training recurrent() {
     return [=](const Tensor& x) mutable { return head->forward(std::get<0>(cells->forward(x))); };
   });
   return {module, [=] {
-            const Tensor out = module->forward(torch::randn({8, 40, 48}));
+            const Tensor out = module->forward(normal({8, 40, 48}));
             return F::cross_entropy(out.reshape({-1, 20}), labels(20, {8 * 40}));
           }};
 }
@@ -118,19 +121,19 @@ Training attention() {
       return x;
     };
   });
-  return {module, [=] { return module->forward(torch::randn({32, 4, 64})).pow(2).mean(); }};
+  return {module, [=] { return module->forward(normal({32, 4, 64})).pow(2).mean(); }};
 }
 
 Training encoder() {
   nn::TransformerEncoder layers(nn::TransformerEncoderOptions(
       nn::TransformerEncoderLayerOptions(64, 4).dim_feedforward(128).dropout(0.1), 6));
-  return {layers.ptr(), [=]() mutable { return layers->forward(torch::randn({24, 4, 64})).pow(2).mean(); }};
+  return {layers.ptr(), [=]() mutable { return layers->forward(normal({24, 4, 64})).pow(2).mean(); }};
 }
 
 Training encoder_decoder() {
   nn::Transformer layers(nn::TransformerOptions(48, 4, 3, 3).dim_feedforward(96).dropout(0.1));
   return {layers.ptr(), [=]() mutable {
-            return layers->forward(torch::randn({20, 4, 48}), torch::randn({16, 4, 48})).pow(2).mean();
+            return layers->forward(normal({20, 4, 48}), normal({16, 4, 48})).pow(2).mean();
           }};
 }
 
@@ -192,7 +195,7 @@ Training mixture_of_experts() {
       return x;
     };
   });
-  return {module, [=] { return module->forward(torch::randn({96, 48})).pow(2).mean(); }};
+  return {module, [=] { return module->forward(normal({96, 48})).pow(2).mean(); }};
 }
 
 Training in_place_activations() {
@@ -202,7 +205,7 @@ Training in_place_activations() {
     layers->push_back(nn::ReLU(nn::ReLUOptions(true)));
     layers->push_back(nn::Functional([](const Tensor& x) { return x.clone().mul_(1.1).sigmoid_(); }));
   }
-  return {layers.ptr(), [=]() mutable { return layers->forward(torch::randn({64, 64})).pow(2).mean(); }};
+  return {layers.ptr(), [=]() mutable { return layers->forward(normal({64, 64})).pow(2).mean(); }};
 }
 
 Training dropout() {
@@ -212,7 +215,7 @@ Training dropout() {
     layers->push_back(nn::Dropout(0.3));
     layers->push_back(nn::GELU());
   }
-  return {layers.ptr(), [=]() mutable { return layers->forward(torch::randn({64, 64})).pow(2).mean(); }};
+  return {layers.ptr(), [=]() mutable { return layers->forward(normal({64, 64})).pow(2).mean(); }};
 }
 
 struct Swish : torch::autograd::Function<Swish> {
@@ -234,7 +237,7 @@ Training custom_function() {
     layers->push_back(nn::Linear(64, 64));
     layers->push_back(nn::Functional([](const Tensor& x) { return Swish::apply(x); }));
   }
-  return {layers.ptr(), [=]() mutable { return layers->forward(torch::randn({64, 64})).pow(2).mean(); }};
+  return {layers.ptr(), [=]() mutable { return layers->forward(normal({64, 64})).pow(2).mean(); }};
 }
 
 // A gradient in the loss: backward of backward.
@@ -245,7 +248,7 @@ Training gradient_penalty() {
     layers->push_back(nn::Tanh());
   }
   return {layers.ptr(), [=]() mutable {
-            const Tensor x = torch::randn({48, 48}).requires_grad_();
+            const Tensor x = normal({48, 48}).requires_grad_();
             const Tensor y = layers->forward(x).pow(2).mean();
             const Tensor slope = torch::autograd::grad({y}, {x}, {}, true, true)[0];
             return y + slope.norm();
@@ -270,6 +273,11 @@ Training two_backwards() {
 }
 
 }  // namespace
+
+c10::Device& device() {
+  static c10::Device where = c10::kCPU;
+  return where;
+}
 
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> all = {

@@ -21,6 +21,9 @@ struct Architecture {
   std::function<Training()> make;
 };
 
+/// Where losses make their data; the CPU unless set.
+c10::Device& device();
+
 /// Each an ordinary LibTorch model whose largest operator is small beside the whole.
 const std::vector<Architecture>& architectures();
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "support/tampered_file.h"
+#include "tier/arena.h"
 #include "tier/disk.h"
 #include "tier/extents.h"
 
@@ -41,7 +43,7 @@ std::shared_ptr<Tier> small_blocks(std::uint64_t capacity_bytes, Way way, int bl
 struct Kind {
   std::string name;
   Way way = Way::kThreads;
-  int blocks = 0;  ///< 0: not on disk
+  int blocks = 0;  ///< on disk
   bool direct = true;
 };
 
@@ -51,13 +53,19 @@ struct EveryTier : testing::TestWithParam<Kind> {
   }
   std::shared_ptr<Tier> make(std::uint64_t capacity_bytes) {
     const Kind& kind = GetParam();
-    if (kind.blocks == 0) return host_tier(capacity_bytes);
+    if (kind.name == "host") return host_tier(capacity_bytes);
+    if (kind.name == "arena") {
+      // As page-locked memory is taken, from the heap.
+      return arena_tier(
+          {.name = "arena", .capacity_bytes = capacity_bytes, .segment_bytes = 1 << 16},
+          {[](std::size_t bytes) { return std::malloc(bytes); }, [](void* data) { std::free(data); }});
+    }
     return small_blocks(capacity_bytes, kind.way, kind.blocks, kind.direct);
   }
 };
 
 std::vector<Kind> every_kind() {
-  std::vector<Kind> kinds{{.name = "host"}};
+  std::vector<Kind> kinds{{.name = "host"}, {.name = "arena"}};
   for (const Way way : test::kWays) {
     const std::string disk = std::string("disk_by_") + test::name_of(way);
     kinds.push_back({disk, way, 3, true});

@@ -1,0 +1,67 @@
+#include "page/cuda_stream_copy.h"
+
+#include <c10/cuda/CUDAException.h>
+
+namespace reef {
+namespace {
+
+class StreamTransfer final : public Transfer {
+ public:
+  StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side) : tier_(copy.tier) {
+    CudaEvent ready;
+    ready.record(c10::cuda::getCurrentCUDAStream(side.device_index()).stream());
+    ready.hold_back(side.stream());
+    started_.record(side.stream());
+    const bool out = copy.direction == PageCopy::Direction::kOut;
+    C10_CUDA_CHECK(cudaMemcpyAsync(out ? address : copy.data, out ? copy.data : address, copy.bytes,
+                                   out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, side.stream()));
+    finished_.record(side.stream());
+    device_ = side.device_index();
+  }
+
+  bool done() override {
+    if (!finished_.reached()) return false;
+    seconds = finished_.seconds_since(started_);
+    return true;
+  }
+  bool cancel() override { return false; }
+  void wait() override { finished_.hold_back(c10::cuda::getCurrentCUDAStream(device_).stream()); }
+
+ private:
+  std::shared_ptr<Tier> tier_;  // its memory is being copied
+  c10::DeviceIndex device_ = 0;
+  CudaEvent started_{cudaEventDefault};
+  CudaEvent finished_{cudaEventDefault};
+};
+
+}  // namespace
+
+std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side) {
+  return std::make_shared<StreamTransfer>(copy, address, side);
+}
+
+CudaEvent::CudaEvent(unsigned flags) { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
+CudaEvent::~CudaEvent() { (void)cudaEventDestroy(event_); }
+void CudaEvent::record(cudaStream_t stream) { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+void CudaEvent::hold_back(cudaStream_t stream) const {
+  C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
+}
+
+bool CudaEvent::reached() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  C10_CUDA_CHECK(status);
+  return true;
+}
+
+double CudaEvent::seconds_since(const CudaEvent& earlier) const {
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, earlier.event_, event_) == cudaSuccess) return milliseconds / 1e3;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+}  // namespace reef

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "page/memory.h"
+#include "page/transfer.h"
+
+namespace reef {
+
+/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what this thread's
+/// stream has been given so far. wait() holds back the stream that is current then, not the host.
+std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side);
+
+/// Marks a point in a stream.
+class CudaEvent {
+ public:
+  explicit CudaEvent(unsigned flags = cudaEventDisableTiming);
+  ~CudaEvent();
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  void record(cudaStream_t stream);
+  void hold_back(cudaStream_t stream) const;
+  bool reached() const;
+  /// 0 if either has not been reached.
+  double seconds_since(const CudaEvent& earlier) const;
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace reef

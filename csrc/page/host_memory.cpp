@@ -1,0 +1,81 @@
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "ledger/blocks.h"
+#include "ledger/counting_allocator.h"
+#include "page/memory.h"
+#include "page/pager.h"
+#include "reef/bytes.h"
+#include "reef/ledger.h"
+#include "tier/hash.h"
+
+namespace reef {
+namespace {
+
+// As a range in torch's profiler where the submitting thread is being profiled. Out, it gives the hash of
+// what was there; if something writes at this moment, the hash is not that of the page, and it stays.
+TransferLane::Copy copy_of(const PageCopy& copy) {
+  std::optional<at::ThreadLocalState> profiled;
+  if (at::hasThreadLocalCallbacks()) profiled.emplace();
+  return [copy, profiled] {
+    const auto run = [&] {
+      if (copy.direction == PageCopy::Direction::kIn) {
+        copy.tier->read(copy.slot, copy.data);
+        return std::uint64_t{0};
+      }
+      const std::uint64_t hash = hash_bytes(copy.data, copy.bytes);
+      copy.tier->write(copy.slot, copy.data);
+      return hash;
+    };
+    if (!profiled) return run();
+    const at::ThreadLocalStateGuard guard(*profiled);
+    at::RecordFunction range(at::RecordScope::USER_SCOPE);
+    if (range.isActive()) range.before(name_of(copy));
+    return run();
+  };
+}
+
+class HostMemory final : public Memory {
+ public:
+  c10::Device device() const override { return c10::kCPU; }
+
+  bool counts(c10::StorageImpl& storage) override {
+    const void* const data = storage._mutable_data_ptr_no_checks().get();
+    return Blocks::instance().category_of(data).has_value() || adopt(storage);
+  }
+  std::uint64_t alive_bytes() const override { return static_cast<std::uint64_t>(allocator_live_bytes()); }
+  std::uint64_t peak_bytes() const override { return static_cast<std::uint64_t>(allocator_peak_bytes()); }
+  void reset_peak() override { reset_allocator_peak(); }
+
+  void open(Pager& pager) override { set_allocation_gate(&pager); }
+  void limit(std::uint64_t) override {}
+  bool asks_before_allocations() const override { return true; }
+
+  c10::DataPtr allocate(std::uint64_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
+  std::shared_ptr<Transfer> start(const PageCopy& copy) override {
+    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).submit(copy_of(copy));
+  }
+  std::shared_ptr<Transfer> run(const PageCopy& copy) override { return TransferLane::run(copy_of(copy)); }
+  std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
+
+ private:
+  TransferLane out_;
+  TransferLane in_;
+};
+
+}  // namespace
+
+std::string name_of(const PageCopy& copy) {
+  const bool out = copy.direction == PageCopy::Direction::kOut;
+  return (out ? "reef::evict to " : "reef::fetch from ") + copy.tier->name() + ", " +
+         format_bytes(static_cast<std::int64_t>(copy.bytes));
+}
+
+std::unique_ptr<Memory> host_memory() { return std::make_unique<HostMemory>(); }
+
+}  // namespace reef
