@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "page/pager.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
+#include "reef/swap.h"
 
 namespace reef {
 
@@ -116,23 +118,62 @@ Ledger& Budget::ledger() {
   return *state_->ledger;
 }
 
+std::vector<BudgetOutlook> Budget::outlook() const {
+  const Trace trace = state_->pager->trace();
+  if (trace.operators.empty()) return {};
+  const std::uint64_t fixed_bytes = state_->pager->fixed_bytes();
+  const std::uint64_t natural_bytes = natural_peak_bytes(trace) + fixed_bytes;
+  const std::uint64_t now_bytes = state_->pager->budget_bytes();
+  std::vector<std::uint64_t> budgets;
+  for (std::uint64_t bytes = now_bytes; bytes < natural_bytes;
+       bytes += std::max<std::uint64_t>(now_bytes / 4, 1)) {
+    if (budgets.size() == 6) break;
+    budgets.push_back(bytes);
+  }
+  budgets.push_back(std::max(natural_bytes, now_bytes));
+  std::vector<BudgetOutlook> all;
+  for (const std::uint64_t bytes : budgets) {
+    if (bytes < minimum_bytes(trace) + fixed_bytes) continue;
+    const SwapSpeeds speeds = state_->pager->speeds();
+    const SwapPlan plan = plan_swaps(trace, bytes - fixed_bytes, SwapPolicy::kFarthest, speeds);
+    const SwapCost cost = simulate(trace, plan, bytes - fixed_bytes, speeds);
+    all.push_back({bytes, cost.seconds, cost.stalled_seconds, cost.bytes_in + cost.bytes_out});
+  }
+  return all;
+}
+
 std::string Budget::report() const {
   const BudgetUse now = use();
   std::ostringstream text;
-  const auto line = [&](const char* what, const std::string& value) {
-    text << what << std::string(28 - std::string_view(what).size(), ' ') << value << '\n';
+  const auto line = [&](const std::string& what, const std::string& value) {
+    text << what << std::string(28 - std::min<std::size_t>(what.size(), 27), ' ') << value << '\n';
   };
-  line("budget", format_bytes(static_cast<std::int64_t>(now.budget_bytes)));
-  line("peak", format_bytes(static_cast<std::int64_t>(now.peak_bytes)));
-  line("least that would do", format_bytes(static_cast<std::int64_t>(now.minimum_bytes)));
+  const auto bytes = [](std::uint64_t count) { return format_bytes(static_cast<std::int64_t>(count)); };
+  const auto seconds = [](double count) {
+    std::ostringstream number;
+    number.precision(3);
+    number << std::fixed << count << " s";
+    return number.str();
+  };
+  line("budget", bytes(now.budget_bytes));
+  line("peak", bytes(now.peak_bytes));
+  line("least that would do", bytes(now.minimum_bytes));
   line("pages brought back", std::to_string(now.faults + now.fetches) + ", " + std::to_string(now.fetches) +
-                                 " of them ahead, " + format_bytes(static_cast<std::int64_t>(now.bytes_in)));
+                                 " of them ahead, " + bytes(now.bytes_in));
   line("pages that left", std::to_string(now.evictions) + ", " + std::to_string(now.clean_evictions) +
-                              " of them clean, " + format_bytes(static_cast<std::int64_t>(now.bytes_out)) +
-                              " written");
-  text.precision(3);
-  text << std::fixed;
-  text << "waited" << std::string(22, ' ') << now.waited_seconds << " s\n";
+                              " of them clean, " + bytes(now.bytes_out) + " written");
+  line("waited", seconds(now.waited_seconds));
+  for (const auto& tier : state_->pager->tiers()) {
+    const TierUse held = tier->use();
+    line("in tier " + tier->name(), bytes(held.used_bytes) + ", at most " + bytes(held.peak_bytes) + "; " +
+                                        bytes(held.written_bytes) + " written, " + bytes(held.read_bytes) +
+                                        " read");
+  }
+  for (const BudgetOutlook& step : outlook()) {
+    line("a step within " + bytes(step.budget_bytes), seconds(step.seconds) + ", " +
+                                                          seconds(step.waited_seconds) + " of it waiting, " +
+                                                          bytes(step.moved_bytes) + " moved");
+  }
   return text.str();
 }
 

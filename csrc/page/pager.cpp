@@ -149,12 +149,17 @@ void Pager::reset_counts() {
 
 Trace Pager::trace() const {
   const Entry entry(*this);
-  return step_.learner().following() ? step_.learner().trace() : Trace{};
+  return step_.learner().trace();
 }
 
 std::uint64_t Pager::fixed_bytes() const {
   const Entry entry(*this);
   return step_.fixed_bytes();
+}
+
+std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
+  const Entry entry(*this);
+  return mover_.tiers();
 }
 
 SwapSpeeds Pager::speeds() const {

@@ -100,11 +100,12 @@ class Pager final : public AllocationGate {
 
   PagerCounts counts() const;
   void reset_counts();
-  /// The step that is followed; empty if none is.
+  /// The step that is or was followed last; empty if none was.
   Trace trace() const;
   /// Alive beside its pages, at most.
   std::uint64_t fixed_bytes() const;
   SwapSpeeds speeds() const;
+  std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
   void reset_peak() { memory_->reset_peak(); }
 

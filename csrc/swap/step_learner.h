@@ -54,7 +54,7 @@ class StepLearner {
   bool following() const { return following_; }
   /// Steps in a row that were no repetition.
   std::size_t departures() const { return departures_; }
-  /// The step that is followed; empty while none is.
+  /// The step that is or was followed last; empty until one was.
   const Trace& trace() const { return trace_; }
   /// nullptr while no such page exists.
   LearnedPage* page(std::uint32_t id) const { return pages_[id].page; }

@@ -47,6 +47,15 @@ struct BudgetUse {
   double waited_seconds = 0;  ///< spent on moving pages by the threads that needed them
 };
 
+/// What a step would cost with another budget, by simulation of the step that repeats, at the speeds
+/// measured.
+struct BudgetOutlook {
+  std::uint64_t budget_bytes = 0;
+  double seconds = 0;
+  double waited_seconds = 0;      ///< of these, for pages
+  std::uint64_t moved_bytes = 0;  ///< in and out
+};
+
 /// While it lives, the bytes that LibTorch's allocator has handed out on the device stay within `bytes`, at
 /// every allocation, and the program computes what it would have computed: bit for bit, since pages are only
 /// moved.
@@ -84,7 +93,10 @@ class REEF_API Budget {
   void set_bytes(std::uint64_t bytes);
 
   BudgetUse use() const;
-  /// A text table of use().
+  /// Now, with a quarter more, with half as much again, and so on up to the step's natural peak, in this
+  /// order. Empty until a step has repeated. Costs some simulated steps (a fraction of a second).
+  std::vector<BudgetOutlook> outlook() const;
+  /// A text table of use(), of the tiers, and of the outlook.
   std::string report() const;
   /// Peaks, counts and the minimum begin anew.
   void reset_use();

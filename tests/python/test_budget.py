@@ -263,9 +263,26 @@ def test_python_threads():
     assert all(torch.isfinite(p.grad).all() for net in nets for p in net.parameters())
 
 
+def test_what_more_would_save_is_foretold():
+    net = mlp()
+    with reef.budget(MANY, net) as budget:
+        budget.set_bytes(budget.use().live_bytes + 100_000)
+        assert budget.outlook() == []
+        train(net, lambda: torch.randn(64, 64), steps=5, make=lambda p: torch.optim.AdamW(p, foreach=False))
+        steps = budget.outlook()
+        assert steps[0].budget_bytes == budget.use().budget_bytes
+        assert [s.budget_bytes for s in steps] == sorted({s.budget_bytes for s in steps})
+        assert steps[0].moved_bytes > 0
+        assert steps[-1].moved_bytes == 0 and steps[-1].waited_seconds == 0
+        assert "in tier host" in budget.report() and budget.report().count("a step within") == len(steps)
+
+
 def test_bad_input():
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="CUDA"):
+            reef.pinned_tier("1MiB")
     with pytest.raises(ValueError, match="no budget for cuda"):
-        reef.budget("1GiB", device="cuda:0").start()
+        reef.budget("1GiB", device="cuda:15", tiers=[reef.host_tier()]).start()
     with pytest.raises(ValueError, match="not both"):
         reef.budget("1GiB", spill="/tmp", tiers=[])
     with pytest.raises(ValueError):

@@ -71,6 +71,10 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         [](std::int64_t capacity_bytes) {
           return c10::make_intrusive<Tier>(reef::host_tier(bytes_of(capacity_bytes, "the host tier")));
         });
+  m.def("pinned_tier(int capacity_bytes) -> __torch__.torch.classes.reef.Tier",
+        [](std::int64_t capacity_bytes) {
+          return c10::make_intrusive<Tier>(reef::pinned_tier(bytes_of(capacity_bytes, "the pinned tier")));
+        });
   m.def(
       "disk_tier(str directory, int capacity_bytes, int block_bytes, int threads, bool direct, str io) -> "
       "__torch__.torch.classes.reef.Tier",
@@ -92,6 +96,15 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })
       .def("use", [](const Self& self) { return use_of(self->budget->use()); })
+      .def("outlook",
+           [](const Self& self) {
+             std::vector<std::tuple<std::int64_t, double, double, std::int64_t>> steps;
+             for (const reef::BudgetOutlook& step : self->budget->outlook()) {
+               steps.emplace_back(static_cast<std::int64_t>(step.budget_bytes), step.seconds,
+                                  step.waited_seconds, static_cast<std::int64_t>(step.moved_bytes));
+             }
+             return steps;
+           })
       .def("report", [](const Self& self) { return self->budget->report(); })
       .def("reset_use", [](const Self& self) { self->budget->reset_use(); });
 

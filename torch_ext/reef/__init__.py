@@ -4,7 +4,20 @@ What C++ users reach through ``reef::reef`` is here under the same names; both r
 """
 
 from ._library import BuildInfo, build_info, cmake_dir, include_dir
-from .budget import Budget, BudgetError, BudgetUse, Tier, TierUse, budget, disk_tier, host_tier, pin, unpin
+from .budget import (
+    Budget,
+    BudgetError,
+    BudgetOutlook,
+    BudgetUse,
+    Tier,
+    TierUse,
+    budget,
+    disk_tier,
+    host_tier,
+    pin,
+    pinned_tier,
+    unpin,
+)
 from .bytes import format_bytes, parse_bytes
 from .collectives import all_reduce, barrier, broadcast
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
@@ -17,6 +30,7 @@ __all__ = [
     "CATEGORIES",
     "Budget",
     "BudgetError",
+    "BudgetOutlook",
     "BudgetUse",
     "BuildInfo",
     "Ledger",
@@ -41,6 +55,7 @@ __all__ = [
     "init_process_group",
     "parse_bytes",
     "pin",
+    "pinned_tier",
     "resolve_rendezvous",
     "unpin",
 ]

@@ -30,7 +30,7 @@ class TierUse:
 
 
 class Tier:
-    """Where the bytes of a page are kept while it is not in memory; made by ``host_tier`` and ``disk_tier``."""
+    """Where the bytes of a page are kept while it is not in memory; made by ``host_tier``, ``pinned_tier`` and ``disk_tier``."""
 
     def __init__(self, tier: torch.ScriptObject) -> None:
         self._tier = tier
@@ -46,6 +46,11 @@ class Tier:
 def host_tier(capacity: str | int = _UNLIMITED) -> Tier:
     """Host memory; ``capacity`` in bytes or as text (``"8GiB"``)."""
     return Tier(torch.ops.reef.host_tier(_bytes(capacity)))
+
+
+def pinned_tier(capacity: str | int = _UNLIMITED) -> Tier:
+    """Page-locked host memory, which a CUDA device copies from and to by itself: the default of its budgets."""
+    return Tier(torch.ops.reef.pinned_tier(_bytes(capacity)))
 
 
 def disk_tier(
@@ -88,6 +93,18 @@ class BudgetUse:
     bytes_out: int
     waited_seconds: float
     """Spent on moving pages by the threads that needed them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetOutlook:
+    """What a step would cost with another budget, by simulation of the step that repeats, at the speeds measured."""
+
+    budget_bytes: int
+    seconds: float
+    waited_seconds: float
+    """Of these, for pages."""
+    moved_bytes: int
+    """In and out."""
 
 
 class Budget(contextlib.ContextDecorator):
@@ -163,8 +180,13 @@ class Budget(contextlib.ContextDecorator):
         counts, waited_seconds = self._in_force().use()
         return BudgetUse(*counts, waited_seconds)
 
+    def outlook(self) -> list[BudgetOutlook]:
+        """Now, with a quarter more, with half as much again, and so on up to the step's natural peak. Empty until a step
+        has repeated."""
+        return [BudgetOutlook(*step) for step in self._in_force().outlook()]
+
     def report(self) -> str:
-        """A text table of ``use()``."""
+        """A text table of ``use()``, of the tiers, and of the outlook."""
         if self._budget is None and self._ended is not None:
             return self._ended[1]
         return self._in_force().report()
@@ -207,7 +229,7 @@ def budget(
     pointers over other operators must ``pin`` the tensor; arrays made by ``numpy()`` are safe.
     """
     if tiers is None:
-        tiers = [disk_tier(spill)] if spill is not None else [host_tier()]
+        tiers = [disk_tier(spill)] if spill is not None else []
     elif spill is not None:
         raise ValueError("give spill or tiers, not both; spill is short for tiers=[reef.disk_tier(directory)]")
     return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch, restore)
