@@ -241,7 +241,7 @@ std::unique_ptr<Memory> cuda_memory(c10::DeviceIndex index) {
   }
   observe_allocator();
   auto memory = std::make_unique<CudaMemory>(index);
-  memories[static_cast<std::size_t>(index)] = memory.get();  // its pager is never destroyed
+  memories[static_cast<std::uint8_t>(index)] = memory.get();  // its pager is never destroyed
   return memory;
 }
 
