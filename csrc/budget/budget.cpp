@@ -8,7 +8,6 @@
 #include <optional>
 #include <sstream>
 
-#include "ledger/counting_allocator.h"
 #include "page/observe_pages.h"
 #include "page/pager.h"
 #include "reef/bytes.h"
@@ -121,20 +120,21 @@ Ledger& Budget::ledger() {
 std::vector<BudgetOutlook> Budget::outlook() const {
   const Trace trace = state_->pager->trace();
   if (trace.operators.empty()) return {};
+  constexpr std::size_t kMostBudgets = 6;  // beside the one in which nothing moves
+  const SwapSpeeds speeds = state_->pager->speeds();
   const std::uint64_t fixed_bytes = state_->pager->fixed_bytes();
+  const std::uint64_t least_bytes = minimum_bytes(trace) + fixed_bytes;
   const std::uint64_t natural_bytes = natural_peak_bytes(trace) + fixed_bytes;
   const std::uint64_t now_bytes = state_->pager->budget_bytes();
   std::vector<std::uint64_t> budgets;
-  for (std::uint64_t bytes = now_bytes; bytes < natural_bytes;
+  for (std::uint64_t bytes = now_bytes; bytes < natural_bytes && budgets.size() < kMostBudgets;
        bytes += std::max<std::uint64_t>(now_bytes / 4, 1)) {
-    if (budgets.size() == 6) break;
     budgets.push_back(bytes);
   }
   budgets.push_back(std::max(natural_bytes, now_bytes));
   std::vector<BudgetOutlook> all;
   for (const std::uint64_t bytes : budgets) {
-    if (bytes < minimum_bytes(trace) + fixed_bytes) continue;
-    const SwapSpeeds speeds = state_->pager->speeds();
+    if (bytes < least_bytes) continue;
     const SwapPlan plan = plan_swaps(trace, bytes - fixed_bytes, SwapPolicy::kFarthest, speeds);
     const SwapCost cost = simulate(trace, plan, bytes - fixed_bytes, speeds);
     all.push_back({bytes, cost.seconds, cost.stalled_seconds, cost.bytes_in + cost.bytes_out});

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <iterator>
 
+#include "round_up.h"
+
 namespace reef {
 namespace {
 
 constexpr std::size_t kMemoryPage = 4096;
-
-std::size_t rounded(std::size_t bytes) { return (bytes + kMemoryPage - 1) / kMemoryPage * kMemoryPage; }
 
 }  // namespace
 
@@ -18,7 +18,7 @@ BlockCache::~BlockCache() { trim(0); }
 
 // The smallest range that is large enough.
 void* BlockCache::allocate(std::size_t bytes, std::uint64_t kept_bytes) {
-  const std::size_t size = rounded(bytes);
+  const std::size_t size = round_up(bytes, kMemoryPage);
   const std::lock_guard lock(mutex_);
   char* data = nullptr;
   if (const auto fits = by_size_.lower_bound({size, nullptr}); fits != by_size_.end()) {
@@ -78,7 +78,7 @@ void BlockCache::trim_locked(std::uint64_t kept_bytes) noexcept {
   while (kept_bytes_ > kept_bytes) {
     const auto [size, where] = *by_size_.begin();
     take({size, where});
-    const std::size_t excess = rounded(kept_bytes_ + size - kept_bytes);
+    const std::size_t excess = round_up(kept_bytes_ + size - kept_bytes, kMemoryPage);
     const std::size_t gone = std::min(size, excess);
     ::munmap(where + size - gone, gone);
     if (size > gone) keep(where, size - gone);

@@ -38,7 +38,8 @@ Pager& Pager::cpu() {
 }
 
 Pager::Pager(std::unique_ptr<Memory> memory)
-    : memory_(std::move(memory)),
+    : slot_(*slot_of(memory->device())),
+      memory_(std::move(memory)),
       table_(*memory_, &Pager::storage_died, step_.learner()),
       mover_(table_, *memory_) {
   Blocks::instance();  // its lock is taken after ours, at a fork too
@@ -61,7 +62,7 @@ Pager::Pager(std::unique_ptr<Memory> memory)
 
 Pager::Frame& Pager::this_threads_frame() const {
   static thread_local std::array<Frame, kDeviceSlots> frames;
-  return frames[*slot_of(device())];
+  return frames[slot_];
 }
 
 std::string Pager::running_operator() const {
@@ -74,7 +75,8 @@ std::string Pager::running_operator() const {
 void Pager::start(PagerOptions options) {
   const Entry entry(*this);
   if (running_) {
-    throw ConfigError("a budget for the CPU is in force already; end it first, or change it by set_bytes()");
+    throw ConfigError("a budget for " + device().str() +
+                      " is in force already; end it first, or change it by set_bytes()");
   }
   budget_bytes_ = options.budget_bytes;
   minimum_bytes_ = 0;
@@ -267,8 +269,7 @@ void Pager::make_resident(Page& page) {
     } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
       Page* other = memory_->asks_before_allocations() ? nullptr : victim();
       if (other == nullptr) throw;
-      mover_.finish(*other);
-      if (!mover_.evict(*other)) throw;
+      if (!push_out(*other)) throw;
     }
   }
 }
@@ -303,9 +304,14 @@ void Pager::make_room(std::uint64_t bytes) {
     if (mover_.settle_one()) continue;  // its bytes are on their way already
     Page* page = victim();
     if (page == nullptr) refuse(bytes);
-    mover_.finish(*page);  // fetched too early
-    if (!mover_.evict(*page)) refuse_without_tier(*page, bytes);
+    if (!push_out(*page)) refuse_without_tier(*page, bytes);
   }
+}
+
+// False if no tier has room.
+bool Pager::push_out(Page& page) {
+  mover_.finish(page);  // it may be coming: fetched too early
+  return mover_.evict(page);
 }
 
 void Pager::refuse(std::uint64_t bytes) {
@@ -338,7 +344,8 @@ void Pager::make_room_ahead(std::size_t position, const StepFollower::Uses& uses
   if (step_.learner().following() && position < step_.learner().trace().operators.size()) {
     const Trace& trace = step_.learner().trace();
     const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
-    bytes = working_set_bytes(trace, position) - std::min(working_set_bytes(trace, position), pinned);
+    const std::uint64_t working_set = working_set_bytes(trace, position);
+    bytes = working_set - std::min(working_set, pinned);
   } else {
     for (const auto& use : uses) bytes += use.page->bytes;
   }
@@ -366,8 +373,7 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
       if (!mover_.settle_one()) {
         Page* page = victim();
         if (page == nullptr) break;
-        mover_.finish(*page);
-        if (!mover_.evict(*page)) break;
+        if (!push_out(*page)) break;
       }
       freed += before - table_.memory_bytes();
     }

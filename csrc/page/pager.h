@@ -132,6 +132,7 @@ class Pager final : public AllocationGate {
   void make_room_ahead(std::size_t position, const StepFollower::Uses& uses);
   void check_stream(Page& page, std::uint64_t stream);
   Page* victim();
+  bool push_out(Page& page);
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
   std::uint64_t kept_bytes(std::uint64_t bytes) const;
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
@@ -150,6 +151,7 @@ class Pager final : public AllocationGate {
   std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
+  const std::size_t slot_;  ///< the device's number
   std::unique_ptr<Memory> memory_;
   StepFollower step_;
   PageTable table_;

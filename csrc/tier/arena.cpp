@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "round_up.h"
 #include "tier/extents.h"
+#include "tier/slots.h"
 
 namespace reef {
 namespace {
@@ -17,9 +18,10 @@ constexpr std::uint64_t kAlignment = 512;
 class ArenaTier final : public Tier {
  public:
   ArenaTier(const ArenaOptions& options, SegmentSource source)
-      : name_(options.name), segment_bytes_(options.segment_bytes), source_(std::move(source)) {
-    use_.capacity_bytes = options.capacity_bytes;
-  }
+      : name_(options.name),
+        segment_bytes_(options.segment_bytes),
+        source_(std::move(source)),
+        slots_(options.capacity_bytes) {}
   ~ArenaTier() override {
     for (const Segment& segment : segments_) source_.free(segment.data);
   }
@@ -28,25 +30,18 @@ class ArenaTier final : public Tier {
 
   std::optional<Slot> take(std::uint64_t bytes) override {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t room = rounded(bytes);
+    const std::uint64_t room = round_up(bytes, kAlignment);
     Segment* segment = with_room(room);
     if (segment == nullptr) return std::nullopt;
-    const Slot slot = next_slot_++;
-    places_.emplace(slot, Place{static_cast<std::size_t>(segment - segments_.data()),
-                                segment->extents.take(room), bytes});
-    use_.used_bytes += room;
-    use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
-    return slot;
+    const auto index = static_cast<std::size_t>(segment - segments_.data());
+    return slots_.add({index, segment->extents.take(room), bytes}, room);
   }
 
   void give_back(Slot slot) noexcept override {
     const std::lock_guard lock(mutex_);
-    const auto found = places_.find(slot);
-    if (found == places_.end()) return;
-    const Place& place = found->second;
-    segments_[place.segment].extents.give_back(place.offset, rounded(place.bytes));
-    use_.used_bytes -= rounded(place.bytes);
-    places_.erase(found);
+    const auto place = slots_.remove(slot);
+    if (!place) return;
+    segments_[place->segment].extents.give_back(place->offset, round_up(place->bytes, kAlignment));
   }
 
   void write(Slot slot, const void* data) override {
@@ -65,7 +60,7 @@ class ArenaTier final : public Tier {
 
   TierUse use() const override {
     const std::lock_guard lock(mutex_);
-    return use_;
+    return slots_.use;
   }
 
  private:
@@ -80,15 +75,11 @@ class ArenaTier final : public Tier {
     std::uint64_t bytes;
   };
 
-  static std::uint64_t rounded(std::uint64_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-
   Segment* with_room(std::uint64_t room) {
     for (Segment& segment : segments_) {
       if (segment.extents.peek(room) + room <= segment.bytes) return &segment;
     }
-    const std::uint64_t left = use_.capacity_bytes - reserved_bytes_;
+    const std::uint64_t left = slots_.use.capacity_bytes - reserved_bytes_;
     if (room > left) return nullptr;
     const std::uint64_t bytes = std::max(room, std::min(segment_bytes_, left));
     segments_.reserve(segments_.size() + 1);
@@ -101,8 +92,8 @@ class ArenaTier final : public Tier {
 
   std::pair<void*, std::uint64_t> find(Slot slot, std::uint64_t TierUse::*moved) {
     const std::lock_guard lock(mutex_);
-    const Place& place = places_.at(slot);
-    use_.*moved += place.bytes;
+    const Place& place = slots_.at(slot);
+    slots_.use.*moved += place.bytes;
     return {static_cast<char*>(segments_[place.segment].data) + place.offset, place.bytes};
   }
 
@@ -111,10 +102,8 @@ class ArenaTier final : public Tier {
   SegmentSource source_;
   mutable std::mutex mutex_;
   std::vector<Segment> segments_;
-  std::unordered_map<Slot, Place> places_;
   std::uint64_t reserved_bytes_ = 0;
-  Slot next_slot_ = 0;
-  TierUse use_;
+  Slots<Place> slots_;
 };
 
 }  // namespace

@@ -3,20 +3,19 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "reef/error.h"
+#include "round_up.h"
 #include "tier/block_io.h"
 #include "tier/extents.h"
 #include "tier/hash.h"
+#include "tier/slots.h"
 
 namespace reef {
 namespace {
 
-std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + SwapFile::kAlignment - 1) / SwapFile::kAlignment * SwapFile::kAlignment;
-}
+std::uint64_t aligned(std::uint64_t bytes) { return round_up(bytes, SwapFile::kAlignment); }
 
 std::unique_ptr<BlockIo> block_io(SwapFile& file, const DiskTierOptions& options) {
   if (options.io == DiskIo::kThreads) return threaded_io(file, options);
@@ -31,33 +30,25 @@ std::unique_ptr<BlockIo> block_io(SwapFile& file, const DiskTierOptions& options
 class DiskTier final : public Tier {
  public:
   DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
-      : file_(std::move(file)), block_bytes_(options.block_bytes), io_(block_io(*file_, options)) {
-    use_.capacity_bytes = options.capacity_bytes;
-  }
+      : file_(std::move(file)),
+        block_bytes_(options.block_bytes),
+        slots_(options.capacity_bytes),
+        io_(block_io(*file_, options)) {}
 
   std::string name() const override { return "disk"; }
 
   std::optional<Slot> take(std::uint64_t bytes) override {
     const std::lock_guard lock(mutex_);
     const std::uint64_t room = aligned(bytes);
-    if (room > use_.capacity_bytes - use_.used_bytes) return std::nullopt;
+    if (room > slots_.free_bytes()) return std::nullopt;
     file_->reserve(std::max(extents_.end(), extents_.peek(room) + room));
-    const Slot slot = next_slot_++;
-    places_.emplace(
-        slot, Place{extents_.take(room), bytes, std::vector<std::uint64_t>((bytes - 1) / block_bytes_ + 1)});
-    use_.used_bytes += room;
-    use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
-    return slot;
+    return slots_.add(
+        {extents_.take(room), bytes, std::vector<std::uint64_t>((bytes - 1) / block_bytes_ + 1)}, room);
   }
 
   void give_back(Slot slot) noexcept override {
     const std::lock_guard lock(mutex_);
-    const auto found = places_.find(slot);
-    if (found == places_.end()) return;
-    const Place& place = found->second;
-    extents_.give_back(place.offset, aligned(place.bytes));
-    use_.used_bytes -= aligned(place.bytes);
-    places_.erase(found);
+    if (const auto place = slots_.remove(slot)) extents_.give_back(place->offset, aligned(place->bytes));
   }
 
   void write(Slot slot, const void* data) override {
@@ -71,7 +62,7 @@ class DiskTier final : public Tier {
     };
     io_->move({.writes = true, .offset = place.offset, .bytes = aligned(place.bytes), .work = fill});
     const std::lock_guard lock(mutex_);
-    use_.written_bytes += place.bytes;
+    slots_.use.written_bytes += place.bytes;
   }
 
   void read(Slot slot, void* data) override {
@@ -91,12 +82,12 @@ class DiskTier final : public Tier {
     };
     io_->move({.writes = false, .offset = place.offset, .bytes = aligned(place.bytes), .work = take});
     const std::lock_guard lock(mutex_);
-    use_.read_bytes += place.bytes;
+    slots_.use.read_bytes += place.bytes;
   }
 
   TierUse use() const override {
     const std::lock_guard lock(mutex_);
-    return use_;
+    return slots_.use;
   }
 
  private:
@@ -108,16 +99,14 @@ class DiskTier final : public Tier {
 
   Place& find(Slot slot) {
     const std::lock_guard lock(mutex_);
-    return places_.at(slot);  // stays where it is when others come and go
+    return slots_.at(slot);
   }
 
   std::unique_ptr<SwapFile> file_;
   std::uint64_t block_bytes_;
   mutable std::mutex mutex_;
   Extents extents_;
-  std::unordered_map<Slot, Place> places_;
-  Slot next_slot_ = 0;
-  TierUse use_;
+  Slots<Place> slots_;
   std::unique_ptr<BlockIo> io_;
 };
 

@@ -1,11 +1,11 @@
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
-#include <new>
-#include <unordered_map>
+#include <utility>
 
-#include "reef/error.h"
 #include "reef/tier.h"
+#include "tier/slots.h"
 
 namespace reef {
 namespace {
@@ -16,28 +16,21 @@ struct Free {
 
 class HostTier final : public Tier {
  public:
-  explicit HostTier(std::uint64_t capacity_bytes) { use_.capacity_bytes = capacity_bytes; }
+  explicit HostTier(std::uint64_t capacity_bytes) : slots_(capacity_bytes) {}
 
   std::string name() const override { return "host"; }
 
   std::optional<Slot> take(std::uint64_t bytes) override {
     const std::lock_guard lock(mutex_);
-    if (bytes > use_.capacity_bytes - use_.used_bytes) return std::nullopt;
+    if (bytes > slots_.free_bytes()) return std::nullopt;
     std::unique_ptr<void, Free> data(std::malloc(bytes));
     if (data == nullptr) return std::nullopt;
-    const Slot slot = next_slot_++;
-    blocks_.emplace(slot, Block{std::move(data), bytes});
-    use_.used_bytes += bytes;
-    use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
-    return slot;
+    return slots_.add({std::move(data), bytes}, bytes);
   }
 
   void give_back(Slot slot) noexcept override {
     const std::lock_guard lock(mutex_);
-    const auto found = blocks_.find(slot);
-    if (found == blocks_.end()) return;
-    use_.used_bytes -= found->second.bytes;
-    blocks_.erase(found);
+    slots_.remove(slot);
   }
 
   void write(Slot slot, const void* data) override {
@@ -52,7 +45,7 @@ class HostTier final : public Tier {
 
   TierUse use() const override {
     const std::lock_guard lock(mutex_);
-    return use_;
+    return slots_.use;
   }
 
  private:
@@ -63,15 +56,13 @@ class HostTier final : public Tier {
 
   std::pair<void*, std::uint64_t> find(Slot slot, bool writes) {
     const std::lock_guard lock(mutex_);
-    const Block& block = blocks_.at(slot);
-    (writes ? use_.written_bytes : use_.read_bytes) += block.bytes;
+    const Block& block = slots_.at(slot);
+    (writes ? slots_.use.written_bytes : slots_.use.read_bytes) += block.bytes;
     return {block.data.get(), block.bytes};
   }
 
   mutable std::mutex mutex_;
-  std::unordered_map<Slot, Block> blocks_;
-  Slot next_slot_ = 0;
-  TierUse use_;
+  Slots<Block> slots_;
 };
 
 }  // namespace

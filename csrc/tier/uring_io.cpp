@@ -15,9 +15,9 @@ namespace reef {
 namespace {
 
 // The blocks that all callers share.
-class Blocks {
+class SharedBlocks {
  public:
-  Blocks(int count, std::uint64_t block_bytes) {
+  SharedBlocks(int count, std::uint64_t block_bytes) {
     for (int i = 0; i < count; ++i) {
       memory_.push_back(block_memory(block_bytes));
       all_.push_back({memory_.back().get(), block_bytes});
@@ -176,7 +176,7 @@ class UringIo final : public BlockIo {
 
   SwapFile& file_;
   std::uint64_t block_bytes_;
-  Blocks blocks_;
+  SharedBlocks blocks_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Uring>> idle_;  ///< nothing under way
 };

@@ -17,6 +17,7 @@
 #include "reef/budget.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "support/forwarding_tier.h"
 #include "support/tampered_file.h"
 #include "tier/disk.h"
 
@@ -85,21 +86,11 @@ struct Countdown {
   std::atomic<int> calls{0};
 };
 
-struct FaultyTier final : Tier {
+struct FaultyTier final : ForwardingTier {
   FaultyTier(int n, std::function<void(int)> how) : fail(std::move(how)) { countdown.fail_at = n; }
-  std::string name() const override { return "faulty"; }
-  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
-  void give_back(Slot slot) noexcept override { host->give_back(slot); }
-  void write(Slot slot, const void* data) override {
+  void before() override {
     if (countdown.now()) fail(countdown.fail_at);
-    host->write(slot, data);
   }
-  void read(Slot slot, void* data) override {
-    if (countdown.now()) fail(countdown.fail_at);
-    host->read(slot, data);
-  }
-  TierUse use() const override { return host->use(); }
-  std::shared_ptr<Tier> host = host_tier(kMany);
   std::function<void(int)> fail;
   Countdown countdown;
 };

@@ -15,6 +15,7 @@
 
 #include "budget/architectures.h"
 #include "reef/error.h"
+#include "support/forwarding_tier.h"
 
 namespace reef {
 namespace {
@@ -163,22 +164,10 @@ TEST_P(EveryArchitecture, TrainsInsideTheBudgetBitForBit) {
 }
 
 // Host memory behind transfers that take their time, each another.
-struct UnsteadyTier final : Tier {
+struct UnsteadyTier final : test::ForwardingTier {
   explicit UnsteadyTier(unsigned seed) : random(seed) {}
-  std::string name() const override { return "unsteady"; }
-  std::optional<Slot> take(std::uint64_t bytes) override { return host->take(bytes); }
-  void give_back(Slot slot) noexcept override { host->give_back(slot); }
-  void write(Slot slot, const void* data) override {
-    wait();
-    host->write(slot, data);
-    wait();
-  }
-  void read(Slot slot, void* data) override {
-    wait();
-    host->read(slot, data);
-    wait();
-  }
-  TierUse use() const override { return host->use(); }
+  void before() override { wait(); }
+  void after() override { wait(); }
   void wait() {
     unsigned drawn = 0;
     {
@@ -190,7 +179,6 @@ struct UnsteadyTier final : Tier {
   }
   std::mutex mutex;
   std::mt19937 random;
-  std::shared_ptr<Tier> host = host_tier(std::uint64_t{1} << 40);
 };
 
 // The first tier holds a part of what leaves, the second the rest.

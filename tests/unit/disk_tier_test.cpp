@@ -8,26 +8,22 @@
 #include <map>
 #include <optional>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "reef/error.h"
 #include "reef/tier.h"
+#include "support/round_trips.h"
 #include "support/tampered_file.h"
 #include "tier/disk.h"
 
 namespace reef {
 namespace {
 
+using test::Bytes;
+using test::random_bytes;
+using test::round_trips;
 using test::TamperedFile;
 using test::Way;
-using Bytes = std::vector<unsigned char>;
-
-Bytes random_bytes(std::mt19937_64& random, std::size_t count) {
-  Bytes bytes(count);
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  return bytes;
-}
 
 std::string scratch() { return std::filesystem::temp_directory_path().string(); }
 
@@ -174,27 +170,14 @@ struct UnreliableFile : TamperedFile {
 
 TEST_P(DiskTier, ErrorsOfOneThreadAreNotThoseOfAnother) {
   const auto tier = tier_on(std::make_unique<UnreliableFile>(GetParam()));
-  std::vector<std::thread> threads;
   std::atomic<int> wrong{0}, failed{0}, right{0};
-  for (unsigned seed = 0; seed < 5; ++seed) {
-    threads.emplace_back([&, seed] {
-      std::mt19937_64 random(seed);
-      for (int row = 0; row < 100; ++row) {
-        const Bytes bytes = random_bytes(random, 1 + random() % 50000);
-        Bytes back(bytes.size());
-        const auto slot = tier->take(bytes.size());
-        try {
-          tier->write(*slot, bytes.data());
-          tier->read(*slot, back.data());
-          ++(back == bytes ? right : wrong);
-        } catch (const FileError&) {
-          ++failed;
-        }
-        tier->give_back(*slot);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  round_trips(*tier, 5, 100, [&](const auto& trip) {
+    try {
+      ++(trip() ? right : wrong);
+    } catch (const FileError&) {
+      ++failed;
+    }
+  });
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(failed, 0);
   EXPECT_GT(right, 0);
@@ -299,23 +282,8 @@ struct RinglessFile : TamperedFile {
 
 TEST_P(DiskTierByUring, WithoutFurtherRingsPagesGoByPlainCalls) {
   const auto tier = tier_on(std::make_unique<RinglessFile>(GetParam(), 1));
-  std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    threads.emplace_back([&, seed] {
-      std::mt19937_64 random(seed);
-      for (int row = 0; row < 30; ++row) {
-        const Bytes bytes = random_bytes(random, 1 + random() % 50000);
-        Bytes back(bytes.size());
-        const auto slot = tier->take(bytes.size());
-        tier->write(*slot, bytes.data());
-        tier->read(*slot, back.data());
-        wrong += back != bytes;
-        tier->give_back(*slot);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  round_trips(*tier, 4, 30, [&](const auto& trip) { wrong += !trip(); });
   EXPECT_EQ(wrong, 0);
 }
 

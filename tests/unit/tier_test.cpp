@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <map>
 #include <random>
-#include <thread>
 #include <vector>
 
+#include "support/round_trips.h"
 #include "support/tampered_file.h"
 #include "tier/arena.h"
 #include "tier/disk.h"
@@ -18,13 +18,9 @@
 namespace reef {
 namespace {
 
-using Bytes = std::vector<unsigned char>;
-
-Bytes random_bytes(std::mt19937_64& random, std::size_t count) {
-  Bytes bytes(count);
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  return bytes;
-}
+using test::Bytes;
+using test::random_bytes;
+using test::round_trips;
 
 // ---- laws that every tier obeys
 // -------------------------------------------------------------------------------------
@@ -139,23 +135,8 @@ TEST_P(EveryTier, CountsWhatMoved) {
 
 TEST_P(EveryTier, ServesManyThreads) {
   const auto tier = make(1 << 24);
-  std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    threads.emplace_back([&, seed] {
-      std::mt19937_64 random(seed);
-      for (int row = 0; row < 60; ++row) {
-        const Bytes bytes = random_bytes(random, 1 + random() % 50000);
-        Bytes back(bytes.size());
-        const auto slot = tier->take(bytes.size());
-        tier->write(*slot, bytes.data());
-        tier->read(*slot, back.data());
-        wrong += back != bytes;
-        tier->give_back(*slot);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  round_trips(*tier, 4, 60, [&](const auto& trip) { wrong += !trip(); });
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(tier->use().used_bytes, 0);
 }
