@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "budget/architectures.h"
+#include "reef/build_info.h"
 #include "reef/error.h"
 #include "support/forwarding_tier.h"
 
@@ -114,7 +115,9 @@ struct OnDevice {
 struct EveryArchitecture : testing::TestWithParam<OnDevice> {
   void SetUp() override {
     test::device() = GetParam().device;
-    if (test::device().is_cuda() && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+    if (test::device().is_cpu()) return;
+    if (build_info().built_cuda.empty()) GTEST_SKIP() << "Reef was built without CUDA";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   }
   void TearDown() override { test::device() = c10::kCPU; }
   const Architecture& architecture() const { return GetParam().architecture; }

@@ -13,7 +13,10 @@ sys.path.insert(0, str(EXAMPLES))
 import container  # noqa: E402
 
 
-@pytest.mark.skipif(bool(container.why_not()), reason=container.why_not())
+WHY_NOT = container.why_not()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_trains_where_the_plain_program_is_killed(tmp_path):
     assert container.STATE_BYTES >= 4 * container.LIMIT_BYTES
     outcome = container.train_in_container(PROGRAM, tmp_path)
