@@ -117,8 +117,10 @@ Ledger& Budget::ledger() {
   return *state_->ledger;
 }
 
+Trace Budget::trace() const { return state_->pager->trace(); }
+
 std::vector<BudgetOutlook> Budget::outlook() const {
-  const Trace trace = state_->pager->trace();
+  const Trace trace = this->trace();
   if (trace.operators.empty()) return {};
   constexpr std::size_t kMostBudgets = 6;  // beside the one in which nothing moves
   const SwapSpeeds speeds = state_->pager->speeds();

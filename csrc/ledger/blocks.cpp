@@ -92,6 +92,11 @@ CategoryBytes Blocks::live(std::size_t slot) {
   return live_[slot];
 }
 
+void Blocks::sample(const std::string& counter, std::int64_t value) {
+  const std::lock_guard lock(mutex_);
+  for (ChangeListener* listener : listeners_) listener->sampled(counter, value);
+}
+
 void Blocks::add(ChangeListener* listener, std::array<CategoryBytes, kDeviceSlots>& snapshot) {
   const std::lock_guard lock(mutex_);
   listeners_.push_back(listener);

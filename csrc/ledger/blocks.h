@@ -38,6 +38,8 @@ class ChangeListener {
   virtual ~ChangeListener() = default;
   /// `live` is the slot's bytes after the change.
   virtual void changed(const Change& change, const CategoryBytes& live) = 0;
+  /// A counter has a new value. `counter` stays where it is for ever.
+  virtual void sampled(const std::string& counter, std::int64_t value) = 0;
 };
 
 /// Every block that is alive, and its category: the process's one set of books. One lock orders all events,
@@ -62,6 +64,9 @@ class Blocks {
   std::optional<Category> category_of(const void* data);
 
   CategoryBytes live(std::size_t slot);
+
+  /// Tells the listeners of a number that is no block's.
+  void sample(const std::string& counter, std::int64_t value);
 
   /// `listener` hears of every change from now on; `snapshot` is filled with what is alive at that moment.
   void add(ChangeListener* listener, std::array<CategoryBytes, kDeviceSlots>& snapshot);

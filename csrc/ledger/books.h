@@ -24,6 +24,7 @@ class __attribute__((visibility("hidden"))) Ledger::Books final : public ChangeL
   Books& operator=(const Books&) = delete;
 
   void changed(const Change& change, const CategoryBytes& live) override;
+  void sampled(const std::string& counter, std::int64_t value) override;
 
   struct DevicePeaks {
     bool used = false;
@@ -42,6 +43,7 @@ class __attribute__((visibility("hidden"))) Ledger::Books final : public ChangeL
 
  private:
   void record(const Change& change);
+  bool has_room();
   std::int64_t since_start() const;
 
   std::array<DevicePeaks, kDeviceSlots> peaks_{};
@@ -50,6 +52,7 @@ class __attribute__((visibility("hidden"))) Ledger::Books final : public ChangeL
   std::size_t max_events_ = 0;
   std::chrono::steady_clock::time_point started_;
   std::unordered_map<const std::string*, std::int32_t> op_index_;
+  std::unordered_map<const std::string*, std::uint32_t> counter_index_;
 
   Observation observation_;
 };

@@ -72,6 +72,7 @@ void Ledger::Books::start_timeline(std::size_t max_events,
                                    const std::array<CategoryBytes, kDeviceSlots>& live) {
   timeline_.emplace();
   op_index_.clear();
+  counter_index_.clear();
   max_events_ = max_events;
   for (std::size_t slot = 0; slot < kDeviceSlots; ++slot) {
     timeline_->devices.push_back(device_of(slot).str());
@@ -80,11 +81,22 @@ void Ledger::Books::start_timeline(std::size_t max_events,
   started_ = std::chrono::steady_clock::now();
 }
 
+bool Ledger::Books::has_room() {
+  const bool room = timeline_->events.size() + timeline_->samples.size() < max_events_;
+  if (!room) ++timeline_->events_dropped;
+  return room;
+}
+
+void Ledger::Books::sampled(const std::string& counter, std::int64_t value) {
+  if (!timeline_ || !has_room()) return;
+  const auto [entry, fresh] =
+      counter_index_.try_emplace(&counter, static_cast<std::uint32_t>(timeline_->counters.size()));
+  if (fresh) timeline_->counters.push_back(counter);
+  timeline_->samples.push_back({since_start(), value, entry->second});
+}
+
 void Ledger::Books::record(const Change& change) {
-  if (timeline_->events.size() >= max_events_) {
-    ++timeline_->events_dropped;
-    return;
-  }
+  if (!has_room()) return;
   std::int32_t op = -1;
   if (change.op != nullptr) {
     const auto [entry, fresh] =

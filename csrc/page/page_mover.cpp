@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "ledger/blocks.h"
 #include "reef/ledger.h"
 
 namespace reef {
@@ -25,6 +26,12 @@ class Stopwatch {
 
 }  // namespace
 
+PageMover::PageMover(PageTable& table, Memory& memory)
+    : table_(table),
+      memory_(memory),
+      out_counter_("bytes moved out (" + memory.device().str() + ")"),
+      in_counter_("bytes moved in (" + memory.device().str() + ")") {}
+
 void PageMover::set_tiers(std::vector<std::shared_ptr<Tier>> tiers) {
   tiers_ = std::move(tiers);
   counts_ = {};
@@ -45,6 +52,16 @@ SwapSpeeds PageMover::speeds() const {
 PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction) {
   void* const data = direction == PageCopy::Direction::kOut ? const_cast<void*>(page.data) : page.block.get();
   return {direction, page.tier, *page.slot, data, page.bytes};
+}
+
+void PageMover::count_out(const Page& page) {
+  counts_.bytes_out += page.bytes;
+  Blocks::instance().sample(out_counter_, static_cast<std::int64_t>(counts_.bytes_out));
+}
+
+void PageMover::count_in(const Page& page) {
+  counts_.bytes_in += page.bytes;
+  Blocks::instance().sample(in_counter_, static_cast<std::int64_t>(counts_.bytes_in));
 }
 
 void PageMover::Speed::measured(const Page& page, const Transfer& transfer) {
@@ -91,7 +108,7 @@ bool PageMover::evict(Page& page) {
     }
     page.hash = copied->hash;
     out_speed_.measured(page, *copied);
-    counts_.bytes_out += page.bytes;
+    count_out(page);
   } else {
     ++counts_.clean_evictions;
   }
@@ -120,7 +137,7 @@ void PageMover::end_leaving(Page& page, bool stays) {
     return;
   }
   out_speed_.measured(page, *transfer);
-  counts_.bytes_out += page.bytes;
+  count_out(page);
   page.hash = transfer->hash;
   if (!stays && !is_as_in_its_slot(page)) return;
   page.state = PageState::kClean;
@@ -177,7 +194,7 @@ void PageMover::fetch(Page& page) {
   }
   in_speed_.measured(page, *copied);
   ++counts_.faults;
-  counts_.bytes_in += page.bytes;
+  count_in(page);
   table_.come(page, *storage);
 }
 
@@ -203,7 +220,7 @@ void PageMover::end_coming(Page& page) {
   }
   in_speed_.measured(page, *transfer);
   ++counts_.fetches;
-  counts_.bytes_in += page.bytes;
+  count_in(page);
   table_.come(page, *storage);
 }
 

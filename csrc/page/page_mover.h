@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "page/memory.h"
@@ -29,7 +30,7 @@ struct MoveCounts {
 /// only copy, and what they have done takes effect when settled.
 class PageMover {
  public:
-  PageMover(PageTable& table, Memory& memory) : table_(table), memory_(memory) {}
+  PageMover(PageTable& table, Memory& memory);
 
   void set_tiers(std::vector<std::shared_ptr<Tier>> tiers);
   const std::vector<std::shared_ptr<Tier>>& tiers() const { return tiers_; }
@@ -74,6 +75,8 @@ class PageMover {
 
   static PageCopy copy_of(const Page& page, PageCopy::Direction direction);
 
+  void count_out(const Page& page);
+  void count_in(const Page& page);
   bool take_slot(Page& page);
   void give_back_slot(Page& page);
   bool is_as_in_its_slot(const Page& page);
@@ -90,6 +93,8 @@ class PageMover {
   MoveCounts counts_;
   Speed out_speed_;
   Speed in_speed_;
+  const std::string out_counter_;
+  const std::string in_counter_;
 };
 
 }  // namespace reef

@@ -69,7 +69,10 @@ void PageTable::remove(Page& page) {
     if (page.state != PageState::kComing && at(page.data) == &page) by_data_.erase(page.data);
     count(page, false);
   }
-  if (!page.dead) learner_.died(page);
+  if (!page.dead) {
+    if (page.state == PageState::kAway || page.state == PageState::kComing) count_away(page, false);
+    learner_.died(page);
+  }
   page.dead = true;
   if (page.pins > 0) return;
   const std::size_t index = page.index;
@@ -82,6 +85,11 @@ void PageTable::count(const Page& page, bool there) {
   const std::uint64_t bytes = there ? page.bytes : -page.bytes;
   memory_bytes_ += bytes;
   if (page.pins == 0) evictable_bytes_ += bytes;
+}
+
+void PageTable::count_away(const Page& page, bool away) {
+  away_bytes_ += away ? page.bytes : -page.bytes;
+  Blocks::instance().sample(away_counter_, static_cast<std::int64_t>(away_bytes_));
 }
 
 void PageTable::pin(Page& page) {
@@ -99,6 +107,7 @@ void PageTable::leave(Page& page, c10::StorageImpl& storage) {
   count(page, false);
   page.category = Blocks::instance().category_of(page.data).value_or(Category::kOther);
   page.state = PageState::kAway;
+  count_away(page, true);
   refuse_access(storage, kAwayMessage);
   storage.set_data_ptr_noswap(c10::DataPtr(nullptr, &page, storage_died_, storage.device()));
 }
@@ -112,6 +121,7 @@ void PageTable::take_block(Page& page, c10::DataPtr block) {
 void PageTable::come(Page& page, c10::StorageImpl& storage) {
   page.data = page.block.get();
   page.state = PageState::kClean;
+  count_away(page, false);
   by_data_.insert_or_assign(page.data, &page);
   storage._mutable_data_ptr_no_checks().release_context();
   storage.set_data_ptr_noswap(std::move(page.block));

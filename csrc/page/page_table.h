@@ -5,6 +5,7 @@
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "page/memory.h"
@@ -42,10 +43,14 @@ class PageTable {
   /// Called with a page whose storage died while it was away.
   using StorageDied = void (*)(void* page);
   PageTable(Memory& memory, StorageDied storage_died, StepLearner& learner)
-      : memory_(memory), storage_died_(storage_died), learner_(learner) {}
+      : memory_(memory),
+        storage_died_(storage_died),
+        learner_(learner),
+        away_counter_("bytes away (" + memory.device().str() + ")") {}
 
  private:
   void count(const Page& page, bool there);
+  void count_away(const Page& page, bool away);
 
   Memory& memory_;
   StorageDied storage_died_;
@@ -54,6 +59,8 @@ class PageTable {
   boost::unordered_flat_map<const void*, Page*> by_data_;  ///< pages in memory
   std::uint64_t memory_bytes_ = 0;
   std::uint64_t evictable_bytes_ = 0;
+  std::uint64_t away_bytes_ = 0;
+  const std::string away_counter_;
 };
 
 /// Whether `storage` still holds the page's memory alone and may lose it.

@@ -5,6 +5,7 @@
 
 #include "json.h"
 #include "reef/bytes.h"
+#include "reef/error.h"
 #include "reef/timeline.h"
 #include "timeline/replay.h"
 
@@ -64,7 +65,7 @@ class TraceWriter {
 
 std::string chrome_trace(const Timeline& timeline) {
   constexpr std::size_t kBytesPerEvent = 240;
-  TraceWriter trace(kBytesPerEvent * (timeline.events.size() + 8));
+  TraceWriter trace(kBytesPerEvent * (timeline.events.size() + timeline.samples.size() + 8));
   trace.event("M", "\"process_name\"", 0, 0, "\"name\":\"Reef\"");
 
   std::vector<CategoryBytes> alive;
@@ -81,6 +82,16 @@ std::string chrome_trace(const Timeline& timeline) {
     check_device(timeline, event.device);
     apply(event, alive[event.device]);
     trace.event("C", tracks[event.device], event.device, event.nanoseconds, series(alive[event.device]));
+  }
+  std::vector<std::string> counters;
+  for (const std::string& counter : timeline.counters) counters.push_back(json_string(counter));
+  for (const TimelineSample& sample : timeline.samples) {
+    if (sample.counter >= counters.size()) {
+      throw ConfigError("chrome_trace: a sample is of counter " + std::to_string(sample.counter) +
+                        ", and the timeline has " + std::to_string(counters.size()));
+    }
+    trace.event("C", counters[sample.counter], 0, sample.nanoseconds,
+                "\"value\":" + std::to_string(sample.value));
   }
   for (std::size_t device = 0; device < timeline.devices.size(); ++device) {
     const TimelinePeak peak = peak_of(timeline, device);

@@ -10,6 +10,7 @@
 #include "reef/export.h"
 #include "reef/ledger.h"
 #include "reef/tier.h"
+#include "reef/trace.h"
 
 namespace torch::nn {
 class Module;
@@ -96,6 +97,9 @@ class REEF_API Budget {
   /// Now, with a quarter more, with half as much again, and so on up to the step's natural peak, in this
   /// order. Empty until a step has repeated. Costs some simulated steps (a fraction of a second).
   std::vector<BudgetOutlook> outlook() const;
+  /// What the step that repeats does with its pages, for plan_swaps() and simulate(). Empty until a step has
+  /// been learnt. What is alive beside pages is not in it.
+  Trace trace() const;
   /// A text table of use(), of the tiers, and of the outlook.
   std::string report() const;
   /// Peaks, counts and the minimum begin anew.

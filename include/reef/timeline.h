@@ -25,12 +25,22 @@ struct TimelineEvent {
   Category from = Category::kOther;  ///< kMove only
 };
 
+/// A number beside the bytes alive, from one moment on.
+struct TimelineSample {
+  std::int64_t nanoseconds = 0;  ///< since the timeline began
+  std::int64_t value = 0;
+  std::uint32_t counter = 0;  ///< index into Timeline::counters
+};
+
 struct Timeline {
-  std::vector<std::string> devices;    ///< "cpu", "cuda:0", ...
-  std::vector<CategoryBytes> start;    ///< bytes alive when the timeline began, one entry per device
-  std::vector<std::string> operators;  ///< "aten::mm", or "aten::mm (backward)"
-  std::vector<TimelineEvent> events;   ///< in order
-  std::int64_t events_dropped = 0;     ///< changes that no longer fitted; nonzero: `events` is a prefix
+  std::vector<std::string> devices;     ///< "cpu", "cuda:0", ...
+  std::vector<CategoryBytes> start;     ///< bytes alive when the timeline began, one entry per device
+  std::vector<std::string> operators;   ///< "aten::mm", or "aten::mm (backward)"
+  std::vector<TimelineEvent> events;    ///< in order
+  std::vector<std::string> counters;    ///< of a budget: "bytes away (cpu)", "bytes moved out (cpu)", ...
+  std::vector<TimelineSample> samples;  ///< in order; a counter has no value before its first
+  std::int64_t events_dropped = 0;  ///< changes that no longer fitted; nonzero: `events` and `samples` are
+                                    ///< prefixes
   std::int64_t duration_nanoseconds = 0;
 };
 
@@ -46,7 +56,7 @@ struct TimelinePeak {
 REEF_API TimelinePeak peak_of(const Timeline& timeline, std::size_t device);
 
 /// Chrome trace format (JSON, opens in Perfetto and chrome://tracing): one counter track per device with a
-/// series per category, and an instant event at each device's peak that names the operator.
+/// series per category, one per counter, and an instant event at each device's peak that names the operator.
 REEF_API std::string chrome_trace(const Timeline& timeline);
 
 struct ChartOptions {

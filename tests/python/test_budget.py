@@ -308,3 +308,23 @@ def test_what_is_written_without_an_operator_is_kept():
         leave()
         assert x.sum().item() == 2000
         assert budget.use().unseen_writes == 1
+
+
+def test_the_timeline_counts_what_is_away_and_what_moved():
+    torch.manual_seed(0)
+    net = mlp()
+    with reef.budget(MANY, net) as budget:
+        ledger = budget.ledger
+        ledger.start_timeline()
+        budget.set_bytes(budget.use().live_bytes - 60_000)
+        train(net, lambda: torch.randn(4, 64), make=lambda p: torch.optim.SGD(p, foreach=False))
+        use = budget.use()
+    timeline = ledger.stop_timeline()
+    away, out, back = (timeline.counters[f"bytes {what} (cpu)"] for what in ("away", "moved out", "moved in"))
+    for series in (away, out, back):
+        assert [t for t, _ in series] == sorted(t for t, _ in series)
+    assert [v for _, v in out] == sorted(v for _, v in out) and out[-1][1] == use.bytes_out
+    assert [v for _, v in back] == sorted(v for _, v in back) and back[-1][1] >= use.bytes_in
+    assert max(v for _, v in away) >= 60_000
+    assert away[-1][1] == 0 and min(v for _, v in away) == 0
+    assert "bytes moved out (cpu)" in timeline.trace()

@@ -170,6 +170,25 @@ TEST(ChromeTrace, SaysWhenTheRecordingWasFull) {
   EXPECT_EQ(trace.at("otherData").at("events_dropped").as_int64(), 7);
 }
 
+TEST(ChromeTrace, ShowsEverySampleOfEveryCounter) {
+  Timeline timeline = one_device({allocation(1, 8)}, 9);
+  timeline.counters = {"bytes away (cpu)", kHostile};
+  timeline.samples = {{1, 100, 0}, {2, -7, 1}, {5'000, 0, 0}};
+  std::size_t found = 0;
+  const boost::json::value trace = boost::json::parse(chrome_trace(timeline));
+  for (const auto& value : trace.at("traceEvents").as_array()) {
+    if (!value.at("args").as_object().contains("value")) continue;
+    const TimelineSample& sample = timeline.samples[found++];
+    EXPECT_EQ(value.at("ph").as_string(), "C");
+    EXPECT_EQ(value.at("name").as_string(), encode_utf8(decode_utf8(timeline.counters[sample.counter])));
+    EXPECT_EQ(std::llround(value.at("ts").as_double() * 1000), sample.nanoseconds);
+    EXPECT_EQ(value.at("args").at("value").as_int64(), sample.value);
+  }
+  EXPECT_EQ(found, timeline.samples.size());
+  timeline.samples.push_back({9, 1, 2});
+  EXPECT_THROW(chrome_trace(timeline), ConfigError);
+}
+
 TEST(ChromeTrace, NamesReadBackAsTheyWere) {
   std::string every;
   for (int c = 0; c < 0x80; ++c) every += static_cast<char>(c);

@@ -7,8 +7,11 @@
 #include <tuple>
 
 #include "reef/error.h"
+#include "swap_trace.h"
 
 namespace {
+
+using reef::bind::SwapTrace;
 
 std::uint64_t bytes_of(std::int64_t bytes, const char* what) {
   if (bytes < 0)
@@ -56,6 +59,8 @@ Floats use_of(const reef::BudgetUse& use) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
+  reef::bind::register_swap(m);
+
   m.class_<Tier>("Tier")
       .def("name", [](const c10::intrusive_ptr<Tier>& self) { return self->tier->name(); })
       .def("use", [](const c10::intrusive_ptr<Tier>& self) {
@@ -105,6 +110,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              }
              return steps;
            })
+      .def("trace", [](const Self& self) { return c10::make_intrusive<SwapTrace>(self->budget->trace()); })
       .def("report", [](const Self& self) { return self->budget->report(); })
       .def("reset_use", [](const Self& self) { self->budget->reset_use(); });
 

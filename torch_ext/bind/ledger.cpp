@@ -46,6 +46,15 @@ struct Timeline : torch::CustomClassHolder {
     return rows;
   }
 
+  // One row a sample: nanoseconds, value, counter.
+  std::vector<Ints> samples() const {
+    std::vector<Ints> rows;
+    rows.reserve(timeline.samples.size());
+    for (const auto& sample : timeline.samples)
+      rows.push_back({sample.nanoseconds, sample.value, static_cast<std::int64_t>(sample.counter)});
+    return rows;
+  }
+
   Ints bytes_after(const std::string& device, std::int64_t count) const {
     const auto last = std::min<std::int64_t>(std::max<std::int64_t>(count, 0), std::ssize(timeline.events));
     return ints(reef::bytes_after(timeline, index_of(device), static_cast<std::size_t>(last)));
@@ -77,6 +86,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("devices", [](const c10::intrusive_ptr<Timeline>& self) { return self->timeline.devices; })
       .def("operators", [](const c10::intrusive_ptr<Timeline>& self) { return self->timeline.operators; })
       .def("events", [](const c10::intrusive_ptr<Timeline>& self) { return self->events(); })
+      .def("counters", [](const c10::intrusive_ptr<Timeline>& self) { return self->timeline.counters; })
+      .def("samples", [](const c10::intrusive_ptr<Timeline>& self) { return self->samples(); })
       .def("events_dropped",
            [](const c10::intrusive_ptr<Timeline>& self) { return self->timeline.events_dropped; })
       .def("bytes_after", [](const c10::intrusive_ptr<Timeline>& self, const std::string& device,

@@ -23,11 +23,24 @@ from .collectives import all_reduce, barrier, broadcast
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
+from .swap import (
+    SWAP_POLICIES,
+    SwapCost,
+    SwapMove,
+    SwapPlan,
+    SwapSpeeds,
+    Trace,
+    TraceOperator,
+    TracePage,
+    plan_swaps,
+    simulate,
+)
 
 __version__: str = build_info().version
 
 __all__ = [
     "CATEGORIES",
+    "SWAP_POLICIES",
     "Budget",
     "BudgetError",
     "BudgetOutlook",
@@ -36,9 +49,16 @@ __all__ = [
     "Ledger",
     "Peak",
     "Rendezvous",
+    "SwapCost",
+    "SwapMove",
+    "SwapPlan",
+    "SwapSpeeds",
     "Tier",
     "TierUse",
     "Timeline",
+    "Trace",
+    "TraceOperator",
+    "TracePage",
     "all_reduce",
     "allocator_live_bytes",
     "barrier",
@@ -56,6 +76,8 @@ __all__ = [
     "parse_bytes",
     "pin",
     "pinned_tier",
+    "plan_swaps",
     "resolve_rendezvous",
+    "simulate",
     "unpin",
 ]

@@ -11,6 +11,7 @@ import torch
 
 from .bytes import parse_bytes
 from .ledger import Ledger, _tensors
+from .swap import Trace, _trace
 
 BudgetError = torch.OutOfMemoryError
 """What is raised when an operator's working set does not fit; its text says what would do."""
@@ -184,6 +185,11 @@ class Budget(contextlib.ContextDecorator):
         """Now, with a quarter more, with half as much again, and so on up to the step's natural peak. Empty until a step
         has repeated."""
         return [BudgetOutlook(*step) for step in self._in_force().outlook()]
+
+    def trace(self) -> Trace:
+        """What the step that repeats does with its pages, for ``plan_swaps`` and ``simulate``. Empty until a step has been
+        learnt. What is alive beside pages is not in it."""
+        return _trace(self._in_force().trace())
 
     def report(self) -> str:
         """A text table of ``use()``, of the tiers, and of the outlook."""

@@ -59,8 +59,18 @@ class Timeline:
         return self._recorded.events()
 
     @property
+    def counters(self) -> dict[str, list[tuple[int, int]]]:
+        """Of a budget, by name (``"bytes away (cpu)"``, ``"bytes moved out (cpu)"``, ``"bytes moved in (cpu)"``): nanoseconds
+        and the value from then on."""
+        names = self._recorded.counters()
+        series: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        for nanoseconds, value, counter in self._recorded.samples():
+            series[names[counter]].append((nanoseconds, value))
+        return series
+
+    @property
     def events_dropped(self) -> int:
-        """Changes that no longer fitted; if not 0, ``events`` is a prefix."""
+        """Changes that no longer fitted; if not 0, ``events`` and ``counters`` are prefixes."""
         return self._recorded.events_dropped()
 
     def bytes_after(self, count: int, device: str = "cpu") -> dict[str, int]:
