@@ -46,11 +46,16 @@ def test_nothing_foreign_is_exported(build_dir):
     assert foreign == []
 
 
-def python_surface():
-    for name in sorted(reef.__all__):
-        thing = getattr(reef, name)
-        if inspect.isclass(thing) and not thing.__module__.startswith("reef"):
+def python_surface(module=reef):
+    for name in sorted(module.__all__):
+        thing = getattr(module, name)
+        if inspect.ismodule(thing):
+            yield f"module {name}"
+            yield from ("    " + line for line in python_surface(thing))
+        elif inspect.isclass(thing) and not thing.__module__.startswith("reef"):
             yield f"class {name} = {thing.__module__}.{thing.__qualname__}"
+        elif inspect.isclass(thing) and issubclass(thing, Exception):
+            yield f"class {name}({thing.__base__.__name__})"
         elif inspect.isclass(thing):
             yield f"class {name}{inspect.signature(thing)}"
             for member, value in sorted(vars(thing).items()):

@@ -3,6 +3,7 @@
 What C++ users reach through ``reef::reef`` is here under the same names; both run the same code.
 """
 
+from . import optim
 from ._library import BuildInfo, build_info, cmake_dir, include_dir
 from .budget import (
     Budget,
@@ -73,6 +74,7 @@ __all__ = [
     "host_tier",
     "include_dir",
     "init_process_group",
+    "optim",
     "parse_bytes",
     "pin",
     "pinned_tier",

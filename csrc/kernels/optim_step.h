@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+/// The fused step of an optimizer over raw memory: read a gradient, decode the states in registers, update,
+/// encode, write. No Torch. A ladder as count_nonfinite's: the reference is plainly right, and every rung
+/// gives the same bits: lanes are as wide as the processor has them, roundings are fixed by rules.h.
+namespace reef::kernels {
+
+enum class OptimRule : std::uint8_t {
+  kAdam,                     ///< states: first moment, second moment
+  kAdamMaximum,              ///< and the second moment's maximum
+  kSgd,                      ///< none
+  kMomentum,                 ///< momentum
+  kLion,                     ///< momentum
+  kRmsprop,                  ///< mean square
+  kRmspropMomentum,          ///< and the momentum
+  kRmspropCentered,          ///< mean square, mean
+  kRmspropCenteredMomentum,  ///< and the momentum
+  kAdagrad,                  ///< sum of squares
+  kLamb,                     ///< first moment, second moment
+  kLars,                     ///< momentum
+};
+inline constexpr int kOptimRules = 12;
+inline constexpr int kMostStates = 3;
+
+/// How a state is kept.
+enum class OptimFormat : std::uint8_t {
+  kFloat32,    ///< 4 bytes
+  kBFloat16,   ///< 2 bytes, rounded stochastically
+  kInt8,       ///< 1 byte on a dynamic map, and a float32 for each 256
+  kInt4,       ///< half a byte, and a float32 for each 128
+  kCompanded8  ///< 1 byte companded, and a bfloat16 for each 32
+};
+inline constexpr int kOptimFormats = 5;
+
+/// What a rule computes with, in the precision it does: prepared for each tensor in double.
+struct OptimConstants {
+  float coupled_decay = 0;    ///< times the parameter is added to the gradient
+  float decoupled_decay = 0;  ///< times the parameter is added to the update
+  float kept = 1;             ///< of the parameter, before the update
+  float decay1 = 0;           ///< of the first state
+  float gain1 = 0;            ///< of the gradient in it
+  float decay2 = 0;           ///< of the second state
+  float gain2 = 0;
+  float correction1 = 1;  ///< divides the first state
+  float correction = 1;   ///< divides the second state's root
+  float eps = 0;
+  float gradient = 1;  ///< times the gradient is what the step sees: -1 maximizes
+  float rate = 0;      ///< minus the learning rate, with what else multiplies it
+  float trust = 1;     ///< LAMB, LARS: from the norms
+  bool first = false;
+  bool nesterov = false;
+};
+
+/// Elements are worked on by tiles of so many, counted from the tensor's first: block boundaries depend on
+/// nothing else.
+inline constexpr std::int64_t kTileElements = 256;
+
+/// Codes and, for the formats that have them, scales. Sizes: optim_codes_bytes(), optim_scales_bytes().
+struct OptimState {
+  std::byte* codes = nullptr;
+  std::byte* scales = nullptr;
+};
+
+enum class OptimDtype : std::uint8_t { kFloat32, kBFloat16, kFloat16 };
+
+/// How a 16-bit parameter keeps what its rounding loses.
+enum class OptimMaster : std::uint8_t {
+  kNone,        ///< not at all: rounded to the nearest
+  kFloat32,     ///< a float32 copy, of which the parameter is the rounding
+  kSplit,       ///< a byte: the loss in 1/127 of half a unit in the last place (2602.23349, section 3.1)
+  kStochastic,  ///< rounded up or down by chance, so that the mean is right
+};
+
+struct OptimTensor {
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  std::int64_t elements = 0;
+  OptimDtype parameter_dtype = OptimDtype::kFloat32;
+  OptimDtype gradient_dtype = OptimDtype::kFloat32;
+  OptimState states[kMostStates];
+  OptimMaster master_kind = OptimMaster::kNone;
+  std::byte* master = nullptr;  ///< kFloat32: 4 bytes an element, kSplit: 1
+  std::uint32_t key = 0;        ///< of what is rounded by chance: another in every step
+  OptimConstants constants;
+};
+
+/// Bytes of a state of `elements`.
+std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements);
+std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements);
+
+/// Tiles [first, last) of a tensor. A tile whose gradient is not finite throughout is left as it is. Gives
+/// the number of such elements.
+using OptimKernel = std::int64_t (*)(const OptimTensor& tensor, std::int64_t first, std::int64_t last);
+
+/// Sums of squares over tiles [first, last), of which a trust ratio is made: of the parameters, and of what
+/// the rule measures them against (LAMB: the update, LARS: the gradient).
+struct OptimSquares {
+  double parameter = 0;
+  double measured = 0;
+};
+using OptimMeasure = OptimSquares (*)(const OptimTensor& tensor, std::int64_t first, std::int64_t last);
+
+/// Instruction sets that this build has and this processor runs, best first.
+enum class OptimLevel : std::uint8_t { kAvx512, kAvx2, kPortable };
+inline constexpr int kOptimLevels = 3;
+bool has_level(OptimLevel level);
+
+/// Values to a state and back, tiles [first, last) of so many elements: what has been saved by others, and is
+/// to be read by them. Values must not be NaN.
+using OptimEncode = void (*)(const float* values, const OptimState& state, std::int64_t elements,
+                             std::int64_t first, std::int64_t last);
+using OptimDecode = void (*)(const OptimState& state, float* values, std::int64_t elements,
+                             std::int64_t first, std::int64_t last);
+
+struct OptimKernels {
+  OptimKernel step[kOptimRules][kOptimFormats];
+  OptimMeasure measure[kOptimRules][kOptimFormats];  ///< nullptr: the rule needs no trust ratio
+  OptimEncode encode[kOptimFormats][2];              ///< [1]: signed
+  OptimDecode decode[kOptimFormats][2];
+};
+/// nullptr if the level is not to be had.
+const OptimKernels* optim_kernels(OptimLevel level);
+
+}  // namespace reef::kernels

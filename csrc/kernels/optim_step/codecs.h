@@ -1,0 +1,308 @@
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/optim_step.h"
+#include "kernels/optim_step/maps.h"
+
+/// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
+/// lanes from element i on; put(i, x) takes their new values; close() writes what put() could not. Values
+/// must not be NaN.
+namespace reef::kernels {
+
+/// One core's own prefetcher does not fill its line buffers here: 2 KiB ahead is worth a tenth.
+template <class L>
+void prefetch_ahead(const void* from) {
+  L::prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + 2048));
+}
+
+template <class L, bool kSigned>
+class Float32Codec {
+ public:
+  using F = typename L::Floats;
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
+    values_ = reinterpret_cast<float*>(state.codes) + tile * kTileElements;
+  }
+  F load(int i) const {
+    prefetch_ahead<L>(values_ + i);
+    return L::load(values_ + i);
+  }
+  void put(int i, F x) { L::store(values_ + i, x); }
+  void close() {}
+
+ private:
+  float* values_ = nullptr;
+};
+
+/// Thirty-two bits for each lane, from the tile, the lane and a key: every rank and every run draws the same.
+template <class L>
+typename L::Ints random_bits(std::uint32_t key, int i) {
+  using I = typename L::Ints;
+  const auto all = [](std::uint32_t x) { return L::all(static_cast<std::int32_t>(x)); };
+  I x = (L::index() + all(static_cast<std::uint32_t>(i) + key)) * all(0x9E3779B1U);
+  x = (x ^ shift_right<16>(x)) * all(0x85EBCA6BU);  // MurmurHash3's finalizer
+  x = (x ^ shift_right<13>(x)) * all(0xC2B2AE35U);
+  return x ^ shift_right<16>(x);
+}
+
+/// x as bfloat16, up or down by chance so that its mean is x. Not for NaN.
+template <class L>
+typename L::Ints to_bfloat16_stochastic(typename L::Floats x, typename L::Ints random) {
+  // At the end of the range a carry would make an infinity.
+  const auto bits = bits_of(min(max(x, L::all(-0x1.FEp127F)), L::all(0x1.FEp127F)));
+  return shift_right<16>(bits + (random & L::all(0xFFFF)));
+}
+
+/// Rounded by chance: a moving average that changes by less than half of the last place would stand still.
+template <class L, bool kSigned>
+class BFloat16Codec {
+ public:
+  using F = typename L::Floats;
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
+    values_ = reinterpret_cast<std::uint16_t*>(state.codes) + tile * kTileElements;
+    key_ = key;
+  }
+  F load(int i) const { return floats_of_bits(shift_left<16>(L::load_halves(values_ + i))); }
+  void put(int i, F x) {
+    L::store_halves(values_ + i, to_bfloat16_stochastic<L>(x, random_bits<L>(key_, i)));
+  }
+  void close() {}
+
+ private:
+  std::uint16_t* values_ = nullptr;
+  std::uint32_t key_ = 0;
+};
+
+/// The new values of a tile wait until their largest is known.
+template <class L, int kBlockElements>
+class Block {
+ public:
+  using F = typename L::Floats;
+  void put(int i, F x) { L::store(values_ + i, x); }
+  F value(int i) const { return L::load(values_ + i); }
+  /// The largest size in the block that begins at element `first`. An infinity (a square that overflowed)
+  /// becomes the largest float.
+  float largest(int first) {
+    F size = L::all(0.0F);
+    for (int i = first; i < first + kBlockElements; i += L::kLanes) size = max(size, abs(value(i)));
+    const float found = L::largest(size);
+    if (found <= FLT_MAX) return found;
+    const F most = L::all(FLT_MAX);
+    for (int i = first; i < first + kBlockElements; i += L::kLanes) put(i, min(value(i), most));
+    return FLT_MAX;
+  }
+  /// By which values of such a size are multiplied to come to at most 1.
+  static float inverse(float largest) { return 1 / (largest > FLT_MIN ? largest : FLT_MIN); }
+
+ private:
+  alignas(64) float values_[kTileElements];
+};
+
+/// The arithmetic of the dynamic map, for values in [-1, 1].
+template <class L, bool kSigned>
+struct DynamicCode {
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  explicit DynamicCode(const DynamicMap& map)
+      : shift(L::all(map.shift)),
+        base(map.base),
+        width(map.width),
+        edge(map.edge),
+        region(map.region),
+        offset(map.offset),
+        gain(map.gain),
+        last(map.last) {}
+  static const DynamicMap& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
+
+  F decode(I code) const {
+    const F number = to_floats(code);
+    if constexpr (kSigned) {
+      const F rank = number - L::all(127.0F);
+      return copysign(value(abs(rank) + shift), rank);
+    }
+    return value(number + shift);
+  }
+  I encode(F x) const {
+    if constexpr (kSigned) {
+      return max(to_ints(copysign(rank(abs(x)), x)) + L::all(127), L::all(0));  // there is no -1
+    }
+    return to_ints(rank(x));
+  }
+
+  F value(F shifted_rank) const {
+    const I exponent = shift_right<23>(bits_of(shifted_rank));
+    return fma(width[exponent], shifted_rank, base[exponent]);
+  }
+  F rank(F size) const {
+    const I binade = max(shift_right<23>(bits_of(size)) - L::all(127 - 31), L::all(0));
+    const I where = add_where(size >= edge[binade], bits_of(region[binade]), L::all(1));
+    return min(fma(size, gain[where], offset[where]), last[where]);
+  }
+
+  F shift;
+  typename L::Table16 base, width;
+  typename L::Table32 edge, region;
+  typename L::Table16 offset, gain, last;
+};
+
+template <class L, bool kSigned>
+class Int8Codec {
+ public:
+  using F = typename L::Floats;
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
+    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
+    scale_ = reinterpret_cast<float*>(state.scales) + tile;
+    scale = L::all(*scale_);
+  }
+  F load(int i) const { return code_.decode(L::load_bytes(codes_ + i)) * scale; }
+  void put(int i, F x) { new_.put(i, x); }
+  void close() {
+    const float largest = new_.largest(0);
+    *scale_ = largest;
+    const F inverse = L::all(new_.inverse(largest));
+    const F one = L::all(1.0F);
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      F x = new_.value(i) * inverse;
+      x = min(x, one);
+      if constexpr (kSigned) x = max(x, L::all(-1.0F));
+      L::store_bytes(codes_ + i, code_.encode(x));
+    }
+  }
+
+ private:
+  DynamicCode<L, kSigned> code_{DynamicCode<L, kSigned>::map()};
+  std::uint8_t* codes_ = nullptr;
+  float* scale_ = nullptr;
+  F scale;
+  Block<L, kTileElements> new_;
+};
+
+/// Two codes a byte: of elements 0 to 127 of a tile in the low halves, of 128 to 255 in the high ones, so
+/// that each half is a block of its own.
+template <class L, bool kSigned>
+class Int4Codec {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  static constexpr int kBlock = kTileElements / 2;
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
+    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kBlock;
+    scales_ = reinterpret_cast<float*>(state.scales) + tile * 2;
+  }
+  F load(int i) const {
+    const bool low = i < kBlock;
+    const I bytes = L::load_bytes(codes_ + (low ? i : i - kBlock));
+    return decode(low ? bytes & L::all(15) : shift_right<4>(bytes)) * L::all(scales_[low ? 0 : 1]);
+  }
+  void put(int i, F x) { new_.put(i, x); }
+  void close() {
+    for (const int block : {0, 1}) scales_[block] = new_.largest(block * kBlock);
+    const F inverse0 = L::all(new_.inverse(scales_[0]));
+    const F inverse1 = L::all(new_.inverse(scales_[1]));
+    for (int i = 0; i < kBlock; i += L::kLanes) {
+      const I low = encode(new_.value(i) * inverse0);
+      const I high = encode(new_.value(i + kBlock) * inverse1);
+      L::store_bytes(codes_ + i, low | shift_left<4>(high));
+    }
+  }
+
+ private:
+  F decode(I code) const {
+    if constexpr (kSigned) return value_[code];
+    // A sixteenth to sixteen sixteenths: no code stands for zero, for a step divides by the root
+    // (section 4.1).
+    return fma(to_floats(code), L::all(1.0F / 16), L::all(1.0F / 16));
+  }
+  I encode(F x) const {
+    if constexpr (kSigned) {
+      const F size = abs(x);
+      const I quarter = max(min(shift_right<21>(bits_of(size)), L::all(507)) - L::all(476), L::all(0));
+      const F one = L::all(1.0F);
+      const F from = rank_[quarter];
+      const F rank = select(size >= edge_[quarter], from + one, from);
+      return max(to_ints(copysign(rank, x)) + L::all(7), L::all(0));
+    }
+    return to_ints(min(max(fma(x, L::all(16.0F), L::all(-0.5F)), L::all(0.0F)), L::all(15.0F)));
+  }
+
+  typename L::Table16 value_{signed_dynamic_map4().value};
+  typename L::Table32 edge_{signed_dynamic_map4().edge};
+  typename L::Table32 rank_{signed_dynamic_map4().rank};
+  std::uint8_t* codes_ = nullptr;
+  float* scales_ = nullptr;
+  Block<L, kBlock> new_;
+};
+
+/// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
+/// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
+/// 6e-8), and a second moment that is not zero never becomes zero.
+template <class L, bool kSigned>
+class Companded8Codec {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  static constexpr int kBlock = 32;
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
+    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
+    scales_ = reinterpret_cast<std::uint16_t*>(state.scales) + tile * (kTileElements / kBlock);
+  }
+  F load(int i) const {
+    const I code = L::load_bytes(codes_ + i);
+    const F scale = L::all(scale_of(scales_[i / kBlock]));
+    if constexpr (kSigned) {
+      const F number = to_floats(code) - L::all(128.0F);
+      return number / (L::all(254.0F) - abs(number)) * scale;
+    }
+    const F root = to_floats(code) * (scale * L::all(1.0F / 255));
+    return root * root;
+  }
+  void put(int i, F x) {
+    if constexpr (kSigned) {
+      new_.put(i, x);
+    } else {
+      new_.put(i, sqrt(min(x, L::all(0x1.EP127F))));  // the root, rounded up, has a square
+    }
+  }
+  void close() {
+    for (int first = 0; first < kTileElements; first += kBlock) {
+      scales_[first / kBlock] = scale_for(new_.largest(first));
+      const F inverse = L::all(new_.inverse(scale_of(scales_[first / kBlock])));
+      for (int i = first; i < first + kBlock; i += L::kLanes) {
+        L::store_bytes(codes_ + i, encode(new_.value(i) * inverse));
+      }
+    }
+  }
+
+ private:
+  static float scale_of(std::uint16_t scale) {
+    const std::uint32_t bits = std::uint32_t{scale} << 16;
+    float value = 0;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  // The least bfloat16 that is not below.
+  static std::uint16_t scale_for(float largest) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &largest, sizeof bits);
+    const std::uint32_t up = (bits + 0xFFFF) >> 16;
+    return static_cast<std::uint16_t>(up < 0x7F80 ? up : 0x7F7F);
+  }
+  I encode(F x) const {
+    const F one = L::all(1.0F);
+    if constexpr (kSigned) {
+      const F size = min(abs(x), one);
+      const F companded = size * L::all(254.0F) / (one + size);
+      return rounded(copysign(companded, x)) + L::all(128);
+    }
+    const F number = min(x, one) * L::all(255.0F);
+    return max(rounded(number), select(x > L::all(0.0F), L::all(1), L::all(0)));
+  }
+
+  std::uint8_t* codes_ = nullptr;
+  std::uint16_t* scales_ = nullptr;
+  Block<L, kBlock> new_;
+};
+
+}  // namespace reef::kernels

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+/// Eight lanes of AVX2 with FMA, as lanes.h describes.
+namespace reef::kernels::avx2 {
+
+struct Floats {
+  __m256 v;
+};
+struct Ints {
+  __m256i v;
+};
+struct Mask {
+  __m256 v;
+};
+
+inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats sqrt(Floats a) { return {_mm256_sqrt_ps(a.v)}; }
+inline Floats abs(Floats a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
+inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Mask operator>=(Floats a, Floats b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)}; }
+inline Mask operator>(Floats a, Floats b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)}; }
+inline bool all(Mask m) { return _mm256_movemask_ps(m.v) == 0xFF; }
+inline Floats select(Mask m, Floats a, Floats b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
+inline Floats copysign(Floats size, Floats sign) {
+  const __m256 bit = _mm256_set1_ps(-0.0F);
+  return {_mm256_or_ps(_mm256_andnot_ps(bit, size.v), _mm256_and_ps(bit, sign.v))};
+}
+
+inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline Ints operator-(Ints a, Ints b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
+inline Ints operator|(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+inline Ints operator^(Ints a, Ints b) { return {_mm256_xor_si256(a.v, b.v)}; }
+inline Ints operator*(Ints a, Ints b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+inline Ints min(Ints a, Ints b) { return {_mm256_min_epi32(a.v, b.v)}; }
+inline Ints max(Ints a, Ints b) { return {_mm256_max_epi32(a.v, b.v)}; }
+inline Ints abs(Ints a) { return {_mm256_abs_epi32(a.v)}; }
+inline Mask operator>(Ints a, Ints b) { return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(a.v, b.v))}; }
+inline Ints select(Mask m, Ints a, Ints b) {
+  return {_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(b.v), _mm256_castsi256_ps(a.v), m.v))};
+}
+inline Ints add_where(Mask m, Ints a, Ints b) {
+  return {_mm256_add_epi32(a.v, _mm256_and_si256(_mm256_castps_si256(m.v), b.v))};
+}
+template <int kBits>
+Ints shift_right(Ints a) {
+  return {_mm256_srli_epi32(a.v, kBits)};
+}
+template <int kBits>
+Ints shift_left(Ints a) {
+  return {_mm256_slli_epi32(a.v, kBits)};
+}
+inline Ints bits_of(Floats a) { return {_mm256_castps_si256(a.v)}; }
+inline Floats floats_of_bits(Ints a) { return {_mm256_castsi256_ps(a.v)}; }
+inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
+inline Ints to_ints(Floats a) { return {_mm256_cvttps_epi32(a.v)}; }
+inline Ints rounded(Floats a) { return {_mm256_cvtps_epi32(a.v)}; }
+
+struct Lanes {
+  using Floats = avx2::Floats;
+  using Ints = avx2::Ints;
+  static constexpr int kLanes = 8;
+  static Floats all(float x) { return {_mm256_set1_ps(x)}; }
+  static Ints all(std::int32_t x) { return {_mm256_set1_epi32(x)}; }
+  static Ints index() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }
+  static Floats load(const float* from) { return {_mm256_loadu_ps(from)}; }
+  static void store(float* to, Floats x) { _mm256_storeu_ps(to, x.v); }
+  static Ints load_bytes(const std::uint8_t* from) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))};
+  }
+  static void store_bytes(std::uint8_t* to, Ints x) {
+    const __m128i halves = halves_of(x);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to),
+                     _mm_packus_epi16(_mm_and_si128(halves, _mm_set1_epi16(0xFF)), halves));
+  }
+  static Ints load_halves(const std::uint16_t* from) {
+    return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+  }
+  static void store_halves(std::uint16_t* to, Ints x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves_of(x));
+  }
+  static Floats load_float16(const std::uint16_t* from) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+  }
+  static void store_float16(std::uint16_t* to, Floats x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static float largest(Floats x) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+  static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
+
+  struct Table16 {
+    explicit Table16(const float* from) : low(_mm256_loadu_ps(from)), high(_mm256_loadu_ps(from + 8)) {}
+    __m256 low, high;
+    Floats operator[](Ints i) const {
+      const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 28));  // bit 3 into the sign
+      return {
+          _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i.v), _mm256_permutevar8x32_ps(high, i.v), upper)};
+    }
+  };
+  struct Table32 {
+    explicit Table32(const float* from) : low(from), high(from + 16) {}
+    Table16 low, high;
+    Floats operator[](Ints i) const {
+      const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 27));
+      return {_mm256_blendv_ps(low[i].v, high[i].v, upper)};
+    }
+  };
+
+ private:
+  // The low half of each lane.
+  static __m128i halves_of(Ints x) {
+    const __m256i low = _mm256_and_si256(x.v, _mm256_set1_epi32(0xFFFF));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return _mm256_castsi256_si128(packed);
+  }
+};
+
+}  // namespace reef::kernels::avx2

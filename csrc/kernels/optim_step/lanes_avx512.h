@@ -1,0 +1,116 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+/// Sixteen lanes of AVX-512 (F, BW, DQ, VL), as lanes.h describes.
+namespace reef::kernels::avx512 {
+
+struct Floats {
+  __m512 v;
+};
+struct Ints {
+  __m512i v;
+};
+struct Mask {
+  __mmask16 v;
+};
+
+inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats sqrt(Floats a) { return {_mm512_sqrt_ps(a.v)}; }
+inline Floats abs(Floats a) { return {_mm512_abs_ps(a.v)}; }
+inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Mask operator>=(Floats a, Floats b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
+inline Mask operator>(Floats a, Floats b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+inline bool all(Mask m) { return m.v == 0xFFFF; }
+inline Floats select(Mask m, Floats a, Floats b) { return {_mm512_mask_blend_ps(m.v, b.v, a.v)}; }
+inline Floats copysign(Floats size, Floats sign) {
+  const __m512i bits = _mm512_set1_epi32(INT32_MIN);
+  return {_mm512_castsi512_ps(
+      _mm512_ternarylogic_epi32(bits, _mm512_castps_si512(sign.v), _mm512_castps_si512(size.v), 0xCA))};
+}
+
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Ints operator-(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline Ints operator*(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline Ints min(Ints a, Ints b) { return {_mm512_min_epi32(a.v, b.v)}; }
+inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline Ints abs(Ints a) { return {_mm512_abs_epi32(a.v)}; }
+inline Mask operator>(Ints a, Ints b) { return {_mm512_cmpgt_epi32_mask(a.v, b.v)}; }
+inline Ints select(Mask m, Ints a, Ints b) { return {_mm512_mask_blend_epi32(m.v, b.v, a.v)}; }
+/// a + b where `m`, else a.
+inline Ints add_where(Mask m, Ints a, Ints b) { return {_mm512_mask_add_epi32(a.v, m.v, a.v, b.v)}; }
+template <int kBits>
+Ints shift_right(Ints a) {
+  return {_mm512_srli_epi32(a.v, kBits)};
+}
+template <int kBits>
+Ints shift_left(Ints a) {
+  return {_mm512_slli_epi32(a.v, kBits)};
+}
+inline Ints bits_of(Floats a) { return {_mm512_castps_si512(a.v)}; }
+inline Floats floats_of_bits(Ints a) { return {_mm512_castsi512_ps(a.v)}; }
+inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+/// Towards zero.
+inline Ints to_ints(Floats a) { return {_mm512_cvttps_epi32(a.v)}; }
+/// To the nearest, ties to even.
+inline Ints rounded(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
+
+struct Lanes {
+  using Floats = avx512::Floats;
+  using Ints = avx512::Ints;
+  static constexpr int kLanes = 16;
+  static Floats all(float x) { return {_mm512_set1_ps(x)}; }
+  static Ints all(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+  /// 0, 1, 2, ...
+  static Ints index() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+  static Floats load(const float* from) { return {_mm512_loadu_ps(from)}; }
+  static void store(float* to, Floats x) { _mm512_storeu_ps(to, x.v); }
+  static Ints load_bytes(const std::uint8_t* from) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+  }
+  /// The lowest byte of each lane.
+  static void store_bytes(std::uint8_t* to, Ints x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
+  }
+  static Ints load_halves(const std::uint16_t* from) {
+    return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+  }
+  static void store_halves(std::uint16_t* to, Ints x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
+  }
+  static Floats load_float16(const std::uint16_t* from) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+  }
+  static void store_float16(std::uint16_t* to, Floats x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static float largest(Floats x) { return _mm512_reduce_max_ps(x.v); }
+  static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
+
+  /// Tables of 16 and 32 entries, held in registers.
+  struct Table16 {
+    explicit Table16(const float* from) : v(_mm512_loadu_ps(from)) {}
+    __m512 v;
+    /// By the low four bits.
+    Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }
+  };
+  struct Table32 {
+    explicit Table32(const float* from) : low(_mm512_loadu_ps(from)), high(_mm512_loadu_ps(from + 16)) {}
+    __m512 low, high;
+    /// By the low five bits.
+    Floats operator[](Ints i) const { return {_mm512_permutex2var_ps(low, i.v, high)}; }
+  };
+};
+
+}  // namespace reef::kernels::avx512

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define REEF_LANE __host__ __device__ inline
+#else
+#define REEF_LANE inline
+#endif
+
+/// One lane, on any processor and on CUDA devices, as lanes.h describes.
+namespace reef::kernels::scalar {
+
+struct Floats {
+  float v;
+};
+struct Ints {
+  std::int32_t v;
+};
+struct Mask {
+  bool v;
+};
+
+// The operators round each by itself; on the host by -ffp-contract=off, on a device by -fmad=false.
+REEF_LANE Floats operator+(Floats a, Floats b) { return {a.v + b.v}; }
+REEF_LANE Floats operator-(Floats a, Floats b) { return {a.v - b.v}; }
+REEF_LANE Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
+REEF_LANE Floats operator/(Floats a, Floats b) { return {a.v / b.v}; }
+REEF_LANE Floats fma(Floats a, Floats b, Floats c) { return {::fmaf(a.v, b.v, c.v)}; }
+REEF_LANE Floats sqrt(Floats a) { return {::sqrtf(a.v)}; }
+REEF_LANE Floats abs(Floats a) { return {::fabsf(a.v)}; }
+// As the x86 instructions: b if either is NaN.
+REEF_LANE Floats min(Floats a, Floats b) { return {a.v < b.v ? a.v : b.v}; }
+REEF_LANE Floats max(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
+REEF_LANE Mask operator>=(Floats a, Floats b) { return {a.v >= b.v}; }
+REEF_LANE Mask operator>(Floats a, Floats b) { return {a.v > b.v}; }
+REEF_LANE bool all(Mask m) { return m.v; }
+REEF_LANE Floats select(Mask m, Floats a, Floats b) { return m.v ? a : b; }
+REEF_LANE Floats copysign(Floats size, Floats sign) { return {::copysignf(size.v, sign.v)}; }
+
+// Integers wrap around.
+REEF_LANE std::int32_t wrapped(std::uint32_t x) { return static_cast<std::int32_t>(x); }
+REEF_LANE std::uint32_t raw(Ints a) { return static_cast<std::uint32_t>(a.v); }
+REEF_LANE Ints operator+(Ints a, Ints b) { return {wrapped(raw(a) + raw(b))}; }
+REEF_LANE Ints operator-(Ints a, Ints b) { return {wrapped(raw(a) - raw(b))}; }
+REEF_LANE Ints operator*(Ints a, Ints b) { return {wrapped(raw(a) * raw(b))}; }
+REEF_LANE Ints operator&(Ints a, Ints b) { return {a.v & b.v}; }
+REEF_LANE Ints operator|(Ints a, Ints b) { return {a.v | b.v}; }
+REEF_LANE Ints operator^(Ints a, Ints b) { return {a.v ^ b.v}; }
+REEF_LANE Ints min(Ints a, Ints b) { return {a.v < b.v ? a.v : b.v}; }
+REEF_LANE Ints max(Ints a, Ints b) { return {a.v > b.v ? a.v : b.v}; }
+REEF_LANE Ints abs(Ints a) { return {a.v < 0 ? wrapped(0U - raw(a)) : a.v}; }
+REEF_LANE Mask operator>(Ints a, Ints b) { return {a.v > b.v}; }
+REEF_LANE Ints select(Mask m, Ints a, Ints b) { return m.v ? a : b; }
+REEF_LANE Ints add_where(Mask m, Ints a, Ints b) { return m.v ? a + b : a; }
+template <int kBits>
+REEF_LANE Ints shift_right(Ints a) {
+  return {wrapped(raw(a) >> kBits)};
+}
+template <int kBits>
+REEF_LANE Ints shift_left(Ints a) {
+  return {wrapped(raw(a) << kBits)};
+}
+REEF_LANE Ints bits_of(Floats a) {
+  Ints bits;
+  memcpy(&bits.v, &a.v, sizeof bits.v);
+  return bits;
+}
+REEF_LANE Floats floats_of_bits(Ints a) {
+  Floats value;
+  memcpy(&value.v, &a.v, sizeof value.v);
+  return value;
+}
+REEF_LANE Floats to_floats(Ints a) { return {static_cast<float>(a.v)}; }
+REEF_LANE Ints to_ints(Floats a) { return {static_cast<std::int32_t>(a.v)}; }
+REEF_LANE Ints rounded(Floats a) { return {static_cast<std::int32_t>(::rintf(a.v))}; }
+
+/// As the processor's own conversions: exact, and to the nearest with ties to even.
+REEF_LANE float float_of_float16(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000U) << 16;
+  const std::uint32_t size = half & 0x7FFFU;
+  if (size >= 0x7C00U) return floats_of_bits({wrapped(sign | 0x7F800000U | (size & 0x3FFU) << 13)}).v;
+  // Subnormals too: the exponent is brought to its place by a product.
+  const float value = floats_of_bits({wrapped(size << 13)}).v * 0x1p112F;
+  return ::copysignf(value, floats_of_bits({wrapped(sign | 0x3F800000U)}).v);
+}
+REEF_LANE std::uint16_t float16_of_float(float x) {
+  const std::uint32_t bits = raw(bits_of(Floats{x}));
+  const std::uint32_t sign = bits >> 16 & 0x8000U;
+  const std::uint32_t size = bits & 0x7FFFFFFFU;
+  std::uint32_t half = 0;
+  if (size > 0x7F800000U) {
+    half = 0x7E00U | (size >> 13 & 0x3FFU);
+  } else if (size >= 0x477FF000U) {  // rounds to 65536 or more
+    half = 0x7C00U;
+  } else if (size < 0x38800000U) {  // below 2^-14: counted in units of 2^-24
+    half = static_cast<std::uint32_t>(::rintf(floats_of_bits({wrapped(size)}).v * 0x1p24F));
+  } else {
+    const std::uint32_t odd = size >> 13 & 1U;
+    half = (size + 0xFFFU + odd - 0x38000000U) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | half);
+}
+
+struct Lanes {
+  using Floats = scalar::Floats;
+  using Ints = scalar::Ints;
+  static constexpr int kLanes = 1;
+  REEF_LANE static Floats all(float x) { return {x}; }
+  REEF_LANE static Ints all(std::int32_t x) { return {x}; }
+  REEF_LANE static Ints index() { return {0}; }
+  REEF_LANE static Floats load(const float* from) { return {*from}; }
+  REEF_LANE static void store(float* to, Floats x) { *to = x.v; }
+  REEF_LANE static Ints load_bytes(const std::uint8_t* from) { return {*from}; }
+  REEF_LANE static void store_bytes(std::uint8_t* to, Ints x) { *to = static_cast<std::uint8_t>(x.v); }
+  REEF_LANE static Ints load_halves(const std::uint16_t* from) { return {*from}; }
+  REEF_LANE static void store_halves(std::uint16_t* to, Ints x) { *to = static_cast<std::uint16_t>(x.v); }
+  REEF_LANE static Floats load_float16(const std::uint16_t* from) { return {float_of_float16(*from)}; }
+  REEF_LANE static void store_float16(std::uint16_t* to, Floats x) { *to = float16_of_float(x.v); }
+  REEF_LANE static float largest(Floats x) { return x.v; }
+  REEF_LANE static void prefetch(const void*) {}
+
+  struct Table16 {
+    REEF_LANE explicit Table16(const float* from) : v(from) {}
+    const float* v;
+    REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
+  };
+  struct Table32 {
+    REEF_LANE explicit Table32(const float* from) : v(from) {}
+    const float* v;
+    REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 31]}; }
+  };
+};
+
+}  // namespace reef::kernels::scalar

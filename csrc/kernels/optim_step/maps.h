@@ -1,0 +1,35 @@
+#pragma once
+
+/// The values that codes stand for, as tables for lanes to look up.
+namespace reef::kernels {
+
+/// The dynamic map of Dettmers et al. 2022 (2110.02861, section 1.3, as its authors build it): in decade i of
+/// 7, n = 2^i (signed, each side) or 2^(i+1) values in the middle of equal parts of (0.1, 1) * 10^(i-6); then
+/// 0 and 1. With ranks counted upward from zero, the decade is the binary exponent of the rank, or of the
+/// rank + 1: so a value is a line in its rank, and a rank a line in its value, both chosen by an exponent.
+struct DynamicMap {
+  explicit DynamicMap(bool is_signed);
+
+  float shift;     ///< added to a rank before its exponent is taken
+  float base[16];  ///< by the exponent's low four bits: value = base + width * (rank + shift)
+  float width[16];
+  float edge[32];    ///< by binade, from 2^-31: from here on it is the next region's
+  float region[32];  ///< by binade: region of its beginning, as the bits of an integer
+  float offset[16];  ///< by region (0, the decades, 1): rank = floor(min(last, offset + gain * value))
+  float gain[16];
+  float last[16];
+};
+const DynamicMap& signed_dynamic_map();
+const DynamicMap& unsigned_dynamic_map();
+
+/// The signed 4-bit map of Li et al. 2023 (2309.01507, appendix E.2): 0, seven values of each sign, and 1.
+struct DynamicMap4 {
+  DynamicMap4();
+
+  float value[16];  ///< by code
+  float edge[32];   ///< by quarter of a binade, from 2^-8
+  float rank[32];   ///< of its beginning
+};
+const DynamicMap4& signed_dynamic_map4();
+
+}  // namespace reef::kernels

@@ -1,0 +1,222 @@
+#pragma once
+
+#include "kernels/optim_step.h"
+
+/// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes.h) or a CUDA
+/// thread. `s` are the parameter's states before and after. The order of roundings is that of torch's fused
+/// CPU kernels where there is one (2.11 and 2.15 agree; found by comparing bits), else that of its
+/// single-tensor loop: fma(a, b, c) stands where theirs contracts.
+namespace reef::kernels {
+
+#ifdef __CUDACC__
+#define REEF_RULE __host__ __device__ inline
+#else
+#define REEF_RULE inline
+#endif
+
+/// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
+/// the third state, Reddi et al. 2018.
+template <class L, bool kMaximum>
+struct Adam {
+  using F = typename L::Floats;
+  static constexpr int kStates = kMaximum ? 3 : 2;
+  static constexpr bool is_signed(int state) { return state == 0; }
+
+  REEF_RULE explicit Adam(const OptimConstants& c)
+      : coupled(c.coupled_decay != 0),
+        coupled_decay(L::all(c.coupled_decay)),
+        kept(L::all(c.kept)),
+        gain1(L::all(c.gain1)),
+        decay2(L::all(c.decay2)),
+        gain2(L::all(c.gain2)),
+        correction(L::all(c.correction)),
+        eps(L::all(c.eps)),
+        rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F* s) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    p = p * kept;
+    s[0] = fma(gain1, g - s[0], s[0]);
+    s[1] = fma(gain2 * g, g, s[1] * decay2);
+    F second = s[1];
+    if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
+    p = p + rate * s[0] / (sqrt(second) / correction + eps);
+  }
+
+  bool coupled;
+  F coupled_decay, kept, gain1, decay2, gain2, correction, eps, rate;
+};
+
+template <class L>
+struct Sgd {
+  using F = typename L::Floats;
+  static constexpr int kStates = 0;
+  static constexpr bool is_signed(int) { return true; }
+
+  REEF_RULE explicit Sgd(const OptimConstants& c)
+      : coupled(c.coupled_decay != 0), coupled_decay(L::all(c.coupled_decay)), rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F*) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    p = fma(g, rate, p);
+  }
+
+  bool coupled;
+  F coupled_decay, rate;
+};
+
+template <class L>
+struct Momentum {
+  using F = typename L::Floats;
+  static constexpr int kStates = 1;
+  static constexpr bool is_signed(int) { return true; }
+
+  REEF_RULE explicit Momentum(const OptimConstants& c)
+      : coupled(c.coupled_decay != 0),
+        first(c.first),
+        nesterov(c.nesterov),
+        scaled(c.trust != 1),
+        coupled_decay(L::all(c.coupled_decay)),
+        trust(L::all(c.trust)),
+        decay1(L::all(c.decay1)),
+        gain1(L::all(c.gain1)),
+        rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F* s) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    if (scaled) g = trust * g;
+    s[0] = first ? g : fma(g, gain1, s[0] * decay1);
+    p = fma(nesterov ? fma(s[0], decay1, g) : s[0], rate, p);
+  }
+
+  bool coupled, first, nesterov, scaled;
+  F coupled_decay, trust, decay1, gain1, rate;
+};
+
+/// You et al. 2017: momentum over gradients scaled by a trust ratio.
+template <class L>
+struct Lars : Momentum<L> {
+  using F = typename L::Floats;
+  using Momentum<L>::Momentum;
+  REEF_RULE F measured(F, F g, F*) const { return g; }
+};
+
+/// Chen et al. 2023, algorithm 2.
+template <class L>
+struct Lion {
+  using F = typename L::Floats;
+  static constexpr int kStates = 1;
+  static constexpr bool is_signed(int) { return true; }
+
+  REEF_RULE explicit Lion(const OptimConstants& c)
+      : kept(L::all(c.kept)),
+        decay1(L::all(c.decay1)),
+        gain1(L::all(c.gain1)),
+        decay2(L::all(c.decay2)),
+        gain2(L::all(c.gain2)),
+        rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F* s) const {
+    const F zero = L::all(0.0F);
+    const F direction = fma(g, gain1, s[0] * decay1);
+    const F sign = select(abs(direction) > zero, copysign(L::all(1.0F), direction), zero);
+    p = fma(sign, rate, p * kept);
+    s[0] = fma(g, gain2, s[0] * decay2);
+  }
+
+  F kept, decay1, gain1, decay2, gain2, rate;
+};
+
+/// Hinton 2012; centred as Graves 2013. The mean's square can exceed the mean square by rounding (in few
+/// bits: by more): their difference is kept from falling below 0.
+template <class L, bool kCentered, bool kMomentum>
+struct Rmsprop {
+  using F = typename L::Floats;
+  static constexpr int kStates = 1 + kCentered + kMomentum;
+  static constexpr bool is_signed(int state) { return state > 0; }
+
+  REEF_RULE explicit Rmsprop(const OptimConstants& c)
+      : coupled(c.coupled_decay != 0),
+        coupled_decay(L::all(c.coupled_decay)),
+        decay1(L::all(c.decay1)),
+        decay2(L::all(c.decay2)),
+        gain2(L::all(c.gain2)),
+        eps(L::all(c.eps)),
+        rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F* s) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    s[0] = fma(gain2 * g, g, s[0] * decay2);
+    F mean_square = s[0];
+    if constexpr (kCentered) {
+      s[1] = fma(gain2, g - s[1], s[1]);
+      const F zero = L::all(0.0F);
+      mean_square = max(fma(zero - s[1], s[1], mean_square), zero);
+    }
+    const F root = sqrt(mean_square) + eps;
+    if constexpr (kMomentum) {
+      F& momentum = s[kStates - 1];
+      momentum = momentum * decay1 + g / root;
+      p = fma(momentum, rate, p);
+    } else {
+      p = p + rate * g / root;
+    }
+  }
+
+  bool coupled;
+  F coupled_decay, decay1, decay2, gain2, eps, rate;
+};
+
+/// Duchi et al. 2011.
+template <class L>
+struct Adagrad {
+  using F = typename L::Floats;
+  static constexpr int kStates = 1;
+  static constexpr bool is_signed(int) { return false; }
+
+  REEF_RULE explicit Adagrad(const OptimConstants& c)
+      : coupled(c.coupled_decay != 0),
+        coupled_decay(L::all(c.coupled_decay)),
+        eps(L::all(c.eps)),
+        rate(L::all(c.rate)) {}
+
+  REEF_RULE void step(F& p, F g, F* s) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    s[0] = fma(g, g, s[0]);
+    p = p + rate * g / (sqrt(s[0]) + eps);
+  }
+
+  bool coupled;
+  F coupled_decay, eps, rate;
+};
+
+/// You et al. 2020, algorithm 2, with the identity for their phi.
+template <class L>
+struct Lamb {
+  using F = typename L::Floats;
+  static constexpr int kStates = 2;
+  static constexpr bool is_signed(int state) { return state == 0; }
+
+  REEF_RULE explicit Lamb(const OptimConstants& c)
+      : decoupled_decay(L::all(c.decoupled_decay)),
+        gain1(L::all(c.gain1)),
+        decay2(L::all(c.decay2)),
+        gain2(L::all(c.gain2)),
+        correction1(L::all(c.correction1)),
+        correction(L::all(c.correction)),
+        eps(L::all(c.eps)),
+        rate(L::all(c.rate * c.trust)) {}
+
+  /// The update before its trust ratio.
+  REEF_RULE F measured(F p, F g, F* s) const {
+    s[0] = fma(gain1, g - s[0], s[0]);
+    s[1] = fma(gain2 * g, g, s[1] * decay2);
+    return fma(p, decoupled_decay, s[0] / correction1 / (sqrt(s[1]) / correction + eps));
+  }
+
+  REEF_RULE void step(F& p, F g, F* s) const { p = fma(measured(p, g, s), rate, p); }
+
+  F decoupled_decay, gain1, decay2, gain2, correction1, correction, eps, rate;
+};
+
+}  // namespace reef::kernels

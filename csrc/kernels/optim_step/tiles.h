@@ -1,0 +1,283 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "kernels/optim_step.h"
+#include "kernels/optim_step/codecs.h"
+#include "kernels/optim_step/parameter.h"
+#include "kernels/optim_step/rules.h"
+
+namespace reef::kernels {
+
+/// A rule over the tiles of one tensor, with every state in one format.
+template <class L, class Rule, template <class, bool> class Codec, OptimFormat kFormat>
+class Tiles {
+ public:
+  using F = typename L::Floats;
+
+  static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    return Tiles(tensor).each(first, last,
+                              [](Tiles& tiles, const auto&... where) { tiles.update(where...); });
+  }
+
+  static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    OptimSquares squares;
+    Tiles(tensor).each(first, last,
+                       [&](Tiles& tiles, const auto&... where) { tiles.add(squares, where...); });
+    return squares;
+  }
+
+ private:
+  static constexpr int kStates = Rule::kStates;
+  template <std::size_t... i>
+  static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<L, Rule::is_signed(i)>...>;
+  using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
+
+  explicit Tiles(const OptimTensor& tensor) : tensor_(tensor), rule_(tensor.constants), parameter_(tensor) {}
+
+  // Calls `work` with each tile whose gradient is finite; gives the number of elements that are not.
+  template <class Work>
+  std::int64_t each(std::int64_t first, std::int64_t last, const Work& work) {
+    std::int64_t nonfinite = 0;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      const auto key = mixed(tensor_.key + static_cast<std::uint32_t>(tile) * 0x9E3779B1U);
+      const std::int64_t elements = std::min(kTileElements, tensor_.elements - tile * kTileElements);
+      if (elements == kTileElements) {
+        nonfinite += one(tensor_, tile, kTileElements, key, work);
+      } else {
+        nonfinite += partial(tile, elements, key, work);
+      }
+    }
+    return nonfinite;
+  }
+
+  template <class Work>
+  std::int64_t one(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
+                   const Work& work) {
+    const float* const g = gradient_.open(tensor, tile);
+    if (!finite(g)) return count_nonfinite(g);
+    work(*this, tensor, tile, elements, key, g);
+    return 0;
+  }
+
+  // Padded with zeros, on the side: nothing else knows of tiles that are not whole.
+  template <class Work>
+  std::int64_t partial(std::int64_t tile, std::int64_t elements, std::uint32_t key, const Work& work) {
+    const auto width = [](OptimDtype dtype) { return dtype == OptimDtype::kFloat32 ? 4 : 2; };
+    alignas(64) std::byte memory[3 + kMostStates][2][kTileElements * 4] = {};
+    OptimTensor side = tensor_;
+    struct Part {
+      std::byte* whole;
+      std::byte* side;
+      std::int64_t bytes;
+    };
+    Part parts[3 + 2 * kMostStates];
+    int count = 0;
+    const auto take = [&](std::byte* whole, std::int64_t bytes_before, std::int64_t bytes, int row,
+                          int half) {
+      if (whole == nullptr || bytes == 0) return whole;
+      parts[count] = {whole + bytes_before, memory[row][half], bytes};
+      std::memcpy(parts[count].side, parts[count].whole, static_cast<std::size_t>(bytes));
+      return parts[count++].side;
+    };
+    const std::int64_t before = tile * kTileElements;
+    const auto element = [&](std::byte* whole, int bytes, int row) {
+      return take(whole, before * bytes, elements * bytes, row, 0);
+    };
+    side.gradient = element(const_cast<std::byte*>(tensor_.gradient), width(tensor_.gradient_dtype), 0);
+    side.parameter = element(tensor_.parameter, width(tensor_.parameter_dtype), 1);
+    side.master = element(tensor_.master, tensor_.master_kind == OptimMaster::kSplit ? 1 : 4, 2);
+    for (int i = 0; i < kStates; ++i) {
+      const OptimState& state = tensor_.states[i];
+      side.states[i] = {take(state.codes, optim_codes_bytes(kFormat, before),
+                             optim_codes_bytes(kFormat, elements), 3 + i, 0),
+                        take(state.scales, optim_scales_bytes(kFormat, before),
+                             optim_scales_bytes(kFormat, elements), 3 + i, 1)};
+    }
+    const std::int64_t nonfinite = one(side, 0, elements, key, work);
+    for (int i = 1; i < count; ++i) {  // all but the gradient
+      std::memcpy(parts[i].whole, parts[i].side, static_cast<std::size_t>(parts[i].bytes));
+    }
+    return nonfinite;
+  }
+
+  static std::uint32_t mixed(std::uint32_t x) {
+    x = (x ^ x >> 16) * 0x85EBCA6BU;
+    x = (x ^ x >> 13) * 0xC2B2AE35U;
+    return x ^ x >> 16;
+  }
+
+  static bool finite(const float* g) {
+    F poison = L::all(0.0F);
+    for (int i = 0; i < kTileElements; i += L::kLanes) poison = fma(L::load(g + i), L::all(0.0F), poison);
+    return all(poison >= poison);
+  }
+  static std::int64_t count_nonfinite(const float* g) {
+    return std::count_if(g, g + kTileElements, [](float x) { return !(x - x == 0); });
+  }
+
+  void open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
+    std::uint32_t slot = 0;
+    const OptimState* state = tensor.states;
+    std::apply([&](auto&... codec) { (codec.open(*state++, tile, mixed(key + ++slot)), ...); }, codecs_);
+  }
+  void load(F* s, int i) {
+    std::apply([&](auto&... codec) { ((*s++ = codec.load(i)), ...); }, codecs_);
+  }
+
+  void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
+              const float* g) {
+    float* const p = parameter_.open(tensor, tile, key);
+    open(tensor, tile, key);
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      prefetch_ahead<L>(p + i);
+      prefetch_ahead<L>(g + i);
+      F s[kStates + 1];
+      load(s, i);
+      F x = L::load(p + i);
+      rule_.step(x, L::load(g + i), s);
+      L::store(p + i, x);
+      if (elements < kTileElements) {  // what is padded stays zero
+        const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
+        for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
+      }
+      const F* value = s;
+      std::apply([&](auto&... codec) { (codec.put(i, *value++), ...); }, codecs_);
+    }
+    std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
+    parameter_.close();
+  }
+
+  // In sixteen sums, whatever the lanes: the order of additions is the same everywhere.
+  void add(OptimSquares& squares, const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
+           std::uint32_t key, const float* g) {
+    constexpr int kSums = 16;
+    const float* const p = parameter_.open(tensor, tile, key);
+    open(tensor, tile, key);
+    alignas(64) float sums[2][kSums] = {};
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      F s[kStates + 1];
+      load(s, i);
+      const F x = L::load(p + i);
+      F measured = rule_.measured(x, L::load(g + i), s);
+      if (elements < kTileElements) {
+        const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
+        measured = select(beyond, L::all(0.0F), measured);
+      }
+      const int lane = i % kSums;
+      L::store(sums[0] + lane, fma(x, x, L::load(sums[0] + lane)));
+      L::store(sums[1] + lane, fma(measured, measured, L::load(sums[1] + lane)));
+    }
+    for (int i = 0; i < kSums; ++i) {
+      squares.parameter += sums[0][i];
+      squares.measured += sums[1][i];
+    }
+  }
+
+  const OptimTensor& tensor_;
+  const Rule rule_;
+  ParameterTile<L> parameter_;
+  GradientTile<L> gradient_;
+  Codecs codecs_;
+};
+
+/// Values to a state in a format and back.
+template <class L, template <class, bool> class Codec, OptimFormat kFormat, bool kSigned>
+struct Coder {
+  static void encode(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+      alignas(64) float side[kTileElements] = {};
+      const float* from = values + begin;
+      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
+      for (int i = 0; i < kTileElements; i += L::kLanes) {
+        prefetch_ahead<L>(from + i);
+        codec.put(i, L::load(from + i));
+      }
+      codec.close();
+    });
+  }
+
+  static void decode(const OptimState& state, float* values, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+      alignas(64) float side[kTileElements];
+      float* const to = count < kTileElements ? side : values + begin;
+      for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
+      if (count < kTileElements) std::memcpy(values + begin, side, count * sizeof(float));
+    });
+  }
+
+ private:
+  // A tile that is not whole is worked on at the side.
+  template <class Work>
+  static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
+                   const Work& work) {
+    Codec<L, kSigned> codec;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      const std::int64_t begin = tile * kTileElements;
+      const std::int64_t count = std::min(kTileElements, elements - begin);
+      if (count == kTileElements) {
+        codec.open(state, tile, static_cast<std::uint32_t>(tile));
+        work(codec, begin, count);
+        continue;
+      }
+      alignas(64) std::byte codes[kTileElements * 4] = {};
+      alignas(64) std::byte scales[64] = {};
+      std::byte* const code = state.codes + optim_codes_bytes(kFormat, begin);
+      const auto code_bytes = static_cast<std::size_t>(optim_codes_bytes(kFormat, count));
+      const auto scale_bytes = static_cast<std::size_t>(optim_scales_bytes(kFormat, count));
+      std::byte* const scale = scale_bytes == 0 ? nullptr : state.scales + optim_scales_bytes(kFormat, begin);
+      std::memcpy(codes, code, code_bytes);
+      if (scale != nullptr) std::memcpy(scales, scale, scale_bytes);
+      codec.open({codes, scales}, 0, static_cast<std::uint32_t>(tile));
+      work(codec, begin, count);
+      std::memcpy(code, codes, code_bytes);
+      if (scale != nullptr) std::memcpy(scale, scales, scale_bytes);
+    }
+  }
+};
+
+template <class L, template <class, bool> class Codec, OptimFormat kFormat>
+void add_format(OptimKernels& kernels) {
+  const auto add = [&]<class Rule>(OptimRule rule) {
+    const auto r = static_cast<std::size_t>(rule);
+    const auto f = static_cast<std::size_t>(kFormat);
+    kernels.step[r][f] = &Tiles<L, Rule, Codec, kFormat>::step;
+    if constexpr (requires { &Rule::measured; })
+      kernels.measure[r][f] = &Tiles<L, Rule, Codec, kFormat>::measure;
+  };
+  add.template operator()<Adam<L, false>>(OptimRule::kAdam);
+  add.template operator()<Adam<L, true>>(OptimRule::kAdamMaximum);
+  add.template operator()<Sgd<L>>(OptimRule::kSgd);
+  add.template operator()<Momentum<L>>(OptimRule::kMomentum);
+  add.template operator()<Lion<L>>(OptimRule::kLion);
+  add.template operator()<Rmsprop<L, false, false>>(OptimRule::kRmsprop);
+  add.template operator()<Rmsprop<L, false, true>>(OptimRule::kRmspropMomentum);
+  add.template operator()<Rmsprop<L, true, false>>(OptimRule::kRmspropCentered);
+  add.template operator()<Rmsprop<L, true, true>>(OptimRule::kRmspropCenteredMomentum);
+  add.template operator()<Adagrad<L>>(OptimRule::kAdagrad);
+  add.template operator()<Lamb<L>>(OptimRule::kLamb);
+  add.template operator()<Lars<L>>(OptimRule::kLars);
+  const auto f = static_cast<std::size_t>(kFormat);
+  kernels.encode[f][0] = &Coder<L, Codec, kFormat, false>::encode;
+  kernels.encode[f][1] = &Coder<L, Codec, kFormat, true>::encode;
+  kernels.decode[f][0] = &Coder<L, Codec, kFormat, false>::decode;
+  kernels.decode[f][1] = &Coder<L, Codec, kFormat, true>::decode;
+}
+
+template <class L>
+OptimKernels all_kernels() {
+  OptimKernels kernels{};
+  add_format<L, Float32Codec, OptimFormat::kFloat32>(kernels);
+  add_format<L, BFloat16Codec, OptimFormat::kBFloat16>(kernels);
+  add_format<L, Int8Codec, OptimFormat::kInt8>(kernels);
+  add_format<L, Int4Codec, OptimFormat::kInt4>(kernels);
+  add_format<L, Companded8Codec, OptimFormat::kCompanded8>(kernels);
+  return kernels;
+}
+
+}  // namespace reef::kernels

@@ -1,0 +1,135 @@
+#include "optim/step.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "reef/error.h"
+
+namespace reef {
+
+using kernels::kTileElements;
+using kernels::OptimFormat;
+using kernels::OptimKernels;
+using kernels::OptimLevel;
+using kernels::OptimMaster;
+using kernels::OptimRule;
+
+namespace {
+
+constexpr std::string_view kFormatNames[] = {"float32", "bfloat16", "int8", "int4", "companded8"};
+constexpr std::string_view kMasterNames[] = {"none", "float32", "split", "stochastic"};
+
+template <class Enum, std::size_t kCount>
+Enum by_name(const std::string_view (&names)[kCount], std::string_view given, const char* what) {
+  std::string all;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (names[i] == given) return static_cast<Enum>(i);
+    all += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  throw ConfigError("'" + std::string(given) + "' is no " + what + "; use one of " + all);
+}
+
+const OptimKernels& best_kernels() {
+  static const OptimKernels& best = []() -> const OptimKernels& {
+    for (const OptimLevel level : {OptimLevel::kAvx512, OptimLevel::kAvx2}) {
+      if (const OptimKernels* found = kernels::optim_kernels(level)) return *found;
+    }
+    return *kernels::optim_kernels(OptimLevel::kPortable);
+  }();
+  return best;
+}
+
+/// Some tiles of one tensor: what a thread takes at once. Sums are added up piece by piece, so their size is
+/// fixed.
+struct Piece {
+  std::size_t work;
+  std::int64_t first;
+  std::int64_t last;
+};
+constexpr std::int64_t kPieceTiles = 64;
+
+void add_pieces(std::vector<Piece>& pieces, std::size_t work, std::int64_t elements) {
+  const std::int64_t tiles = (elements + kTileElements - 1) / kTileElements;
+  for (std::int64_t first = 0; first < tiles; first += kPieceTiles) {
+    pieces.push_back({work, first, std::min(first + kPieceTiles, tiles)});
+  }
+}
+
+template <class Work>
+void over(const std::vector<Piece>& pieces, const Work& work) {
+  at::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) work(static_cast<std::size_t>(i));
+  });
+}
+
+void set_trust(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,
+               std::vector<OptimWork>& works) {
+  const auto& kernels = best_kernels().measure[static_cast<std::size_t>(rule)];
+  std::vector<kernels::OptimSquares> squares(pieces.size());
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const OptimWork& work = works[piece.work];
+    squares[i] = kernels[static_cast<std::size_t>(work.format)](work.tensor, piece.first, piece.last);
+  });
+  std::vector<kernels::OptimSquares> sums(works.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    sums[pieces[i].work].parameter += squares[i].parameter;
+    sums[pieces[i].work].measured += squares[i].measured;
+  }
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    works[i].tensor.constants.trust = static_cast<float>(
+        optim_trust(rule, hyper, std::sqrt(sums[i].parameter), std::sqrt(sums[i].measured)));
+  }
+}
+
+}  // namespace
+
+OptimFormat optim_format(std::string_view name) {
+  return by_name<OptimFormat>(kFormatNames, name, "format of states");
+}
+OptimMaster optim_master(std::string_view name) {
+  return by_name<OptimMaster>(kMasterNames, name, "kind of master weights");
+}
+std::string_view name(OptimFormat format) { return kFormatNames[static_cast<std::size_t>(format)]; }
+std::string_view name(OptimMaster master) { return kMasterNames[static_cast<std::size_t>(master)]; }
+
+void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works) {
+  for (OptimWork& work : works) {
+    const float gradient = work.tensor.constants.gradient;
+    work.tensor.constants = optim_constants(rule, hyper, work.step);
+    work.tensor.constants.gradient = hyper.maximize != 0 ? -gradient : gradient;
+  }
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < works.size(); ++i) add_pieces(pieces, i, works[i].tensor.elements);
+  const auto r = static_cast<std::size_t>(rule);
+  if (best_kernels().measure[r][0] != nullptr) set_trust(rule, hyper, pieces, works);
+  const auto& kernels = best_kernels().step[r];
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    OptimWork& work = works[piece.work];
+    const std::int64_t found =
+        kernels[static_cast<std::size_t>(work.format)](work.tensor, piece.first, piece.last);
+    if (found > 0) std::atomic_ref(work.nonfinite).fetch_add(found, std::memory_order_relaxed);
+  });
+}
+
+void encode_on_cpu(OptimFormat format, bool is_signed, const float* values, const kernels::OptimState& state,
+                   std::int64_t elements) {
+  const auto encode = best_kernels().encode[static_cast<std::size_t>(format)][is_signed ? 1 : 0];
+  std::vector<Piece> pieces;
+  add_pieces(pieces, 0, elements);
+  over(pieces, [&](std::size_t i) { encode(values, state, elements, pieces[i].first, pieces[i].last); });
+}
+
+void decode_on_cpu(OptimFormat format, bool is_signed, const kernels::OptimState& state, float* values,
+                   std::int64_t elements) {
+  const auto decode = best_kernels().decode[static_cast<std::size_t>(format)][is_signed ? 1 : 0];
+  std::vector<Piece> pieces;
+  add_pieces(pieces, 0, elements);
+  over(pieces, [&](std::size_t i) { decode(state, values, elements, pieces[i].first, pieces[i].last); });
+}
+
+}  // namespace reef

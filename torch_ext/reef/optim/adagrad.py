@@ -1,0 +1,55 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from .optimizer import Optimizer
+
+
+class Adagrad(Optimizer):
+    """Duchi et al. 2011."""
+
+    _rule = "adagrad"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state: str = "float32",
+        master: str = "none",
+        min_quantized_numel: int = 4096,
+    ) -> None:
+        defaults = {
+            "lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value, "foreach": foreach, "maximize": maximize,
+            "differentiable": differentiable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(
+            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
+            fused=fused, differentiable=differentiable,
+        )  # fmt: skip
+
+    def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        super()._begin(group, p)
+        if group["initial_accumulator_value"] != 0:
+            first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
+            code, scale = torch.ops.reef.optim_encode(first, self._format(group, p), False)
+            self.state[p]["sum"] = code
+            if scale.numel() > 0:
+                self.state[p]["sum_scale"] = scale
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"eps": group["eps"], "weight_decay": group["weight_decay"], "lr_decay": group["lr_decay"]}
