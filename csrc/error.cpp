@@ -17,6 +17,9 @@ FileError::FileError(const std::string& message, std::string path, int error_num
 BudgetError::BudgetError(const std::string& message, std::uint64_t smallest_budget_bytes)
     : c10::OutOfMemoryError(here("BudgetError"), message), smallest_budget_bytes_(smallest_budget_bytes) {}
 
+NonFiniteGradient::NonFiniteGradient(const std::string& message)
+    : c10::Error(here("NonFiniteGradient"), message) {}
+
 ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
     : c10::DistError(here("ProcessGroupError"), message), rank_(rank) {}
 

@@ -4,7 +4,7 @@
 
 #include "reef/error.h"
 
-namespace reef {
+namespace reef::optim {
 
 using kernels::OptimConstants;
 using kernels::OptimRule;
@@ -134,4 +134,4 @@ double optim_trust(OptimRule rule, const OptimHyper& hyper, double parameter_nor
          (measured_norm + hyper.weight_decay * parameter_norm + hyper.eps);
 }
 
-}  // namespace reef
+}  // namespace reef::optim

@@ -6,7 +6,7 @@
 
 #include "kernels/optim_step.h"
 
-namespace reef {
+namespace reef::optim {
 
 /// An optimizer's numbers for one group, in the order in which the operator takes them. Flags are 0 or 1.
 struct OptimHyper {
@@ -48,4 +48,4 @@ kernels::OptimConstants optim_constants(kernels::OptimRule rule, const OptimHype
 double optim_trust(kernels::OptimRule rule, const OptimHyper& hyper, double parameter_norm,
                    double measured_norm);
 
-}  // namespace reef
+}  // namespace reef::optim

@@ -1,4 +1,6 @@
-#include <ATen/core/Tensor.h>
+#include "optim/operators.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -12,7 +14,7 @@
 #include "page/pager.h"
 #include "reef/error.h"
 
-namespace reef {
+namespace reef::optim {
 namespace {
 
 using at::Tensor;
@@ -203,7 +205,7 @@ std::vector<std::string> optim_state_names(const std::string& rule, at::ArrayRef
 }
 
 }  // namespace
-}  // namespace reef
+}  // namespace reef::optim
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
@@ -213,15 +215,55 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("optim_state(Tensor parameter, str state) -> (Tensor, Tensor)");
   m.def("optim_encode(Tensor values, str state, bool signed) -> (Tensor, Tensor)");
   m.def("optim_decode(Tensor codes, Tensor scales, Tensor like, str state, bool signed) -> Tensor");
-  m.def("optim_slice_bytes() -> int", &reef::optim_slice_bytes);
-  m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim_state_names);
+  m.def("optim_slice_bytes() -> int", &reef::optim::optim_slice_bytes);
+  m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }
 
 TORCH_LIBRARY_IMPL(reef, CPU, m) {
-  m.impl("optim_step_", &reef::optim_step);
-  m.impl("optim_state", &reef::optim_state);
-  m.impl("optim_encode", &reef::optim_encode);
-  m.impl("optim_decode", &reef::optim_decode);
+  m.impl("optim_step_", &reef::optim::optim_step);
+  m.impl("optim_state", &reef::optim::optim_state);
+  m.impl("optim_encode", &reef::optim::optim_encode);
+  m.impl("optim_decode", &reef::optim::optim_decode);
 }
 
-TORCH_LIBRARY_IMPL(reef, Meta, m) { m.impl("optim_step_", &reef::optim_step_meta); }
+TORCH_LIBRARY_IMPL(reef, Meta, m) { m.impl("optim_step_", &reef::optim::optim_step_meta); }
+
+namespace reef::optim::ops {
+namespace {
+
+template <class Signature>
+auto found(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+Tensor step(const std::string& rule, const std::string& state, const std::string& master,
+            at::TensorList parameters, at::TensorList gradients, at::TensorList states,
+            at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
+            const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
+            const std::optional<Tensor>& found_inf) {
+  static const auto op = found<decltype(optim_step)>("reef::optim_step_");
+  return op.call(rule, state, master, parameters, gradients, states, masters, steps, numbers, lr, grad_scale,
+                 found_inf);
+}
+
+std::tuple<Tensor, Tensor> state(const Tensor& parameter, const std::string& state) {
+  static const auto op = found<decltype(optim_state)>("reef::optim_state");
+  return op.call(parameter, state);
+}
+
+std::tuple<Tensor, Tensor> encode(const Tensor& values, const std::string& state, bool is_signed) {
+  static const auto op = found<decltype(optim_encode)>("reef::optim_encode");
+  return op.call(values, state, is_signed);
+}
+
+Tensor decode(const Tensor& codes, const Tensor& scales, const Tensor& like, const std::string& state,
+              bool is_signed) {
+  static const auto op = found<decltype(optim_decode)>("reef::optim_decode");
+  return op.call(codes, scales, like, state, is_signed);
+}
+
+std::int64_t slice_bytes() { return optim_slice_bytes(); }
+
+}  // namespace reef::optim::ops

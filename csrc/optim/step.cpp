@@ -8,7 +8,7 @@
 
 #include "reef/error.h"
 
-namespace reef {
+namespace reef::optim {
 
 using kernels::kTileElements;
 using kernels::OptimFormat;
@@ -132,4 +132,4 @@ void decode_on_cpu(OptimFormat format, bool is_signed, const kernels::OptimState
   over(pieces, [&](std::size_t i) { decode(state, values, elements, pieces[i].first, pieces[i].last); });
 }
 
-}  // namespace reef
+}  // namespace reef::optim

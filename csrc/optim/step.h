@@ -8,7 +8,7 @@
 #include "kernels/optim_step.h"
 #include "optim/hyper.h"
 
-namespace reef {
+namespace reef::optim {
 
 /// The formats and masters by the names that Python and archives give them. Throw ConfigError.
 kernels::OptimFormat optim_format(std::string_view name);
@@ -33,4 +33,4 @@ void encode_on_cpu(kernels::OptimFormat format, bool is_signed, const float* val
 void decode_on_cpu(kernels::OptimFormat format, bool is_signed, const kernels::OptimState& state,
                    float* values, std::int64_t elements);
 
-}  // namespace reef
+}  // namespace reef::optim

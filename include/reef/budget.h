@@ -19,7 +19,7 @@ class Module;
 namespace reef {
 
 struct BudgetOptions {
-  /// What the budget is for. Only the CPU so far.
+  /// What the budget is for: the CPU or a CUDA device.
   c10::Device device = c10::kCPU;
   /// Where pages go, the first with room. Empty: host memory without a limit.
   std::vector<std::shared_ptr<Tier>> tiers;

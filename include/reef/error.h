@@ -45,6 +45,12 @@ class REEF_API BudgetError : public c10::OutOfMemoryError {
   std::uint64_t smallest_budget_bytes_;
 };
 
+/// A gradient held NaN or an infinity when an optimizer stepped; the text names the parameters.
+class REEF_API NonFiniteGradient : public c10::Error {
+ public:
+  explicit NonFiniteGradient(const std::string& message);
+};
+
 /// The process group could not be brought up on this rank.
 class REEF_API ProcessGroupError : public c10::DistError {
  public:

@@ -8,6 +8,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/numerics.h"
+#include "reef/optim.h"
 #include "reef/process_group.h"
 #include "reef/rendezvous.h"
 #include "reef/swap.h"

@@ -16,7 +16,7 @@ LAYER_0 = {
     "csrc/distributed/rendezvous.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
-CAPABILITIES = {"budget"}
+CAPABILITIES = {"budget", "optim"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+/// Reef's operators for optimizers, called through the dispatcher, so that whoever watches operators (a
+/// budget, a profiler) sees them. Their schemas are in operators.cpp.
+namespace reef::optim::ops {
+
+/// Steps parameters by a rule; gives, for each, how many elements of its gradient are not finite.
+at::Tensor step(const std::string& rule, const std::string& state, const std::string& master,
+                at::TensorList parameters, at::TensorList gradients, at::TensorList states,
+                at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
+                const std::optional<at::Tensor>& lr, const std::optional<at::Tensor>& grad_scale,
+                const std::optional<at::Tensor>& found_inf);
+/// Codes and scales of a state that is zero.
+std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state);
+std::tuple<at::Tensor, at::Tensor> encode(const at::Tensor& values, const std::string& state, bool is_signed);
+at::Tensor decode(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& like,
+                  const std::string& state, bool is_signed);
+/// Bytes of parameters that one step had best work on.
+std::int64_t slice_bytes();
+
+}  // namespace reef::optim::ops

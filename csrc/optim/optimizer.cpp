@@ -1,0 +1,211 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <sstream>
+
+#include "optim/operators.h"
+#include "optim/options.h"
+#include "reef/error.h"
+#include "reef/optim.h"
+
+namespace reef::optim {
+
+using at::Tensor;
+using torch::optim::OptimizerParamGroup;
+
+namespace {
+
+std::vector<OptimizerParamGroup> without_options(const std::vector<OptimizerParamGroup>& groups) {
+  std::vector<OptimizerParamGroup> bare;
+  for (const OptimizerParamGroup& group : groups) bare.emplace_back(group.params());
+  return bare;
+}
+
+std::string described(std::size_t group, std::size_t index, const Tensor& parameter) {
+  std::ostringstream text;
+  text << "parameter " << index << " of group " << group << ", of shape " << parameter.sizes();
+  return text.str();
+}
+
+// In the parameter's layout.
+Tensor gradient_of(const Tensor& parameter, const std::string& what) {
+  const Tensor& gradient = parameter.grad();
+  if (gradient.layout() != c10::kStrided) {
+    throw ConfigError(what +
+                      " has a sparse gradient; make its layer dense, or give it to an optimizer of torch's");
+  }
+  if (gradient.strides() == parameter.strides()) return gradient;
+  return at::empty_like(parameter, gradient.options()).copy_(gradient);
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const std::vector<OptimizerParamGroup>& groups, std::unique_ptr<OptionsBase> defaults,
+                     const char* rule, bool decoupled)
+    // LibTorch 2.13 to 2.15 drop a group's options unless they are of its own classes: they are set below.
+    : torch::optim::Optimizer(without_options(groups), std::move(defaults)),
+      rule_(rule),
+      decoupled_(decoupled) {
+  const auto& own = static_cast<const OptionsBase&>(*defaults_);
+  check(own);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    std::unique_ptr<OptionsBase> options = cloned(own);
+    if (groups[i].has_options()) {
+      options = cloned(options_of(groups[i]));
+      options->inherit(own);
+      check(*options);
+    }
+    param_groups_[i].set_options(std::move(options));
+  }
+}
+
+void Optimizer::add_param_group(const OptimizerParamGroup& group) {
+  const auto& own = static_cast<const OptionsBase&>(*defaults_);
+  std::unique_ptr<OptionsBase> options = cloned(own);
+  if (group.has_options()) {
+    options = cloned(options_of(group));
+    options->inherit(own);
+    check(*options);
+  }
+  torch::optim::Optimizer::add_param_group(OptimizerParamGroup(group.params()));
+  param_groups_.back().set_options(std::move(options));
+}
+
+void Optimizer::check(const OptionsBase& options) const {
+  for (const char* key :
+       {"lr", "weight_decay", "eps", "momentum", "alpha", "lr_decay", "initial_accumulator_value"}) {
+    if (options.has(key) && !(options.get(key).toDouble() >= 0)) {
+      throw ConfigError(rule_ + ": " + key + " is " + std::to_string(options.get(key).toDouble()) +
+                        "; give 0 or more");
+    }
+  }
+  if (options.has("betas")) {
+    const auto [beta1, beta2] = options.get("betas").to<Betas>();
+    for (const double beta : {beta1, beta2}) {
+      if (!(beta >= 0 && beta < 1))
+        throw ConfigError(rule_ + ": a beta is " + std::to_string(beta) +
+                          "; give a number from 0 to below 1");
+    }
+  }
+  if (options.has("nesterov") && options.get("nesterov").toBool() &&
+      (options.get("momentum").toDouble() <= 0 || options.get("dampening").toDouble() != 0)) {
+    throw ConfigError(rule_ + ": nesterov needs a momentum and no dampening");
+  }
+}
+
+std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
+  const auto number = [&](const char* key) {
+    if (!options.has(key)) return 0.0;
+    const c10::IValue& value = options.get(key);
+    return value.isBool() ? static_cast<double>(value.toBool()) : value.toDouble();
+  };
+  OptimHyper hyper;
+  hyper.lr = number("lr");
+  hyper.beta1 = number("momentum");
+  hyper.beta2 = number("alpha");
+  if (options.has("betas")) std::tie(hyper.beta1, hyper.beta2) = options.get("betas").to<Betas>();
+  hyper.eps = number("eps");
+  hyper.weight_decay = number("weight_decay");
+  hyper.dampening = number("dampening");
+  hyper.lr_decay = number("lr_decay");
+  hyper.trust_coefficient = number("trust_coefficient");
+  hyper.decoupled = decoupled_ ? 1 : 0;
+  hyper.amsgrad = number("amsgrad");
+  hyper.nesterov = number("nesterov");
+  hyper.centered = number("centered");
+  hyper.maximize = number("maximize");
+  return hyper.numbers();
+}
+
+ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& parameter) {
+  auto fresh = std::make_unique<ParameterState>();
+  ParameterState& state = *fresh;
+  state.step = at::zeros({}, at::kFloat);
+  const std::string format = format_name(options, parameter);
+  for (const OptimStateName& kept : optim_states(optim_rule(rule_, OptimHyper::of(numbers(options))))) {
+    auto [codes, scales] = ops::state(parameter, format);
+    if (options.has("initial_accumulator_value") &&
+        options.get("initial_accumulator_value").toDouble() != 0) {
+      std::tie(codes, scales) = ops::encode(
+          at::full_like(parameter, options.get("initial_accumulator_value").toDouble(), at::kFloat), format,
+          kept.is_signed);
+    }
+    state[kept.name] = codes;
+    if (scales.numel() > 0) state[scale_name(kept)] = scales;
+  }
+  const auto master = static_cast<MasterWeights>(options.get("master").toInt());
+  if (parameter.scalar_type() != at::kFloat && master == MasterWeights::kFloat32)
+    state["master"] = at::empty_like(parameter, at::kFloat).copy_(parameter);
+  if (parameter.scalar_type() != at::kFloat && master == MasterWeights::kSplit)
+    state["master"] = at::full_like(parameter, 128, at::kByte);
+  state_[parameter.unsafeGetTensorImpl()] = std::move(fresh);
+  return state;
+}
+
+Tensor Optimizer::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  std::string bad;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const OptionsBase& options = options_of(param_groups_[g]);
+    const std::vector<Tensor>& all = param_groups_[g].params();
+    const std::vector<double> given = numbers(options);
+    const std::vector<OptimStateName> names = optim_states(optim_rule(rule_, OptimHyper::of(given)));
+    const auto master = static_cast<kernels::OptimMaster>(options.get("master").toInt());
+    const bool has_masters =
+        master == kernels::OptimMaster::kFloat32 || master == kernels::OptimMaster::kSplit;
+    const std::int64_t most = ops::slice_bytes();
+
+    std::vector<std::size_t> indices;
+    std::int64_t bytes = 0;
+    const auto step_them = [&] {
+      std::vector<Tensor> parameters, gradients, states, masters, steps;
+      for (const std::size_t i : indices) {
+        gradients.push_back(gradient_of(all[i], described(g, i, all[i])));
+        const auto found = state_.find(all[i].unsafeGetTensorImpl());
+        ParameterState& state =
+            found == state_.end() ? begin(options, all[i]) : static_cast<ParameterState&>(*found->second);
+        parameters.push_back(all[i]);
+        steps.push_back(state.step);
+        for (const OptimStateName& kept : names) {
+          states.push_back(or_empty(state.find(kept.name)));
+          states.push_back(or_empty(state.find(scale_name(kept))));
+        }
+        if (has_masters) masters.push_back(or_empty(state.find("master")));
+      }
+      const Tensor nonfinite =
+          ops::step(rule_, format_name(options), std::string(name(master)), parameters, gradients, states,
+                    masters, steps, given, std::nullopt, std::nullopt, std::nullopt);
+      for (std::size_t k = 0; k < indices.size(); ++k) {
+        const std::int64_t count = nonfinite.const_data_ptr<std::int64_t>()[k];
+        if (count == 0) continue;
+        bad += (bad.empty() ? "" : "; ") + described(g, indices[k], parameters[k]) + " (" +
+               std::to_string(count) + " elements)";
+      }
+      indices.clear();
+      bytes = 0;
+    };
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].grad().defined() || all[i].numel() == 0) continue;
+      const auto size = static_cast<std::int64_t>(all[i].nbytes());
+      if (!indices.empty() && bytes + size > most) step_them();
+      indices.push_back(i);
+      bytes += size;
+    }
+    if (!indices.empty()) step_them();
+  }
+  if (!bad.empty()) {
+    throw NonFiniteGradient(rule_ + ": gradients are not finite: " + bad +
+                            "; blocks of 256 elements that hold such a one have been left as they were");
+  }
+  return loss;
+}
+
+}  // namespace reef::optim

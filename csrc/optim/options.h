@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/ops/empty.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/hyper.h"
+#include "optim/step.h"
+#include "reef/optim.h"
+
+namespace reef::optim {
+
+inline const OptionsBase& options_of(const torch::optim::OptimizerParamGroup& group) {
+  return static_cast<const OptionsBase&>(group.options());
+}
+
+inline std::unique_ptr<OptionsBase> cloned(const OptionsBase& options) {
+  return std::unique_ptr<OptionsBase>(static_cast<OptionsBase*>(options.clone().release()));
+}
+
+/// The group's format by name; for a tensor, what the rule for small ones makes of it.
+inline std::string format_name(const OptionsBase& options) {
+  return std::string(name(static_cast<kernels::OptimFormat>(options.get("state").toInt())));
+}
+inline std::string format_name(const OptionsBase& options, const at::Tensor& parameter) {
+  return parameter.numel() < options.get("min_quantized_numel").toInt() ? "float32" : format_name(options);
+}
+
+inline std::string scale_name(const OptimStateName& state) { return std::string(state.name) + "_scale"; }
+
+/// An operator's place for a tensor that there is not.
+inline at::Tensor or_empty(const at::Tensor& tensor) { return tensor.defined() ? tensor : at::empty({0}); }
+
+}  // namespace reef::optim
