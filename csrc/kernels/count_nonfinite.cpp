@@ -1,6 +1,5 @@
 #include "kernels/count_nonfinite.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/parallel.h"
 #include "reef/error.h"
 #include "reef/numerics.h"
 
@@ -46,7 +46,7 @@ std::int64_t count(const std::byte* data, std::int64_t elements, Bits exponent) 
 std::int64_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat format) {
   return with_exponent(format, [&](auto exponent) {
     std::atomic<std::int64_t> found{0};
-    at::parallel_for(0, elements, kGrainElements, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, elements, kGrainElements, [&](std::int64_t begin, std::int64_t end) {
       const auto* first =
           static_cast<const std::byte*>(data) + begin * static_cast<std::int64_t>(sizeof exponent);
       found.fetch_add(count(first, end - begin, exponent), std::memory_order_relaxed);

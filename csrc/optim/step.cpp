@@ -1,11 +1,10 @@
 #include "optim/step.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 
+#include "kernels/parallel.h"
 #include "reef/error.h"
 
 namespace reef::optim {
@@ -60,9 +59,10 @@ void add_pieces(std::vector<Piece>& pieces, std::size_t work, std::int64_t eleme
 
 template <class Work>
 void over(const std::vector<Piece>& pieces, const Work& work) {
-  at::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) work(static_cast<std::size_t>(i));
-  });
+  kernels::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1,
+                        [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t i = begin; i < end; ++i) work(static_cast<std::size_t>(i));
+                        });
 }
 
 void set_trust(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,

@@ -8,8 +8,9 @@
 #include "kernels/optim_step/maps.h"
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
-/// lanes from element i on; put(i, x) takes their new values; close() writes what put() could not. Values
-/// must not be NaN.
+/// lanes from element i on; put(i, x) takes their new values. Formats with scales (kSettles) cannot write
+/// before the tile's largest value is known: close() ends the tile, and then settle(i) writes, for each i.
+/// Values must not be NaN.
 namespace reef::kernels {
 
 /// One core's own prefetcher does not fill its line buffers here: 2 KiB ahead is worth a tenth.
@@ -22,6 +23,7 @@ template <class L, bool kSigned>
 class Float32Codec {
  public:
   using F = typename L::Floats;
+  static constexpr bool kSettles = false;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     values_ = reinterpret_cast<float*>(state.codes) + tile * kTileElements;
   }
@@ -30,7 +32,6 @@ class Float32Codec {
     return L::load(values_ + i);
   }
   void put(int i, F x) { L::store(values_ + i, x); }
-  void close() {}
 
  private:
   float* values_ = nullptr;
@@ -60,6 +61,7 @@ template <class L, bool kSigned>
 class BFloat16Codec {
  public:
   using F = typename L::Floats;
+  static constexpr bool kSettles = false;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
     values_ = reinterpret_cast<std::uint16_t*>(state.codes) + tile * kTileElements;
     key_ = key;
@@ -68,36 +70,51 @@ class BFloat16Codec {
   void put(int i, F x) {
     L::store_halves(values_ + i, to_bfloat16_stochastic<L>(x, random_bits<L>(key_, i)));
   }
-  void close() {}
 
  private:
   std::uint16_t* values_ = nullptr;
   std::uint32_t key_ = 0;
 };
 
-/// The new values of a tile wait until their largest is known.
+/// The new values of a tile wait until the largest of their block is known.
 template <class L, int kBlockElements>
-class Block {
+class Waiting {
  public:
   using F = typename L::Floats;
-  void put(int i, F x) { L::store(values_ + i, x); }
-  F value(int i) const { return L::load(values_ + i); }
-  /// The largest size in the block that begins at element `first`. An infinity (a square that overflowed)
-  /// becomes the largest float.
-  float largest(int first) {
-    F size = L::all(0.0F);
-    for (int i = first; i < first + kBlockElements; i += L::kLanes) size = max(size, abs(value(i)));
-    const float found = L::largest(size);
-    if (found <= FLT_MAX) return found;
-    const F most = L::all(FLT_MAX);
-    for (int i = first; i < first + kBlockElements; i += L::kLanes) put(i, min(value(i), most));
-    return FLT_MAX;
+  static constexpr int kBlocks = kTileElements / kBlockElements;
+
+  void put(int i, F x) {
+    L::store(values_ + i, x);
+    F& largest = largest_[i / kBlockElements];
+    largest = max(largest, abs(x));
   }
-  /// By which values of such a size are multiplied to come to at most 1.
-  static float inverse(float largest) { return 1 / (largest > FLT_MIN ? largest : FLT_MIN); }
+  /// The tile is whole. Calls `scaled` with the number of each block and its largest value: it gives the
+  /// scale to divide by. An infinity (a square that overflowed) becomes the largest float.
+  template <class Scaled>
+  void close(const Scaled& scaled) {
+    for (int block = 0; block < kBlocks; ++block) {
+      float largest = L::largest(largest_[block]);
+      largest_[block] = L::all(0.0F);
+      if (!(largest <= FLT_MAX)) largest = without_infinities(block);
+      const float scale = scaled(block, largest);
+      inverse_[block] = 1 / (scale > FLT_MIN ? scale : FLT_MIN);
+    }
+  }
+  /// Divided by its block's scale.
+  F value(int i) const { return L::load(values_ + i) * L::all(inverse_[i / kBlockElements]); }
 
  private:
+  float without_infinities(int block) {
+    const F most = L::all(FLT_MAX);
+    for (int i = block * kBlockElements; i < (block + 1) * kBlockElements; i += L::kLanes) {
+      L::store(values_ + i, max(min(L::load(values_ + i), most), L::all(-FLT_MAX)));
+    }
+    return FLT_MAX;
+  }
+
   alignas(64) float values_[kTileElements];
+  F largest_[kBlocks] = {};
+  float inverse_[kBlocks];
 };
 
 /// The arithmetic of the dynamic map, for values in [-1, 1].
@@ -151,32 +168,27 @@ template <class L, bool kSigned>
 class Int8Codec {
  public:
   using F = typename L::Floats;
+  static constexpr bool kSettles = true;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
     scale_ = reinterpret_cast<float*>(state.scales) + tile;
-    scale = L::all(*scale_);
   }
-  F load(int i) const { return code_.decode(L::load_bytes(codes_ + i)) * scale; }
+  F load(int i) const { return code_.decode(L::load_bytes(codes_ + i)) * L::all(*scale_); }
   void put(int i, F x) { new_.put(i, x); }
   void close() {
-    const float largest = new_.largest(0);
-    *scale_ = largest;
-    const F inverse = L::all(new_.inverse(largest));
-    const F one = L::all(1.0F);
-    for (int i = 0; i < kTileElements; i += L::kLanes) {
-      F x = new_.value(i) * inverse;
-      x = min(x, one);
-      if constexpr (kSigned) x = max(x, L::all(-1.0F));
-      L::store_bytes(codes_ + i, code_.encode(x));
-    }
+    new_.close([&](int, float largest) { return *scale_ = largest; });
+  }
+  void settle(int i) {
+    F x = min(new_.value(i), L::all(1.0F));
+    if constexpr (kSigned) x = max(x, L::all(-1.0F));
+    L::store_bytes(codes_ + i, code_.encode(x));
   }
 
  private:
   DynamicCode<L, kSigned> code_{DynamicCode<L, kSigned>::map()};
   std::uint8_t* codes_ = nullptr;
   float* scale_ = nullptr;
-  F scale;
-  Block<L, kTileElements> new_;
+  Waiting<L, kTileElements> new_;
 };
 
 /// Two codes a byte: of elements 0 to 127 of a tile in the low halves, of 128 to 255 in the high ones, so
@@ -185,6 +197,7 @@ template <class L, bool kSigned>
 class Int4Codec {
  public:
   using F = typename L::Floats;
+  static constexpr bool kSettles = true;
   using I = typename L::Ints;
   static constexpr int kBlock = kTileElements / 2;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
@@ -198,14 +211,11 @@ class Int4Codec {
   }
   void put(int i, F x) { new_.put(i, x); }
   void close() {
-    for (const int block : {0, 1}) scales_[block] = new_.largest(block * kBlock);
-    const F inverse0 = L::all(new_.inverse(scales_[0]));
-    const F inverse1 = L::all(new_.inverse(scales_[1]));
-    for (int i = 0; i < kBlock; i += L::kLanes) {
-      const I low = encode(new_.value(i) * inverse0);
-      const I high = encode(new_.value(i + kBlock) * inverse1);
-      L::store_bytes(codes_ + i, low | shift_left<4>(high));
-    }
+    new_.close([&](int block, float largest) { return scales_[block] = largest; });
+  }
+  void settle(int i) {
+    if (i >= kBlock) return;
+    L::store_bytes(codes_ + i, encode(new_.value(i)) | shift_left<4>(encode(new_.value(i + kBlock))));
   }
 
  private:
@@ -232,7 +242,7 @@ class Int4Codec {
   typename L::Table32 rank_{signed_dynamic_map4().rank};
   std::uint8_t* codes_ = nullptr;
   float* scales_ = nullptr;
-  Block<L, kBlock> new_;
+  Waiting<L, kBlock> new_;
 };
 
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
@@ -242,6 +252,7 @@ template <class L, bool kSigned>
 class Companded8Codec {
  public:
   using F = typename L::Floats;
+  static constexpr bool kSettles = true;
   using I = typename L::Ints;
   static constexpr int kBlock = 32;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
@@ -266,14 +277,9 @@ class Companded8Codec {
     }
   }
   void close() {
-    for (int first = 0; first < kTileElements; first += kBlock) {
-      scales_[first / kBlock] = scale_for(new_.largest(first));
-      const F inverse = L::all(new_.inverse(scale_of(scales_[first / kBlock])));
-      for (int i = first; i < first + kBlock; i += L::kLanes) {
-        L::store_bytes(codes_ + i, encode(new_.value(i) * inverse));
-      }
-    }
+    new_.close([&](int block, float largest) { return scale_of(scales_[block] = scale_for(largest)); });
   }
+  void settle(int i) { L::store_bytes(codes_ + i, encode(new_.value(i))); }
 
  private:
   static float scale_of(std::uint16_t scale) {
@@ -302,7 +308,7 @@ class Companded8Codec {
 
   std::uint8_t* codes_ = nullptr;
   std::uint16_t* scales_ = nullptr;
-  Block<L, kBlock> new_;
+  Waiting<L, kBlock> new_;
 };
 
 }  // namespace reef::kernels

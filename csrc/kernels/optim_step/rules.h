@@ -14,6 +14,13 @@ namespace reef::kernels {
 #define REEF_RULE inline
 #endif
 
+/// A step in two halves, so that a processor can work on the next lanes while these divide: what the
+/// parameter becomes is base + over / (root, finished by the rule).
+template <class F>
+struct Halfway {
+  F base, over, root;
+};
+
 /// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
 /// the third state, Reddi et al. 2018.
 template <class L, bool kMaximum>
@@ -33,14 +40,16 @@ struct Adam {
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F* s) const {
+  REEF_RULE Halfway<F> begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
-    p = p * kept;
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
     F second = s[1];
     if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
-    p = p + rate * s[0] / (sqrt(second) / correction + eps);
+    return {p * kept, rate * s[0], sqrt(second)};
+  }
+  REEF_RULE F finish(const Halfway<F>& half) const {
+    return half.base + half.over / (half.root / correction + eps);
   }
 
   bool coupled;
@@ -180,11 +189,12 @@ struct Adagrad {
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F* s) const {
+  REEF_RULE Halfway<F> begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(g, g, s[0]);
-    p = p + rate * g / (sqrt(s[0]) + eps);
+    return {p, rate * g, sqrt(s[0])};
   }
+  REEF_RULE F finish(const Halfway<F>& half) const { return half.base + half.over / (half.root + eps); }
 
   bool coupled;
   F coupled_decay, eps, rate;

@@ -7,6 +7,7 @@
 
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codecs.h"
+#include "kernels/optim_step/coder.h"
 #include "kernels/optim_step/parameter.h"
 #include "kernels/optim_step/rules.h"
 
@@ -18,20 +19,26 @@ class Tiles {
  public:
   using F = typename L::Floats;
 
-  static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    return Tiles(tensor).each(first, last,
-                              [](Tiles& tiles, const auto&... where) { tiles.update(where...); });
+  // Flat: a call for each few lanes would cost more than its work.
+  [[gnu::flatten]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first,
+                                            std::int64_t last) {
+    Tiles tiles(tensor);
+    const std::int64_t nonfinite =
+        tiles.each(first, last, [&](const auto&... where) { tiles.update(where...); });
+    return nonfinite;
   }
 
-  static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+  [[gnu::flatten]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
+                                               std::int64_t last) {
     OptimSquares squares;
-    Tiles(tensor).each(first, last,
-                       [&](Tiles& tiles, const auto&... where) { tiles.add(squares, where...); });
+    Tiles tiles(tensor);
+    tiles.each(first, last, [&](const auto&... where) { tiles.add(squares, where...); });
     return squares;
   }
 
  private:
   static constexpr int kStates = Rule::kStates;
+  static constexpr bool kSettles = kStates > 0 && Codec<L, true>::kSettles;
   template <std::size_t... i>
   static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<L, Rule::is_signed(i)>...>;
   using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
@@ -59,7 +66,7 @@ class Tiles {
                    const Work& work) {
     const float* const g = gradient_.open(tensor, tile);
     if (!finite(g)) return count_nonfinite(g);
-    work(*this, tensor, tile, elements, key, g);
+    work(tensor, tile, elements, key, g);
     return 0;
   }
 
@@ -128,27 +135,100 @@ class Tiles {
     std::apply([&](auto&... codec) { ((*s++ = codec.load(i)), ...); }, codecs_);
   }
 
+  // Rules that do not divide need no second half.
+  auto begin(F p, F g, F* s) const {
+    if constexpr (requires { &Rule::begin; }) {
+      return rule_.begin(p, g, s);
+    } else {
+      rule_.step(p, g, s);
+      return p;
+    }
+  }
+  F finish(const F& whole) const { return whole; }
+  F finish(const Halfway<F>& half) const { return rule_.finish(half); }
+
+  void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
+              const float* g) {
+    elements == kTileElements ? update<true>(tensor, tile, elements, key, g)
+                              : update<false>(tensor, tile, elements, key, g);
+  }
+  template <bool kWhole>
   void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
               const float* g) {
     float* const p = parameter_.open(tensor, tile, key);
     open(tensor, tile, key);
-    for (int i = 0; i < kTileElements; i += L::kLanes) {
-      prefetch_ahead<L>(p + i);
-      prefetch_ahead<L>(g + i);
+    if constexpr (kSettles) {
+      in_two_passes<kWhole>(p, g, elements);
+    } else {
+      in_one_pass<kWhole>(p, g, elements);
+    }
+    parameter_.close();
+  }
+
+  // The first half of a step, and the states' new values.
+  template <bool kWhole>
+  auto first_half(const float* p, const float* g, F* s, int i, std::int64_t elements) {
+    prefetch_ahead<L>(p + i);
+    prefetch_ahead<L>(g + i);
+    const auto half = begin(L::load(p + i), L::load(g + i), s);
+    if constexpr (!kWhole) {  // what is padded stays zero
+      const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
+      for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
+    }
+    const F* value = s;
+    std::apply([&](auto&... codec) { (codec.put(i, *value++), ...); }, codecs_);
+    return half;
+  }
+
+  // While some lanes divide, the next are begun.
+  template <bool kWhole>
+  void in_one_pass(float* p, const float* g, std::int64_t elements) {
+    const auto lanes = [&](int i) {
       F s[kStates + 1];
       load(s, i);
-      F x = L::load(p + i);
-      rule_.step(x, L::load(g + i), s);
-      L::store(p + i, x);
-      if (elements < kTileElements) {  // what is padded stays zero
-        const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
-        for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
-      }
-      const F* value = s;
-      std::apply([&](auto&... codec) { (codec.put(i, *value++), ...); }, codecs_);
+      return first_half<kWhole>(p, g, s, i, elements);
+    };
+    auto before = lanes(0);
+    for (int i = L::kLanes; i < kTileElements; i += L::kLanes) {
+      const auto half = lanes(i);
+      L::store(p + i - L::kLanes, finish(before));
+      before = half;
     }
+    L::store(p + kTileElements - L::kLanes, finish(before));
+  }
+
+  // Decoding beside the first halves, then finding codes beside the divisions of the second: each pass keeps
+  // the units of a processor busy, and has no chain of operations longer than it can look ahead.
+  template <bool kWhole>
+  void in_two_passes(float* p, const float* g, std::int64_t elements) {
+    F s[kStates + 1];
+    load(s, 0);
+    int i = 0;
+    for (; i < kTileElements - L::kLanes; i += L::kLanes) {
+      F next[kStates + 1];
+      load(next, i + L::kLanes);
+      wait(p, i, first_half<kWhole>(p, g, s, i, elements));
+      for (int k = 0; k < kStates; ++k) s[k] = next[k];
+    }
+    wait(p, i, first_half<kWhole>(p, g, s, i, elements));
     std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
-    parameter_.close();
+    for (i = 0; i < kTileElements; i += L::kLanes) {
+      L::store(p + i, finish_waiting(p, i));
+      std::apply([&](auto&... codec) { (codec.settle(i), ...); }, codecs_);
+    }
+  }
+  void wait(float* p, int i, const F& whole) { L::store(p + i, whole); }
+  void wait(float* p, int i, const Halfway<F>& half) {
+    L::store(p + i, half.base);
+    L::store(over_ + i, half.over);
+    L::store(root_ + i, half.root);
+  }
+  F finish_waiting(const float* p, int i) const {
+    if constexpr (requires { &Rule::begin; }) {
+      return rule_.finish({L::load(p + i), L::load(over_ + i), L::load(root_ + i)});
+    } else {
+      return L::load(p + i);
+    }
   }
 
   // In sixteen sums, whatever the lanes: the order of additions is the same everywhere.
@@ -182,63 +262,8 @@ class Tiles {
   ParameterTile<L> parameter_;
   GradientTile<L> gradient_;
   Codecs codecs_;
-};
-
-/// Values to a state in a format and back.
-template <class L, template <class, bool> class Codec, OptimFormat kFormat, bool kSigned>
-struct Coder {
-  static void encode(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
-                     std::int64_t last) {
-    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      alignas(64) float side[kTileElements] = {};
-      const float* from = values + begin;
-      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
-      for (int i = 0; i < kTileElements; i += L::kLanes) {
-        prefetch_ahead<L>(from + i);
-        codec.put(i, L::load(from + i));
-      }
-      codec.close();
-    });
-  }
-
-  static void decode(const OptimState& state, float* values, std::int64_t elements, std::int64_t first,
-                     std::int64_t last) {
-    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      alignas(64) float side[kTileElements];
-      float* const to = count < kTileElements ? side : values + begin;
-      for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
-      if (count < kTileElements) std::memcpy(values + begin, side, count * sizeof(float));
-    });
-  }
-
- private:
-  // A tile that is not whole is worked on at the side.
-  template <class Work>
-  static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
-                   const Work& work) {
-    Codec<L, kSigned> codec;
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      const std::int64_t begin = tile * kTileElements;
-      const std::int64_t count = std::min(kTileElements, elements - begin);
-      if (count == kTileElements) {
-        codec.open(state, tile, static_cast<std::uint32_t>(tile));
-        work(codec, begin, count);
-        continue;
-      }
-      alignas(64) std::byte codes[kTileElements * 4] = {};
-      alignas(64) std::byte scales[64] = {};
-      std::byte* const code = state.codes + optim_codes_bytes(kFormat, begin);
-      const auto code_bytes = static_cast<std::size_t>(optim_codes_bytes(kFormat, count));
-      const auto scale_bytes = static_cast<std::size_t>(optim_scales_bytes(kFormat, count));
-      std::byte* const scale = scale_bytes == 0 ? nullptr : state.scales + optim_scales_bytes(kFormat, begin);
-      std::memcpy(codes, code, code_bytes);
-      if (scale != nullptr) std::memcpy(scales, scale, scale_bytes);
-      codec.open({codes, scales}, 0, static_cast<std::uint32_t>(tile));
-      work(codec, begin, count);
-      std::memcpy(code, codes, code_bytes);
-      if (scale != nullptr) std::memcpy(scale, scales, scale_bytes);
-    }
-  }
+  alignas(64) float over_[kSettles ? kTileElements : 1];
+  alignas(64) float root_[kSettles ? kTileElements : 1];
 };
 
 template <class L, template <class, bool> class Codec, OptimFormat kFormat>

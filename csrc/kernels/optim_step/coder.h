@@ -1,0 +1,70 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/optim_step.h"
+#include "kernels/optim_step/codecs.h"
+
+namespace reef::kernels {
+
+/// Values to a state in a format and back. A tile that is not whole is worked on at the side.
+template <class L, template <class, bool> class Codec, OptimFormat kFormat, bool kSigned>
+struct Coder {
+  [[gnu::flatten]] static void encode(const float* values, const OptimState& state, std::int64_t elements,
+                                      std::int64_t first, std::int64_t last) {
+    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+      alignas(64) float side[kTileElements] = {};
+      const float* from = values + begin;
+      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
+      for (int i = 0; i < kTileElements; i += L::kLanes) {
+        prefetch_ahead<L>(from + i);
+        codec.put(i, L::load(from + i));
+      }
+      if constexpr (Codec<L, kSigned>::kSettles) {
+        codec.close();
+        for (int i = 0; i < kTileElements; i += L::kLanes) codec.settle(i);
+      }
+    });
+  }
+
+  [[gnu::flatten]] static void decode(const OptimState& state, float* values, std::int64_t elements,
+                                      std::int64_t first, std::int64_t last) {
+    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+      alignas(64) float side[kTileElements];
+      float* const to = count < kTileElements ? side : values + begin;
+      for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
+      if (count < kTileElements) std::memcpy(values + begin, side, count * sizeof(float));
+    });
+  }
+
+ private:
+  template <class Work>
+  static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
+                   const Work& work) {
+    Codec<L, kSigned> codec;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      const std::int64_t begin = tile * kTileElements;
+      const std::int64_t count = std::min(kTileElements, elements - begin);
+      if (count == kTileElements) {
+        codec.open(state, tile, static_cast<std::uint32_t>(tile));
+        work(codec, begin, count);
+        continue;
+      }
+      alignas(64) std::byte codes[kTileElements * 4] = {};
+      alignas(64) std::byte scales[64] = {};
+      std::byte* const code = state.codes + optim_codes_bytes(kFormat, begin);
+      const auto code_bytes = static_cast<std::size_t>(optim_codes_bytes(kFormat, count));
+      const auto scale_bytes = static_cast<std::size_t>(optim_scales_bytes(kFormat, count));
+      std::byte* const scale = scale_bytes == 0 ? nullptr : state.scales + optim_scales_bytes(kFormat, begin);
+      std::memcpy(codes, code, code_bytes);
+      if (scale != nullptr) std::memcpy(scales, scale, scale_bytes);
+      codec.open({codes, scales}, 0, static_cast<std::uint32_t>(tile));
+      work(codec, begin, count);
+      std::memcpy(code, codes, code_bytes);
+      if (scale != nullptr) std::memcpy(scale, scales, scale_bytes);
+    }
+  }
+};
+
+}  // namespace reef::kernels
