@@ -9,7 +9,8 @@
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
 /// lanes from element i on; put(i, x) takes their new values. Formats with scales (kSettles) cannot write
-/// before the tile's largest value is known: close() ends the tile, and then settle(i) writes, for each i.
+/// before the tile's largest value is known: close() ends the tile, and then, for each i, write(i, find(i))
+/// does, in two halves, so that a processor can be at the first of some lanes and the second of others.
 /// Values must not be NaN.
 namespace reef::kernels {
 
@@ -141,22 +142,24 @@ struct DynamicCode {
     }
     return value(number + shift);
   }
-  I encode(F x) const {
+  I encode(F x, I where) const {
     if constexpr (kSigned) {
-      return max(to_ints(copysign(rank(abs(x)), x)) + L::all(127), L::all(0));  // there is no -1
+      return max(to_ints(copysign(rank(abs(x), where), x)) + L::all(127), L::all(0));  // there is no -1
     }
-    return to_ints(rank(x));
+    return to_ints(rank(x, where));
   }
 
   F value(F shifted_rank) const {
     const I exponent = shift_right<23>(bits_of(shifted_rank));
     return fma(width[exponent], shifted_rank, base[exponent]);
   }
-  F rank(F size) const {
+  /// Of the value's size.
+  I region_of(F x) const {
+    const F size = abs(x);
     const I binade = max(shift_right<23>(bits_of(size)) - L::all(127 - 31), L::all(0));
-    const I where = add_where(size >= edge[binade], bits_of(region[binade]), L::all(1));
-    return min(fma(size, gain[where], offset[where]), last[where]);
+    return add_where(size >= edge[binade], bits_of(region[binade]), L::all(1));
   }
+  F rank(F size, I where) const { return min(fma(size, gain[where], offset[where]), last[where]); }
 
   F shift;
   typename L::Table16 base, width;
@@ -178,11 +181,16 @@ class Int8Codec {
   void close() {
     new_.close([&](int, float largest) { return *scale_ = largest; });
   }
-  void settle(int i) {
+  struct Found {
+    F x;
+    typename L::Ints where;
+  };
+  Found find(int i) const {
     F x = min(new_.value(i), L::all(1.0F));
     if constexpr (kSigned) x = max(x, L::all(-1.0F));
-    L::store_bytes(codes_ + i, code_.encode(x));
+    return {x, code_.region_of(x)};
   }
+  void write(int i, const Found& found) { L::store_bytes(codes_ + i, code_.encode(found.x, found.where)); }
 
  private:
   DynamicCode<L, kSigned> code_{DynamicCode<L, kSigned>::map()};
@@ -213,9 +221,12 @@ class Int4Codec {
   void close() {
     new_.close([&](int block, float largest) { return scales_[block] = largest; });
   }
-  void settle(int i) {
-    if (i >= kBlock) return;
-    L::store_bytes(codes_ + i, encode(new_.value(i)) | shift_left<4>(encode(new_.value(i + kBlock))));
+  I find(int i) const {
+    if (i >= kBlock) return L::all(0);
+    return encode(new_.value(i)) | shift_left<4>(encode(new_.value(i + kBlock)));
+  }
+  void write(int i, I codes) {
+    if (i < kBlock) L::store_bytes(codes_ + i, codes);
   }
 
  private:
@@ -279,7 +290,8 @@ class Companded8Codec {
   void close() {
     new_.close([&](int block, float largest) { return scale_of(scales_[block] = scale_for(largest)); });
   }
-  void settle(int i) { L::store_bytes(codes_ + i, encode(new_.value(i))); }
+  F find(int i) const { return new_.value(i); }
+  void write(int i, F x) { L::store_bytes(codes_ + i, encode(x)); }
 
  private:
   static float scale_of(std::uint16_t scale) {

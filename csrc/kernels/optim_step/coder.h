@@ -23,7 +23,7 @@ struct Coder {
       }
       if constexpr (Codec<L, kSigned>::kSettles) {
         codec.close();
-        for (int i = 0; i < kTileElements; i += L::kLanes) codec.settle(i);
+        for (int i = 0; i < kTileElements; i += L::kLanes) codec.write(i, codec.find(i));
       }
     });
   }

@@ -48,9 +48,7 @@ struct Adam {
     if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
     return {p * kept, rate * s[0], sqrt(second)};
   }
-  REEF_RULE F finish(const Halfway<F>& half) const {
-    return half.base + half.over / (half.root / correction + eps);
-  }
+  REEF_RULE F under(F root) const { return root / correction + eps; }
 
   bool coupled;
   F coupled_decay, kept, gain1, decay2, gain2, correction, eps, rate;
@@ -194,7 +192,7 @@ struct Adagrad {
     s[0] = fma(g, g, s[0]);
     return {p, rate * g, sqrt(s[0])};
   }
-  REEF_RULE F finish(const Halfway<F>& half) const { return half.base + half.over / (half.root + eps); }
+  REEF_RULE F under(F root) const { return root + eps; }
 
   bool coupled;
   F coupled_decay, eps, rate;

@@ -144,8 +144,10 @@ class Tiles {
       return p;
     }
   }
+  F halfway(const F& whole) const { return whole; }
+  Halfway<F> halfway(const Halfway<F>& half) const { return {half.base, half.over, rule_.under(half.root)}; }
   F finish(const F& whole) const { return whole; }
-  F finish(const Halfway<F>& half) const { return rule_.finish(half); }
+  F finish(const Halfway<F>& half) const { return half.base + half.over / half.root; }
 
   void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
               const float* g) {
@@ -191,10 +193,10 @@ class Tiles {
     auto before = lanes(0);
     for (int i = L::kLanes; i < kTileElements; i += L::kLanes) {
       const auto half = lanes(i);
-      L::store(p + i - L::kLanes, finish(before));
+      L::store(p + i - L::kLanes, finish(halfway(before)));
       before = half;
     }
-    L::store(p + kTileElements - L::kLanes, finish(before));
+    L::store(p + kTileElements - L::kLanes, finish(halfway(before)));
   }
 
   // Decoding beside the first halves, then finding codes beside the divisions of the second: each pass keeps
@@ -212,10 +214,26 @@ class Tiles {
     }
     wait(p, i, first_half<kWhole>(p, g, s, i, elements));
     std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
-    for (i = 0; i < kTileElements; i += L::kLanes) {
-      L::store(p + i, finish_waiting(p, i));
-      std::apply([&](auto&... codec) { (codec.settle(i), ...); }, codecs_);
+    auto found = find(p, 0);
+    for (i = 0; i < kTileElements - L::kLanes; i += L::kLanes) {
+      const auto next = find(p, i + L::kLanes);
+      write(p, i, found);
+      found = next;
     }
+    write(p, i, found);
+  }
+  auto find(const float* p, int i) const {
+    return std::apply([&](const auto&... codec) { return std::make_tuple(waiting(p, i), codec.find(i)...); },
+                      codecs_);
+  }
+  template <class Found>
+  void write(float* p, int i, const Found& found) {
+    write(p, i, found, std::make_index_sequence<kStates>());
+  }
+  template <class Found, std::size_t... k>
+  void write(float* p, int i, const Found& found, std::index_sequence<k...>) {
+    L::store(p + i, finish(std::get<0>(found)));
+    (std::get<k>(codecs_).write(i, std::get<k + 1>(found)), ...);
   }
   void wait(float* p, int i, const F& whole) { L::store(p + i, whole); }
   void wait(float* p, int i, const Halfway<F>& half) {
@@ -223,9 +241,9 @@ class Tiles {
     L::store(over_ + i, half.over);
     L::store(root_ + i, half.root);
   }
-  F finish_waiting(const float* p, int i) const {
+  auto waiting(const float* p, int i) const {
     if constexpr (requires { &Rule::begin; }) {
-      return rule_.finish({L::load(p + i), L::load(over_ + i), L::load(root_ + i)});
+      return Halfway<F>{L::load(p + i), L::load(over_ + i), rule_.under(L::load(root_ + i))};
     } else {
       return L::load(p + i);
     }
