@@ -67,7 +67,10 @@ class BFloat16Codec {
     values_ = reinterpret_cast<std::uint16_t*>(state.codes) + tile * kTileElements;
     key_ = key;
   }
-  F load(int i) const { return floats_of_bits(shift_left<16>(L::load_halves(values_ + i))); }
+  F load(int i) const {
+    prefetch_ahead<L>(values_ + i);
+    return floats_of_bits(shift_left<16>(L::load_halves(values_ + i)));
+  }
   void put(int i, F x) {
     L::store_halves(values_ + i, to_bfloat16_stochastic<L>(x, random_bits<L>(key_, i)));
   }
@@ -176,7 +179,10 @@ class Int8Codec {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
     scale_ = reinterpret_cast<float*>(state.scales) + tile;
   }
-  F load(int i) const { return code_.decode(L::load_bytes(codes_ + i)) * L::all(*scale_); }
+  F load(int i) const {
+    prefetch_ahead<L>(codes_ + i);
+    return code_.decode(L::load_bytes(codes_ + i)) * L::all(*scale_);
+  }
   void put(int i, F x) { new_.put(i, x); }
   void close() {
     new_.close([&](int, float largest) { return *scale_ = largest; });
@@ -214,6 +220,7 @@ class Int4Codec {
   }
   F load(int i) const {
     const bool low = i < kBlock;
+    prefetch_ahead<L>(codes_ + i / 2);
     const I bytes = L::load_bytes(codes_ + (low ? i : i - kBlock));
     return decode(low ? bytes & L::all(15) : shift_right<4>(bytes)) * L::all(scales_[low ? 0 : 1]);
   }
@@ -271,6 +278,7 @@ class Companded8Codec {
     scales_ = reinterpret_cast<std::uint16_t*>(state.scales) + tile * (kTileElements / kBlock);
   }
   F load(int i) const {
+    prefetch_ahead<L>(codes_ + i);
     const I code = L::load_bytes(codes_ + i);
     const F scale = L::all(scale_of(scales_[i / kBlock]));
     if constexpr (kSigned) {

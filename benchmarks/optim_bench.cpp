@@ -1,0 +1,149 @@
+// What a step of AdamW costs for each parameter, by format of its states, beside LibTorch's own class and its
+// fused kernel; and what encoding and decoding cost. All work on the same parameters and gradients, in turn.
+#include <ATen/ops/_fused_adamw.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "harness.h"
+#include "reef/ledger.h"
+#include "reef/optim.h"
+
+namespace {
+
+using reef::bench::in_turn;
+using reef::bench::print;
+using reef::bench::Variant;
+namespace ro = reef::optim;
+
+constexpr int kRounds = 15;
+
+struct Format {
+  std::string name;
+  ro::StateFormat format;
+};
+const std::vector<Format> kFormats = {{"float32", ro::StateFormat::kFloat32},
+                                      {"bfloat16", ro::StateFormat::kBFloat16},
+                                      {"int8", ro::StateFormat::kInt8},
+                                      {"companded8", ro::StateFormat::kCompanded8},
+                                      {"int4", ro::StateFormat::kInt4}};
+
+// The 148 tensors of GPT-2's 12 layers, of a width that comes near 52 million.
+std::vector<std::vector<std::int64_t>> gpt2_shapes() {
+  constexpr std::int64_t d = 448;
+  std::vector<std::vector<std::int64_t>> shapes = {{50304, d}, {1024, d}};
+  for (int layer = 0; layer < 12; ++layer) {
+    for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{
+             {d}, {d}, {3 * d, d}, {3 * d}, {d, d}, {d}, {d}, {d}, {4 * d, d}, {4 * d}, {d, 4 * d}, {d}}) {
+      shapes.push_back(shape);
+    }
+  }
+  shapes.push_back({d});
+  shapes.push_back({d});
+  return shapes;
+}
+
+std::vector<at::Tensor> parameters(const std::vector<std::vector<std::int64_t>>& shapes,
+                                   at::ScalarType dtype) {
+  torch::manual_seed(0);
+  std::vector<at::Tensor> made;
+  for (const auto& shape : shapes) {
+    made.push_back((torch::randn(shape) * 0.02).to(dtype).requires_grad_());
+    made.back().mutable_grad() = (torch::randn(shape) * 1e-3).to(dtype);
+  }
+  return made;
+}
+
+/// LibTorch's fused kernel, for which its C++ side has no class.
+class FusedAdamW {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> all) : parameters_(std::move(all)) {
+    for (const at::Tensor& p : parameters_) {
+      gradients_.push_back(p.grad());
+      first_.push_back(at::zeros_like(p));
+      second_.push_back(at::zeros_like(p));
+      steps_.push_back(at::zeros({}));
+    }
+  }
+  void step() {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& step : steps_) step.add_(1);
+    at::_fused_adamw_(parameters_, gradients_, first_, second_, {}, steps_, 1e-4, 0.9, 0.999, 0.01, 1e-8,
+                      false, false);
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_, gradients_, first_, second_, steps_;
+};
+
+void step(const std::string& name, const std::vector<at::Tensor>& all) {
+  double elements = 0;
+  for (const at::Tensor& p : all) elements += static_cast<double>(p.numel());
+  FusedAdamW fused(all);
+  torch::optim::AdamW theirs(all, torch::optim::AdamWOptions(1e-4));
+  std::vector<std::unique_ptr<ro::AdamW>> ours;
+  std::vector<Variant> variants = {{"torch fused", {}, [&] { fused.step(); }, {}},
+                                   {"torch::optim::AdamW", {}, [&] { theirs.step(); }, {}}};
+  reef::Ledger ledger;
+  for (const Format& format : kFormats) {
+    const std::int64_t before = ledger.live().total();
+    ours.push_back(std::make_unique<ro::AdamW>(all, ro::AdamWOptions(1e-4).state(format.format)));
+    ours.back()->step();
+    print(name + "/" + format.name + " states",
+          static_cast<double>(ledger.live().total() - before) / elements, "B", "a parameter, by the ledger");
+    variants.push_back({format.name, {}, [optimizer = ours.back().get()] { optimizer->step(); }, {}});
+  }
+  print(name, in_turn(variants, kRounds, elements), "ns");
+}
+
+void masters() {
+  const std::vector<at::Tensor> all = parameters({{50'000'000}}, at::kBFloat16);
+  std::vector<std::unique_ptr<ro::AdamW>> ours;
+  std::vector<Variant> variants;
+  for (const auto& [name, master] : std::vector<std::pair<std::string, ro::MasterWeights>>{
+           {"none", ro::MasterWeights::kNone},
+           {"float32", ro::MasterWeights::kFloat32},
+           {"split", ro::MasterWeights::kSplit},
+           {"stochastic", ro::MasterWeights::kStochastic}}) {
+    ours.push_back(std::make_unique<ro::AdamW>(all, ro::AdamWOptions(1e-4).master(master)));
+    variants.push_back({name, {}, [optimizer = ours.back().get()] { optimizer->step(); }, {}});
+  }
+  print("optim/step of bfloat16 parameters with float32 states, 50 million, by master",
+        in_turn(variants, kRounds, 5e7), "ns");
+}
+
+void codecs() {
+  const at::Tensor values = torch::randn({64 << 20});
+  std::vector<Variant> encode;
+  std::vector<Variant> decode;
+  const auto call = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
+  static const auto encoder =
+      call("reef::optim_encode")
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&, bool)>();
+  static const auto decoder = call("reef::optim_decode")
+                                  .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                    const std::string&, bool)>();
+  for (const Format& format : kFormats) {
+    const auto encoded = encoder.call(values, format.name, true);
+    encode.push_back({format.name, {}, [&, format] { encoder.call(values, format.name, true); }, {}});
+    decode.push_back({format.name,
+                      {},
+                      [&, format, encoded] {
+                        decoder.call(std::get<0>(encoded), std::get<1>(encoded), values, format.name, true);
+                      },
+                      {}});
+  }
+  print("optim/encode a first moment of 64 Mi", in_turn(encode, kRounds, 64 << 20), "ns");
+  print("optim/decode it", in_turn(decode, kRounds, 64 << 20), "ns");
+}
+
+}  // namespace
+
+int main() {
+  step("optim/AdamW, 50 million in one tensor", parameters({{50'000'000}}, at::kFloat));
+  step("optim/AdamW, GPT-2's 148 tensors", parameters(gpt2_shapes(), at::kFloat));
+  masters();
+  codecs();
+}
