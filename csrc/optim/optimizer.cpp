@@ -32,6 +32,9 @@ std::string described(std::size_t group, std::size_t index, const Tensor& parame
 
 // In the parameter's layout.
 Tensor gradient_of(const Tensor& parameter, const std::string& what) {
+  if (!parameter.is_cpu())
+    throw ConfigError(what + " is on " + parameter.device().str() +
+                      "; parameters on the CPU are stepped so far");
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {
     throw ConfigError(what +

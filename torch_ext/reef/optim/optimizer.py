@@ -73,6 +73,8 @@ class Optimizer(torch.optim.Optimizer):
         if group["master"] not in MASTERS:
             raise ValueError(f"{where}: master is '{group['master']}'; use one of {', '.join(MASTERS)}")
         for index, p in enumerate(group["params"]):
+            if p.device.type not in ("cpu", "meta"):
+                raise ValueError(f"{where}: {_name(group, index)} is on {p.device}; parameters on the CPU are stepped so far")
             if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
                 raise ValueError(
                     f"{where}: {_name(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
