@@ -11,8 +11,8 @@ namespace reef::kernels {
 /// Values to a state in a format and back. A tile that is not whole is worked on at the side.
 template <class L, template <class, bool> class Codec, OptimFormat kFormat, bool kSigned>
 struct Coder {
-  [[gnu::flatten]] static void encode(const float* values, const OptimState& state, std::int64_t elements,
-                                      std::int64_t first, std::int64_t last) {
+  [[REEF_FLAT]] static void encode(const float* values, const OptimState& state, std::int64_t elements,
+                                   std::int64_t first, std::int64_t last) {
     each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
       alignas(64) float side[kTileElements] = {};
       const float* from = values + begin;
@@ -28,8 +28,8 @@ struct Coder {
     });
   }
 
-  [[gnu::flatten]] static void decode(const OptimState& state, float* values, std::int64_t elements,
-                                      std::int64_t first, std::int64_t last) {
+  [[REEF_FLAT]] static void decode(const OptimState& state, float* values, std::int64_t elements,
+                                   std::int64_t first, std::int64_t last) {
     each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
       alignas(64) float side[kTileElements];
       float* const to = count < kTileElements ? side : values + begin;

@@ -20,16 +20,15 @@ class Tiles {
   using F = typename L::Floats;
 
   // Flat: a call for each few lanes would cost more than its work.
-  [[gnu::flatten]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first,
-                                            std::int64_t last) {
+  [[REEF_FLAT]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     Tiles tiles(tensor);
     const std::int64_t nonfinite =
         tiles.each(first, last, [&](const auto&... where) { tiles.update(where...); });
     return nonfinite;
   }
 
-  [[gnu::flatten]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
-                                               std::int64_t last) {
+  [[REEF_FLAT]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
+                                            std::int64_t last) {
     OptimSquares squares;
     Tiles tiles(tensor);
     tiles.each(first, last, [&](const auto&... where) { tiles.add(squares, where...); });
