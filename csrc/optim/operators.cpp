@@ -132,10 +132,13 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
       tensor.states[k] =
           state_of(i, names[k], format, codes, states[(i * names.size() + k) * 2 + 1], tensor.elements);
     }
-    auto* const step = static_cast<float*>(steps[i].mutable_data_ptr());
-    work.step = *step += 1;
+    work.step = *static_cast<const float*>(steps[i].const_data_ptr()) + 1;
     tensor.key = static_cast<std::uint32_t>(static_cast<std::int64_t>(work.step)) * 0x9E3779B1U;
     tensor.constants.gradient = gain;
+  }
+  // All have been found sound: nothing is changed before.
+  for (std::size_t i = 0; i < count; ++i) {
+    *static_cast<float*>(steps[i].mutable_data_ptr()) = static_cast<float>(works[i].step);
   }
   step_on_cpu(rule, hyper, works);
   for (std::size_t i = 0; i < count; ++i) nonfinite.mutable_data_ptr<std::int64_t>()[i] = works[i].nonfinite;

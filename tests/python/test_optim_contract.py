@@ -249,6 +249,19 @@ def test_states_of_another_size_are_refused():
     assert torch.equal(params[0], before)
 
 
+def test_a_refused_call_changes_nothing():
+    params = parameters([(300,), (300,)])
+    optimizer = optim.AdamW(params)
+    run(optimizer, params, 1)
+    optimizer.state[params[1]]["exp_avg"] = torch.zeros(299)  # the second of the call
+    give_gradients(params, 1)
+    before = [p.detach().clone() for p in params], {k: v.clone() for k, v in states_of(optimizer).items()}
+    with pytest.raises(ValueError, match="parameter 1 of 300 elements"):
+        optimizer.step()
+    assert same(params, before[0])
+    assert all(torch.equal(v, before[1][k]) for k, v in states_of(optimizer).items())
+
+
 # ---- the operator, and other parts of Reef
 
 
