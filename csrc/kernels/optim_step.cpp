@@ -36,4 +36,19 @@ std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements) {
   return 0;
 }
 
+std::int64_t optim_dtype_bytes(OptimDtype dtype) { return dtype == OptimDtype::kFloat32 ? 4 : 2; }
+
+std::int64_t optim_master_bytes(OptimMaster master) {
+  switch (master) {
+    case OptimMaster::kFloat32:
+      return 4;
+    case OptimMaster::kSplit:
+      return 1;
+    case OptimMaster::kNone:
+    case OptimMaster::kStochastic:
+      break;
+  }
+  return 0;
+}
+
 }  // namespace reef::kernels

@@ -92,6 +92,10 @@ struct OptimTensor {
 std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements);
 std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements);
 
+/// Bytes of an element; of a master, 0 if there is no tensor for it.
+std::int64_t optim_dtype_bytes(OptimDtype dtype);
+std::int64_t optim_master_bytes(OptimMaster master);
+
 /// Tiles [first, last) of a tensor. A tile whose gradient is not finite throughout is left as it is. Gives
 /// the number of such elements.
 using OptimKernel = std::int64_t (*)(const OptimTensor& tensor, std::int64_t first, std::int64_t last);

@@ -3,7 +3,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
-#include <unordered_map>
+#include <optional>
 
 #include "optim/operators.h"
 #include "optim/options.h"
@@ -53,7 +53,7 @@ void Optimizer::write(OutputArchive& archive, bool for_torch) const {
       if (for_torch) {
         ParameterState plain;
         plain.step = state.step;
-        for (const OptimStateName& kept : optim_states(optim_rule(rule_, OptimHyper::of(numbers(options))))) {
+        for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
           plain[kept.name] = ops::decode(state.find(kept.name), or_empty(state.find(scale_name(kept))),
                                          parameters[i], format_name(options), kept.is_signed);
         }
@@ -123,7 +123,7 @@ void Optimizer::load(InputArchive& archive) {
 void Optimizer::adapt(const OptionsBase& options, const Tensor& parameter, const ParameterState& saved) {
   ParameterState& state = begin(options, parameter);
   state.step.copy_(saved.step);
-  for (const OptimStateName& kept : optim_states(optim_rule(rule_, OptimHyper::of(numbers(options))))) {
+  for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
     const Tensor value = saved.find(kept.name);
     const std::string scale = scale_name(kept);
     if (!value.defined()) continue;  // torch's SGD before its first step

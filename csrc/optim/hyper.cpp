@@ -80,6 +80,10 @@ std::vector<OptimStateName> optim_states(OptimRule rule) {
   return {};
 }
 
+std::vector<OptimStateName> optim_states(std::string_view rule, const std::vector<double>& numbers) {
+  return optim_states(optim_rule(rule, OptimHyper::of(numbers)));
+}
+
 OptimConstants optim_constants(OptimRule rule, const OptimHyper& hyper, double step) {
   OptimConstants c;
   const auto set = [](float& constant, double value) { constant = static_cast<float>(value); };

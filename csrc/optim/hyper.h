@@ -39,6 +39,7 @@ struct OptimStateName {
   bool is_signed;
 };
 std::vector<OptimStateName> optim_states(kernels::OptimRule rule);
+std::vector<OptimStateName> optim_states(std::string_view rule, const std::vector<double>& numbers);
 
 /// What the kernel of `rule` computes with in step number `step`, the first being 1; the trust ratio and the
 /// gradient's factor are left as they are. In double, rounded once.

@@ -89,7 +89,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
   const OptimMaster kind = optim_master(master);
   const std::vector<OptimStateName> names = optim_states(rule);
   const std::size_t count = parameters.size();
-  const bool has_masters = kind == OptimMaster::kFloat32 || kind == OptimMaster::kSplit;
+  const bool has_masters = kernels::optim_master_bytes(kind) > 0;
   if (gradients.size() != count || steps.size() != count || states.size() != count * names.size() * 2 ||
       masters.size() != (has_masters ? count : 0)) {
     throw ConfigError("optim_step_: for " + std::to_string(count) + " parameters and rule " + rule_name +
@@ -116,9 +116,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     tensor.gradient = static_cast<const std::byte*>(gradients[i].const_data_ptr());
     tensor.elements = parameter.numel();
     tensor.master_kind = tensor.parameter_dtype == OptimDtype::kFloat32 ? OptimMaster::kNone : kind;
-    const std::int64_t master_bytes = tensor.master_kind == OptimMaster::kFloat32 ? 4
-                                      : tensor.master_kind == OptimMaster::kSplit ? 1
-                                                                                  : 0;
+    const std::int64_t master_bytes = kernels::optim_master_bytes(tensor.master_kind);
     if (master_bytes > 0) {
       if (bytes_in(masters[i]) != master_bytes * tensor.elements)
         refuse(i, "has master weights of another size; load the state again, or begin anew");
@@ -201,7 +199,7 @@ std::int64_t optim_slice_bytes() { return Pager::cpu().running() ? 0 : std::int6
 
 std::vector<std::string> optim_state_names(const std::string& rule, at::ArrayRef<double> numbers) {
   std::vector<std::string> found;
-  for (const OptimStateName& state : optim_states(optim_rule(rule, OptimHyper::of(numbers.vec())))) {
+  for (const OptimStateName& state : optim_states(rule, numbers.vec())) {
     found.push_back(std::string(state.is_signed ? "+-" : "+") + state.name);
   }
   return found;

@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
@@ -31,17 +30,28 @@ std::string described(std::size_t group, std::size_t index, const Tensor& parame
 }
 
 // In the parameter's layout.
-Tensor gradient_of(const Tensor& parameter, const std::string& what) {
-  if (!parameter.is_cpu())
-    throw ConfigError(what + " is on " + parameter.device().str() +
+Tensor gradient_of(std::size_t group, std::size_t index, const Tensor& parameter) {
+  if (!parameter.is_cpu()) {
+    throw ConfigError(described(group, index, parameter) + " is on " + parameter.device().str() +
                       "; parameters on the CPU are stepped so far");
+  }
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {
-    throw ConfigError(what +
+    throw ConfigError(described(group, index, parameter) +
                       " has a sparse gradient; make its layer dense, or give it to an optimizer of torch's");
   }
   if (gradient.strides() == parameter.strides()) return gradient;
   return at::empty_like(parameter, gradient.options()).copy_(gradient);
+}
+
+// A group's own options, and the defaults' where it has set none.
+std::unique_ptr<OptionsBase> merged(const OptimizerParamGroup& group,
+                                    const torch::optim::OptimizerOptions& defaults) {
+  const auto& own = static_cast<const OptionsBase&>(defaults);
+  if (!group.has_options()) return cloned(own);
+  std::unique_ptr<OptionsBase> options = cloned(options_of(group));
+  options->inherit(own);
+  return options;
 }
 
 }  // namespace
@@ -52,27 +62,17 @@ Optimizer::Optimizer(const std::vector<OptimizerParamGroup>& groups, std::unique
     : torch::optim::Optimizer(without_options(groups), std::move(defaults)),
       rule_(rule),
       decoupled_(decoupled) {
-  const auto& own = static_cast<const OptionsBase&>(*defaults_);
-  check(own);
+  check(static_cast<const OptionsBase&>(*defaults_));
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    std::unique_ptr<OptionsBase> options = cloned(own);
-    if (groups[i].has_options()) {
-      options = cloned(options_of(groups[i]));
-      options->inherit(own);
-      check(*options);
-    }
+    std::unique_ptr<OptionsBase> options = merged(groups[i], *defaults_);
+    check(*options);
     param_groups_[i].set_options(std::move(options));
   }
 }
 
 void Optimizer::add_param_group(const OptimizerParamGroup& group) {
-  const auto& own = static_cast<const OptionsBase&>(*defaults_);
-  std::unique_ptr<OptionsBase> options = cloned(own);
-  if (group.has_options()) {
-    options = cloned(options_of(group));
-    options->inherit(own);
-    check(*options);
-  }
+  std::unique_ptr<OptionsBase> options = merged(group, *defaults_);
+  check(*options);
   torch::optim::Optimizer::add_param_group(OptimizerParamGroup(group.params()));
   param_groups_.back().set_options(std::move(options));
 }
@@ -128,7 +128,7 @@ ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& param
   ParameterState& state = *fresh;
   state.step = at::zeros({}, at::kFloat);
   const std::string format = format_name(options, parameter);
-  for (const OptimStateName& kept : optim_states(optim_rule(rule_, OptimHyper::of(numbers(options))))) {
+  for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
     auto [codes, scales] = ops::state(parameter, format);
     if (options.has("initial_accumulator_value") &&
         options.get("initial_accumulator_value").toDouble() != 0) {
@@ -160,10 +160,9 @@ Tensor Optimizer::step(LossClosure closure) {
     const OptionsBase& options = options_of(param_groups_[g]);
     const std::vector<Tensor>& all = param_groups_[g].params();
     const std::vector<double> given = numbers(options);
-    const std::vector<OptimStateName> names = optim_states(optim_rule(rule_, OptimHyper::of(given)));
+    const std::vector<OptimStateName> names = optim_states(rule_, given);
     const auto master = static_cast<kernels::OptimMaster>(options.get("master").toInt());
-    const bool has_masters =
-        master == kernels::OptimMaster::kFloat32 || master == kernels::OptimMaster::kSplit;
+    const bool has_masters = kernels::optim_master_bytes(master) > 0;
     const std::int64_t most = ops::slice_bytes();
 
     std::vector<std::size_t> indices;
@@ -171,7 +170,7 @@ Tensor Optimizer::step(LossClosure closure) {
     const auto step_them = [&] {
       std::vector<Tensor> parameters, gradients, states, masters, steps;
       for (const std::size_t i : indices) {
-        gradients.push_back(gradient_of(all[i], described(g, i, all[i])));
+        gradients.push_back(gradient_of(g, i, all[i]));
         const auto found = state_.find(all[i].unsafeGetTensorImpl());
         ParameterState& state =
             found == state_.end() ? begin(options, all[i]) : static_cast<ParameterState&>(*found->second);

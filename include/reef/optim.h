@@ -112,32 +112,31 @@ class Options : public OptionsBase {
 
 using Betas = std::tuple<double, double>;
 
-/// Kingma and Ba 2015, the gradient decayed; amsgrad: Reddi et al. 2018.
-struct AdamOptions : Options<AdamOptions> {
+/// Of Adam and AdamW.
+template <class Derived>
+struct AdamFamilyOptions : Options<Derived> {
   static constexpr const char* kRule = "adam";
-  static constexpr bool kDecoupled = false;
-  AdamOptions(double lr = 1e-3) : Options(lr, 0) {  // NOLINT(google-explicit-constructor): as torch's
-    add("betas", Betas(0.9, 0.999));
-    add("eps", 1e-8);
-    add("amsgrad", false);
+  AdamFamilyOptions(double lr, double weight_decay) : Options<Derived>(lr, weight_decay) {
+    this->add("betas", Betas(0.9, 0.999));
+    this->add("eps", 1e-8);
+    this->add("amsgrad", false);
   }
-  REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
+  REEF_OPTIM_OPTION(Betas, betas, template to<Betas>())
   REEF_OPTIM_OPTION(double, eps, toDouble())
   REEF_OPTIM_OPTION(bool, amsgrad, toBool())
 };
 
+/// Kingma and Ba 2015, the gradient decayed; amsgrad: Reddi et al. 2018.
+struct AdamOptions : AdamFamilyOptions<AdamOptions> {
+  static constexpr bool kDecoupled = false;
+  AdamOptions(double lr = 1e-3)
+      : AdamFamilyOptions(lr, 0) {}  // NOLINT(google-explicit-constructor): as torch's
+};
+
 /// Loshchilov and Hutter 2019: the parameter decayed.
-struct AdamWOptions : Options<AdamWOptions> {
-  static constexpr const char* kRule = "adam";
+struct AdamWOptions : AdamFamilyOptions<AdamWOptions> {
   static constexpr bool kDecoupled = true;
-  AdamWOptions(double lr = 1e-3) : Options(lr, 1e-2) {  // NOLINT(google-explicit-constructor)
-    add("betas", Betas(0.9, 0.999));
-    add("eps", 1e-8);
-    add("amsgrad", false);
-  }
-  REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
-  REEF_OPTIM_OPTION(double, eps, toDouble())
-  REEF_OPTIM_OPTION(bool, amsgrad, toBool())
+  AdamWOptions(double lr = 1e-3) : AdamFamilyOptions(lr, 1e-2) {}  // NOLINT(google-explicit-constructor)
 };
 
 struct SGDOptions : Options<SGDOptions> {

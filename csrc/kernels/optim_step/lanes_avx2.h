@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Eight lanes of AVX2 with FMA, as lanes.h describes.
+/// Eight lanes of AVX2 with FMA, with the functions of lanes_scalar.h.
 namespace reef::kernels::avx2 {
 
 struct Floats {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Sixteen lanes of AVX-512 (F, BW, DQ, VL), as lanes.h describes.
+/// Sixteen lanes of AVX-512 (F, BW, DQ, VL), with the functions of lanes_scalar.h.
 namespace reef::kernels::avx512 {
 
 struct Floats {

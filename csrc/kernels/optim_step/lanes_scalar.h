@@ -10,7 +10,8 @@
 #define REEF_LANE inline
 #endif
 
-/// One lane, on any processor and on CUDA devices, as lanes.h describes.
+/// One lane, on any processor and on CUDA devices: what lanes are, by example. All kinds have the
+/// same functions and give the same bits.
 namespace reef::kernels::scalar {
 
 struct Floats {

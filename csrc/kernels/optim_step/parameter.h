@@ -67,7 +67,7 @@ class ParameterTile {
   float* open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
     const std::int64_t first = tile * kTileElements;
     key_ = key;
-    parameter_ = tensor.parameter + first * (dtype_ == OptimDtype::kFloat32 ? 4 : 2);
+    parameter_ = tensor.parameter + first * optim_dtype_bytes(dtype_);
     if (kind_ == OptimMaster::kFloat32) return master_ = reinterpret_cast<float*>(tensor.master) + first;
     if (dtype_ == OptimDtype::kFloat32) return reinterpret_cast<float*>(parameter_);
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
@@ -128,7 +128,7 @@ class GradientTile {
   const float* open(const OptimTensor& tensor, std::int64_t tile) {
     const std::int64_t first = tile * kTileElements;
     const bool whole = tensor.gradient_dtype == OptimDtype::kFloat32;
-    const std::byte* const from = tensor.gradient + first * (whole ? 4 : 2);
+    const std::byte* const from = tensor.gradient + first * optim_dtype_bytes(tensor.gradient_dtype);
     if (whole && tensor.constants.gradient == 1) return reinterpret_cast<const float*>(from);
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {

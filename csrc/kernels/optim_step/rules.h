@@ -2,7 +2,7 @@
 
 #include "kernels/optim_step.h"
 
-/// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes.h) or a CUDA
+/// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes_*.h) or a CUDA
 /// thread. `s` are the parameter's states before and after. The order of roundings is that of torch's fused
 /// CPU kernels where there is one (2.11 and 2.15 agree; found by comparing bits), else that of its
 /// single-tensor loop: fma(a, b, c) stands where theirs contracts.

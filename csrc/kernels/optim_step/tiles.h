@@ -22,9 +22,7 @@ class Tiles {
   // Flat: a call for each few lanes would cost more than its work.
   [[REEF_FLAT]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     Tiles tiles(tensor);
-    const std::int64_t nonfinite =
-        tiles.each(first, last, [&](const auto&... where) { tiles.update(where...); });
-    return nonfinite;
+    return tiles.each(first, last, [&](const auto&... where) { tiles.update(where...); });
   }
 
   [[REEF_FLAT]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
@@ -72,7 +70,6 @@ class Tiles {
   // Padded with zeros, on the side: nothing else knows of tiles that are not whole.
   template <class Work>
   std::int64_t partial(std::int64_t tile, std::int64_t elements, std::uint32_t key, const Work& work) {
-    const auto width = [](OptimDtype dtype) { return dtype == OptimDtype::kFloat32 ? 4 : 2; };
     alignas(64) std::byte memory[3 + kMostStates][2][kTileElements * 4] = {};
     OptimTensor side = tensor_;
     struct Part {
@@ -90,12 +87,13 @@ class Tiles {
       return parts[count++].side;
     };
     const std::int64_t before = tile * kTileElements;
-    const auto element = [&](std::byte* whole, int bytes, int row) {
+    const auto element = [&](std::byte* whole, std::int64_t bytes, int row) {
       return take(whole, before * bytes, elements * bytes, row, 0);
     };
-    side.gradient = element(const_cast<std::byte*>(tensor_.gradient), width(tensor_.gradient_dtype), 0);
-    side.parameter = element(tensor_.parameter, width(tensor_.parameter_dtype), 1);
-    side.master = element(tensor_.master, tensor_.master_kind == OptimMaster::kSplit ? 1 : 4, 2);
+    side.gradient =
+        element(const_cast<std::byte*>(tensor_.gradient), optim_dtype_bytes(tensor_.gradient_dtype), 0);
+    side.parameter = element(tensor_.parameter, optim_dtype_bytes(tensor_.parameter_dtype), 1);
+    side.master = element(tensor_.master, optim_master_bytes(tensor_.master_kind), 2);
     for (int i = 0; i < kStates; ++i) {
       const OptimState& state = tensor_.states[i];
       side.states[i] = {take(state.codes, optim_codes_bytes(kFormat, before),
@@ -132,6 +130,12 @@ class Tiles {
   }
   void load(F* s, int i) {
     std::apply([&](auto&... codec) { ((*s++ = codec.load(i)), ...); }, codecs_);
+  }
+
+  // 0 in lanes, from element i on, that lie beyond so many elements.
+  static F within(F x, int i, std::int64_t elements) {
+    const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
+    return select(beyond, L::all(0.0F), x);
   }
 
   // Rules that do not divide need no second half.
@@ -173,8 +177,7 @@ class Tiles {
     prefetch_ahead<L>(g + i);
     const auto half = begin(L::load(p + i), L::load(g + i), s);
     if constexpr (!kWhole) {  // what is padded stays zero
-      const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
-      for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
+      for (int k = 0; k < kStates; ++k) s[k] = within(s[k], i, elements);
     }
     const F* value = s;
     std::apply([&](auto&... codec) { (codec.put(i, *value++), ...); }, codecs_);
@@ -260,10 +263,7 @@ class Tiles {
       load(s, i);
       const F x = L::load(p + i);
       F measured = rule_.measured(x, L::load(g + i), s);
-      if (elements < kTileElements) {
-        const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
-        measured = select(beyond, L::all(0.0F), measured);
-      }
+      if (elements < kTileElements) measured = within(measured, i, elements);
       const int lane = i % kSums;
       L::store(sums[0] + lane, fma(x, x, L::load(sums[0] + lane)));
       L::store(sums[1] + lane, fma(measured, measured, L::load(sums[1] + lane)));

@@ -50,6 +50,3 @@ class Adagrad(Optimizer):
             self.state[p]["sum"] = code
             if scale.numel() > 0:
                 self.state[p]["sum_scale"] = scale
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"eps": group["eps"], "weight_decay": group["weight_decay"], "lr_decay": group["lr_decay"]}

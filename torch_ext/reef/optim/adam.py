@@ -14,7 +14,6 @@ class Adam(Optimizer):
     """Kingma and Ba 2015, with weight decay added to the gradient; ``amsgrad`` by Reddi et al. 2018."""
 
     _rule = "adam"
-    _decoupled = False
 
     def __init__(
         self,
@@ -44,12 +43,6 @@ class Adam(Optimizer):
             fused=fused, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {
-            "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": group["weight_decay"],
-            "decoupled": self._decoupled, "amsgrad": group["amsgrad"],
-        }  # fmt: skip
 
 
 class AdamW(Adam):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -36,9 +34,3 @@ class LARS(Optimizer):
             "trust_coefficient": trust_coefficient, "eps": eps, "maximize": maximize,
         }  # fmt: skip
         super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {
-            "beta1": group["momentum"], "dampening": group["dampening"], "weight_decay": group["weight_decay"],
-            "nesterov": group["nesterov"], "eps": group["eps"], "trust_coefficient": group["trust_coefficient"],
-        }  # fmt: skip

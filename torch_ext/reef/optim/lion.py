@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -14,6 +12,7 @@ class Lion(Optimizer):
     """Chen et al. 2023: the sign of an interpolated momentum, with the parameter decayed."""
 
     _rule = "lion"
+    _decoupled = True
 
     def __init__(
         self,
@@ -29,7 +28,3 @@ class Lion(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {"beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"], "decoupled": True}

@@ -20,9 +20,11 @@ class NonFiniteGradient(FloatingPointError):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What all rules share. A rule gives its name and its numbers."""
+    """What all rules share. A rule gives its name and its options, by torch's keys."""
 
     _rule: str
+    _decoupled = False
+    """The parameter decays, not the gradient."""
 
     def __init__(
         self,
@@ -80,21 +82,18 @@ class Optimizer(torch.optim.Optimizer):
                     f"{where}: {_name(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
                 )
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        """The rule's own, by OptimHyper's names."""
-        raise NotImplementedError
-
-    def _all_numbers(self, group: dict[str, Any]) -> list[float]:
-        given = self._numbers(group)
+    def _numbers(self, group: dict[str, Any]) -> list[float]:
+        """In the order of OptimHyper; what the rule does not have is 0, as is an lr that is a tensor."""
+        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), group.get("alpha", 0.0)))
         lr = 0.0 if isinstance(group["lr"], torch.Tensor) else group["lr"]
-        fields = ("beta1", "beta2", "eps", "weight_decay", "dampening", "lr_decay", "trust_coefficient", "decoupled",
-                  "amsgrad", "nesterov", "centered")  # fmt: skip
-        numbers = [lr, *(given.get(field, 0.0) for field in fields), group.get("maximize", False)]
-        return [float(number) for number in numbers]
+        keys = ("eps", "weight_decay", "dampening", "lr_decay", "trust_coefficient")
+        flags = ("amsgrad", "nesterov", "centered", "maximize")
+        named = [*(group.get(key, 0.0) for key in keys), self._decoupled, *(group.get(flag, False) for flag in flags)]
+        return [float(number) for number in (lr, beta1, beta2, *named)]
 
-    def _names(self, group: dict[str, Any]) -> list[tuple[str, bool]]:
-        """The states of the group's rule, and which are signed."""
-        found = torch.ops.reef.optim_state_names(self._rule, self._all_numbers(group))
+    def _names(self, numbers: list[float]) -> list[tuple[str, bool]]:
+        """The states of a rule with these numbers, and which are signed."""
+        found = torch.ops.reef.optim_state_names(self._rule, numbers)
         return [(name.lstrip("+-"), name.startswith("+-")) for name in found]
 
     def _format(self, group: dict[str, Any], p: torch.Tensor) -> str:
@@ -103,7 +102,7 @@ class Optimizer(torch.optim.Optimizer):
     def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
         state = self.state[p]
         state["step"] = torch.zeros((), dtype=torch.float32)
-        for name, _ in self._names(group):
+        for name, _ in self._names(self._numbers(group)):
             state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p))
             if scale.numel() > 0:
                 state[name + "_scale"] = scale
@@ -127,8 +126,10 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         bad: list[str] = []
         for group in self.param_groups:
+            numbers = self._numbers(group)
+            names = [name for name, _ in self._names(numbers)]
             for indices in _slices(group["params"]):
-                bad += self._step_slice(group, indices)
+                bad += self._step_slice(group, indices, numbers, names)
         if bad:
             raise NonFiniteGradient(
                 f"{type(self).__name__}: gradients are not finite: {', '.join(bad)}; blocks of 256 elements that hold "
@@ -136,23 +137,24 @@ class Optimizer(torch.optim.Optimizer):
             )
         return loss
 
-    def _step_slice(self, group: dict[str, Any], indices: list[int]) -> list[str]:
+    def _step_slice(
+        self, group: dict[str, Any], indices: list[int], numbers: list[float], names: list[str]
+    ) -> list[str]:
         params = [group["params"][index] for index in indices]
-        names = self._names(group)
         states, masters, grads = [], [], []
         for index, p in zip(indices, params, strict=True):
             grads.append(_dense_gradient(group, index, p))
             if not self.state[p]:
                 self._begin(group, p)
             state = self.state[p]
-            for name, _ in names:
+            for name in names:
                 scale = state.get(name + "_scale")
                 states += [state[name], torch.empty(0) if scale is None else scale]
             if group["master"] in _MASTER_DTYPES:
                 masters.append(state.get("master", torch.empty(0)))
         nonfinite = torch.ops.reef.optim_step_(
             self._rule, group["state"], group["master"], params, grads, states, masters,
-            [self.state[p]["step"] for p in params], self._all_numbers(group),
+            [self.state[p]["step"] for p in params], numbers,
             group["lr"] if isinstance(group["lr"], torch.Tensor) else None,
             getattr(self, "grad_scale", None), getattr(self, "found_inf", None),
         )  # fmt: skip
@@ -201,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         state = self.state[p]
         step = saved.get("step", 1.0)  # torch's SGD counts no steps; with a momentum the first is over
         state["step"] = torch.as_tensor(step, dtype=torch.float32).detach().clone().cpu()
-        for name, is_signed in self._names(group):
+        for name, is_signed in self._names(self._numbers(group)):
             value, scale = saved.get(name), saved.get(name + "_scale")
             if value is None:
                 continue  # torch's SGD before its first step
@@ -233,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
             if not state:
                 continue
             states[number] = {"step": state["step"].clone()}
-            for name, is_signed in self._names(group):
+            for name, is_signed in self._names(self._numbers(group)):
                 scale = state.get(name + "_scale", torch.empty(0))
                 states[number][name] = torch.ops.reef.optim_decode(
                     state[name], scale, p.detach(), group["state"], is_signed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -42,9 +40,3 @@ class RMSprop(Optimizer):
             params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
             capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {
-            "beta1": group["momentum"], "beta2": group["alpha"], "eps": group["eps"],
-            "weight_decay": group["weight_decay"], "centered": group["centered"],
-        }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -40,9 +38,3 @@ class SGD(Optimizer):
             params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
             fused=fused, differentiable=differentiable,
         )  # fmt: skip
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {
-            "beta1": group["momentum"], "dampening": group["dampening"], "weight_decay": group["weight_decay"],
-            "nesterov": group["nesterov"],
-        }  # fmt: skip
