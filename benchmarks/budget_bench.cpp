@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "bytelm/model.h"
@@ -156,8 +158,20 @@ void training(const Training& job) {
         in_turn(variants, 7, kSteps * 1e6), "ms");
 }
 
-// Pages through the tier, by threads and by io_uring, and as plain aligned transfers on one thread, of 4 MiB
-// or of a page if that is less, from memory on small pages and on huge ones as the tier's blocks are.
+// Calls it for 0 to count - 1 on two threads, as a budget's lane moves pages.
+void two_at_once(std::size_t count, const std::function<void(std::size_t)>& call) {
+  std::atomic<std::size_t> next = 0;
+  const auto serve = [&] {
+    for (std::size_t i = next++; i < count; i = next++) call(i);
+  };
+  std::thread other(serve);
+  serve();
+  other.join();
+}
+
+// Pages through the tier, by threads and by io_uring, and as plain aligned transfers of 4 MiB or of a page if
+// that is less, from memory on small pages and on huge ones as the tier's blocks are; one after the other,
+// and two at once.
 void disk_bandwidth(std::uint64_t page_bytes, int pages) {
   const std::uint64_t block_bytes = std::min(page_bytes, std::uint64_t{4} << 20);
   const std::uint64_t total_bytes = page_bytes * static_cast<std::uint64_t>(pages);
@@ -189,24 +203,28 @@ void disk_bandwidth(std::uint64_t page_bytes, int pages) {
     for (int i = 0; i < pages; ++i) way.slots.push_back(*way.tier->take(page_bytes));
   }
   const auto in_every_way = [&](const char* name, const auto& plain_call, const auto& tier_call) {
-    const auto plainly = [&](const Memory& memory) {
-      return [&, data = memory.get()] {
-        for (std::uint64_t at = 0; at < total_bytes; at += block_bytes) {
-          if (plain_call(file, data, block_bytes, static_cast<off_t>(at)) !=
-              static_cast<ssize_t>(block_bytes))
-            std::abort();
-        }
+    const auto plain_block = [&](const Memory& memory) {
+      return [&, data = memory.get()](std::size_t i) {
+        if (plain_call(file, data, block_bytes, static_cast<off_t>(i * block_bytes)) !=
+            static_cast<ssize_t>(block_bytes))
+          std::abort();
       };
     };
-    std::vector<Variant> variants{{"plain O_DIRECT", {}, plainly(small), {}},
-                                  {"plain O_DIRECT from huge pages", {}, plainly(huge), {}}};
-    for (const Way& way : ways) {
-      variants.push_back({way.name,
+    std::vector<Variant> variants;
+    const auto add = [&](const std::string& way, std::size_t count,
+                         const std::function<void(std::size_t)>& call) {
+      variants.push_back({way,
                           {},
-                          [&] {
-                            for (const auto slot : way.slots) tier_call(*way.tier, slot);
+                          [=] {
+                            for (std::size_t i = 0; i < count; ++i) call(i);
                           },
                           {}});
+      variants.push_back({way + ", two at once", {}, [=] { two_at_once(count, call); }, {}});
+    };
+    add("plain O_DIRECT", total_bytes / block_bytes, plain_block(small));
+    add("plain O_DIRECT from huge pages", total_bytes / block_bytes, plain_block(huge));
+    for (const Way& way : ways) {
+      add(way.name, way.slots.size(), [&](std::size_t i) { tier_call(*way.tier, way.slots[i]); });
     }
     print(std::string("budget/disk ") + name + ", " +
               reef::format_bytes(static_cast<std::int64_t>(total_bytes)) + " in pages of " +

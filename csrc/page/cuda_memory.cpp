@@ -48,15 +48,15 @@ class Staging {
 struct Side {
   c10::cuda::CUDAStream stream;
   Staging staging;
-  TransferLane lane;  ///< the last: its thread uses the others
+  TransferLane lane{1};  ///< the last: its thread uses the others
 };
 
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(c10::DeviceIndex index)
       : device_(c10::kCUDA, index),
-        out_{c10::cuda::getStreamFromPool(false, index), {}, {}},
-        in_{c10::cuda::getStreamFromPool(false, index), {}, {}} {
+        out_{c10::cuda::getStreamFromPool(false, index), {}},
+        in_{c10::cuda::getStreamFromPool(false, index), {}} {
     const auto stats = caching::getDeviceStats(index);
     alive_ = peak_ = static_cast<std::uint64_t>(stats.requested_bytes[0].current);
   }

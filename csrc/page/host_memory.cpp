@@ -64,8 +64,9 @@ class HostMemory final : public Memory {
   std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
 
  private:
-  TransferLane out_;
-  TransferLane in_;
+  // Two, so that one page is hashed and copied while the disk works on another.
+  TransferLane out_{2};
+  TransferLane in_{2};
 };
 
 }  // namespace

@@ -56,27 +56,31 @@ TransferLane::~TransferLane() {
     queue_.clear();
   }
   submitted_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void TransferLane::start_thread() {
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    threads_.emplace_back([this] { serve(); });
+    ++idle_threads_;
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (threads_.empty()) throw;
+    return;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 std::shared_ptr<Transfer> TransferLane::submit(Copy copy) {
   auto transfer = std::make_shared<Queued>(std::move(copy), this);
   {
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) {
-      // Signals are for the program's own threads.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
-      try {
-        thread_ = std::thread([this] { serve(); });
-      } catch (...) {
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        throw;
-      }
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
+    if (queue_.size() >= idle_threads_ && threads_.size() < most_threads_) start_thread();
     queue_.push_back(transfer);
   }
   submitted_.notify_one();
@@ -97,9 +101,11 @@ void TransferLane::serve() {
     if (closing_) return;
     const std::shared_ptr<Queued> transfer = std::move(queue_.front());
     queue_.pop_front();
+    --idle_threads_;
     lock.unlock();
     transfer->run();
     lock.lock();
+    ++idle_threads_;
     transfer->finish();
     finished_.notify_all();
   }

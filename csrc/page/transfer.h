@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace reef {
 
@@ -31,26 +33,28 @@ class Transfer {
   std::uint64_t hash = 0;    ///< of what was written to the tier
 };
 
-/// Runs transfers one after the other, in the order of submission, on a thread of its own that starts with
-/// the first. It only copies: what a finished transfer means for its page is for the submitter to settle.
+/// Runs transfers in the order of submission on threads of its own, which start when there is work for them.
+/// It only copies: what a finished transfer means for its page is for the submitter to settle.
 class TransferLane {
  public:
   /// Gives the hash of what it has written to a tier.
   using Copy = std::function<std::uint64_t()>;
 
-  TransferLane() = default;
-  /// Waits for the running transfer; those queued are dropped.
+  /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.
+  explicit TransferLane(std::size_t threads) : most_threads_(threads) {}
+  /// Waits for the running transfers; those queued are dropped.
   ~TransferLane();
   TransferLane(const TransferLane&) = delete;
   TransferLane& operator=(const TransferLane&) = delete;
 
-  /// Throws std::system_error if the thread cannot be started.
+  /// Throws std::system_error if there is no thread and none can be started.
   std::shared_ptr<Transfer> submit(Copy copy);
   /// Runs it on the calling thread.
   static std::shared_ptr<Transfer> run(Copy copy);
 
  private:
   class Queued;
+  void start_thread();
   void serve();
 
   std::mutex mutex_;
@@ -58,7 +62,9 @@ class TransferLane {
   std::condition_variable finished_;
   std::deque<std::shared_ptr<Queued>> queue_;
   bool closing_ = false;
-  std::thread thread_;
+  std::size_t most_threads_;
+  std::size_t idle_threads_ = 0;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace reef

@@ -5,6 +5,9 @@
 
 namespace reef {
 
-std::uint64_t hash_bytes(const void* data, std::uint64_t bytes) { return XXH3_64bits(data, bytes); }
+std::uint64_t hash_bytes(const void* data, std::uint64_t bytes) {
+  static const HashBytes wide = hash_with_avx2();
+  return wide != nullptr ? wide(data, bytes) : XXH3_64bits(data, bytes);
+}
 
 }  // namespace reef
