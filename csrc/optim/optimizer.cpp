@@ -8,6 +8,8 @@
 #include "optim/operators.h"
 #include "optim/options.h"
 #include "reef/error.h"
+#include "reef/gradient_release.h"
+#include "reef/ledger.h"
 #include "reef/optim.h"
 
 namespace reef::optim {
@@ -124,6 +126,7 @@ std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
 }
 
 ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& parameter) {
+  const CategoryScope category(Category::kOptimizerState);  // with gradient release, it is in backward
   auto fresh = std::make_unique<ParameterState>();
   ParameterState& state = *fresh;
   state.step = at::zeros({}, at::kFloat);
@@ -148,63 +151,67 @@ ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& param
   return state;
 }
 
-Tensor Optimizer::step(LossClosure closure) {
+void Optimizer::step_these(std::size_t group, const std::vector<std::size_t>& indices, NonFinite& found) {
   const at::NoGradGuard no_grad;
+  const OptionsBase& options = options_of(param_groups_[group]);
+  const std::vector<Tensor>& all = param_groups_[group].params();
+  const std::vector<double> given = numbers(options);
+  const std::vector<OptimStateName> names = optim_states(rule_, given);
+  const auto master = static_cast<kernels::OptimMaster>(options.get("master").toInt());
+  const bool has_masters = kernels::optim_master_bytes(master) > 0;
+  std::vector<Tensor> parameters, gradients, states, masters, steps;
+  for (const std::size_t i : indices) {
+    gradients.push_back(gradient_of(group, i, all[i]));
+    const auto kept = state_.find(all[i].unsafeGetTensorImpl());
+    ParameterState& state =
+        kept == state_.end() ? begin(options, all[i]) : static_cast<ParameterState&>(*kept->second);
+    parameters.push_back(all[i]);
+    steps.push_back(state.step);
+    for (const OptimStateName& named : names) {
+      states.push_back(or_empty(state.find(named.name)));
+      states.push_back(or_empty(state.find(scale_name(named))));
+    }
+    if (has_masters) masters.push_back(or_empty(state.find("master")));
+  }
+  const Tensor nonfinite =
+      ops::step(rule_, format_name(options), std::string(name(master)), parameters, gradients, states,
+                masters, steps, given, std::nullopt, std::nullopt, std::nullopt);
+  for (std::size_t k = 0; k < indices.size(); ++k) {
+    const std::int64_t count = nonfinite.const_data_ptr<std::int64_t>()[k];
+    if (count == 0) continue;
+    found += (found.empty() ? "" : "; ") + described(group, indices[k], parameters[k]) + " (" +
+             std::to_string(count) + " elements)";
+  }
+}
+
+Tensor Optimizer::step(LossClosure closure) {
   Tensor loss;
   if (closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  std::string bad;
-  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    const OptionsBase& options = options_of(param_groups_[g]);
-    const std::vector<Tensor>& all = param_groups_[g].params();
-    const std::vector<double> given = numbers(options);
-    const std::vector<OptimStateName> names = optim_states(rule_, given);
-    const auto master = static_cast<kernels::OptimMaster>(options.get("master").toInt());
-    const bool has_masters = kernels::optim_master_bytes(master) > 0;
+  NonFinite found;
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const std::int64_t most = ops::slice_bytes();
-
+    const std::vector<Tensor>& all = param_groups_[group].params();
     std::vector<std::size_t> indices;
     std::int64_t bytes = 0;
-    const auto step_them = [&] {
-      std::vector<Tensor> parameters, gradients, states, masters, steps;
-      for (const std::size_t i : indices) {
-        gradients.push_back(gradient_of(g, i, all[i]));
-        const auto found = state_.find(all[i].unsafeGetTensorImpl());
-        ParameterState& state =
-            found == state_.end() ? begin(options, all[i]) : static_cast<ParameterState&>(*found->second);
-        parameters.push_back(all[i]);
-        steps.push_back(state.step);
-        for (const OptimStateName& kept : names) {
-          states.push_back(or_empty(state.find(kept.name)));
-          states.push_back(or_empty(state.find(scale_name(kept))));
-        }
-        if (has_masters) masters.push_back(or_empty(state.find("master")));
-      }
-      const Tensor nonfinite =
-          ops::step(rule_, format_name(options), std::string(name(master)), parameters, gradients, states,
-                    masters, steps, given, std::nullopt, std::nullopt, std::nullopt);
-      for (std::size_t k = 0; k < indices.size(); ++k) {
-        const std::int64_t count = nonfinite.const_data_ptr<std::int64_t>()[k];
-        if (count == 0) continue;
-        bad += (bad.empty() ? "" : "; ") + described(g, indices[k], parameters[k]) + " (" +
-               std::to_string(count) + " elements)";
-      }
-      indices.clear();
-      bytes = 0;
-    };
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].grad().defined() || all[i].numel() == 0) continue;
       const auto size = static_cast<std::int64_t>(all[i].nbytes());
-      if (!indices.empty() && bytes + size > most) step_them();
+      if (!indices.empty() && bytes + size > most) {
+        step_these(group, indices, found);
+        indices.clear();
+        bytes = 0;
+      }
       indices.push_back(i);
       bytes += size;
     }
-    if (!indices.empty()) step_them();
+    if (!indices.empty()) step_these(group, indices, found);
   }
-  if (!bad.empty()) {
-    throw NonFiniteGradient(rule_ + ": gradients are not finite: " + bad +
+  if (release_ != nullptr) release_->end_step(found);
+  if (!found.empty()) {
+    throw NonFiniteGradient(rule_ + ": gradients are not finite: " + found +
                             "; blocks of 256 elements that hold such a one have been left as they were");
   }
   return loss;

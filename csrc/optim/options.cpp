@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "optim/step.h"
 #include "reef/error.h"
 #include "reef/optim.h"
 
 namespace reef::optim {
+
+StateFormat state_format(const std::string& name) { return static_cast<StateFormat>(optim_format(name)); }
 
 void OptionsBase::add(std::string key, c10::IValue value) {
   options_.push_back({std::move(key), std::move(value), false});

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,6 +26,9 @@ enum class StateFormat : std::uint8_t {
   kInt4,        ///< 1.06; a dynamic map, and a linear one without zero (2309.01507), a scale for each 128
   kCompanded8,  ///< 2.13; companded (2602.23349), a bfloat16 scale for each 32
 };
+
+/// By the name that Python gives it: "float32", "bfloat16", "int8", "int4", "companded8". Throws ConfigError.
+REEF_API StateFormat state_format(const std::string& name);
 
 /// What parameters of 16 bits keep of what their rounding loses.
 enum class MasterWeights : std::uint8_t {
@@ -239,6 +243,8 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
 };
 
+class GradientRelease;
+
 /// What all rules share. Parameters are float32, bfloat16 or float16 and dense; gradients too.
 class REEF_API Optimizer : public torch::optim::Optimizer {
  public:
@@ -268,8 +274,13 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
   ParameterState& begin(const OptionsBase& options, const at::Tensor& parameter);
   void adapt(const OptionsBase& options, const at::Tensor& parameter, const ParameterState& saved);
 
+  friend class GradientRelease;
+  using NonFinite = std::string;  ///< the parameters whose gradients were not, in words
+  void step_these(std::size_t group, const std::vector<std::size_t>& indices, NonFinite& found);
+
   std::string rule_;
   bool decoupled_;
+  GradientRelease* release_ = nullptr;
 };
 
 /// A rule's optimizer, made as torch::optim's are: of parameters, or of groups with options of their own.

@@ -6,6 +6,7 @@
 #include "reef/category.h"
 #include "reef/collectives.h"
 #include "reef/error.h"
+#include "reef/gradient_release.h"
 #include "reef/ledger.h"
 #include "reef/numerics.h"
 #include "reef/optim.h"

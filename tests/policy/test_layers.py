@@ -17,12 +17,14 @@ LAYER_0 = {
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "optim"}
+PARTS = {"gradient_release": "optim"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
 def capability(path: str) -> str | None:
     """The capability that the file belongs to: csrc/<it>/ and include/reef/<it>.h."""
     name = Path(path).stem if path.startswith("include/reef/") else Path(path).parent.name
+    name = PARTS.get(name, name)
     return name if name in CAPABILITIES else None
 
 

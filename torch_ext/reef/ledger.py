@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from . import _library  # noqa: F401 (it loads the operators)
+
 CATEGORIES: tuple[str, ...] = tuple(torch.ops.reef.category_names())
 """What a block can hold; a block has exactly one category at a time, so the categories sum to the total."""
 

@@ -18,6 +18,7 @@ such a one are left as they were, parameter and state.
 
 from .adagrad import Adagrad
 from .adam import Adam, AdamW, AdamW4bit, AdamW8bit
+from .gradient_release import GradientRelease
 from .lamb import LAMB
 from .lars import LARS
 from .lion import Lion
@@ -36,6 +37,7 @@ __all__ = [
     "AdamW",
     "AdamW4bit",
     "AdamW8bit",
+    "GradientRelease",
     "Lion",
     "NonFiniteGradient",
     "Optimizer",

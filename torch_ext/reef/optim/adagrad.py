@@ -42,8 +42,8 @@ class Adagrad(Optimizer):
             fused=fused, differentiable=differentiable,
         )  # fmt: skip
 
-    def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        super()._begin(group, p)
+    def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        super()._begin_states(group, p)
         if group["initial_accumulator_value"] != 0:
             first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
             code, scale = torch.ops.reef.optim_encode(first, self._format(group, p), False)

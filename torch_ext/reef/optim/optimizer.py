@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import ParamsT
+
+from reef.ledger import category_scope
+
+if TYPE_CHECKING:
+    from .gradient_release import GradientRelease
 
 STATES = ("float32", "bfloat16", "int8", "int4", "companded8")
 MASTERS = ("none", "float32", "split", "stochastic")
@@ -25,6 +30,7 @@ class Optimizer(torch.optim.Optimizer):
     _rule: str
     _decoupled = False
     """The parameter decays, not the gradient."""
+    _release: GradientRelease | None = None
 
     def __init__(
         self,
@@ -76,10 +82,10 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"{where}: master is '{group['master']}'; use one of {', '.join(MASTERS)}")
         for index, p in enumerate(group["params"]):
             if p.device.type not in ("cpu", "meta"):
-                raise ValueError(f"{where}: {_name(group, index)} is on {p.device}; parameters on the CPU are stepped so far")
+                raise ValueError(f"{where}: {name_of(group, index)} is on {p.device}; parameters on the CPU are stepped so far")
             if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
                 raise ValueError(
-                    f"{where}: {_name(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
+                    f"{where}: {name_of(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
                 )
 
     def _numbers(self, group: dict[str, Any]) -> list[float]:
@@ -100,13 +106,17 @@ class Optimizer(torch.optim.Optimizer):
         return group["state"] if p.numel() >= group["min_quantized_numel"] else "float32"
 
     def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        with category_scope("optimizer state"):  # whenever that is: with gradient release, in backward
+            self._begin_states(group, p)
+            self._begin_master(group, p)
+
+    def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
         state = self.state[p]
         state["step"] = torch.zeros((), dtype=torch.float32)
         for name, _ in self._names(self._numbers(group)):
             state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p))
             if scale.numel() > 0:
                 state[name + "_scale"] = scale
-        self._begin_master(group, p)
 
     def _begin_master(self, group: dict[str, Any], p: torch.Tensor) -> None:
         dtype = _MASTER_DTYPES.get(group["master"])
@@ -120,16 +130,21 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """One step of every parameter that has a gradient. Raises NonFiniteGradient, when all have been stepped."""
+        if self._release is not None and getattr(self, "grad_scale", None) is not None:
+            raise RuntimeError(
+                f"{type(self).__name__}: gradients were stepped in backward as GradScaler had scaled them; use one or the "
+                "other, and go on from a checkpoint"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         bad: list[str] = []
         for group in self.param_groups:
-            numbers = self._numbers(group)
-            names = [name for name, _ in self._names(numbers)]
             for indices in _slices(group["params"]):
-                bad += self._step_slice(group, indices, numbers, names)
+                bad += self._step_these(group, indices)
+        if self._release is not None:
+            bad = self._release._end_step() + bad
         if bad:
             raise NonFiniteGradient(
                 f"{type(self).__name__}: gradients are not finite: {', '.join(bad)}; blocks of 256 elements that hold "
@@ -137,9 +152,10 @@ class Optimizer(torch.optim.Optimizer):
             )
         return loss
 
-    def _step_slice(
-        self, group: dict[str, Any], indices: list[int], numbers: list[float], names: list[str]
-    ) -> list[str]:
+    def _step_these(self, group: dict[str, Any], indices: list[int]) -> list[str]:
+        """Gives those whose gradients are not finite."""
+        numbers = self._numbers(group)
+        names = [name for name, _ in self._names(numbers)]
         params = [group["params"][index] for index in indices]
         states, masters, grads = [], [], []
         for index, p in zip(indices, params, strict=True):
@@ -159,7 +175,7 @@ class Optimizer(torch.optim.Optimizer):
             getattr(self, "grad_scale", None), getattr(self, "found_inf", None),
         )  # fmt: skip
         counts = nonfinite.tolist()
-        return [f"{_name(group, i)} ({n} elements)" for i, n in zip(indices, counts, strict=True) if n]
+        return [f"{name_of(group, i)} ({n} elements)" for i, n in zip(indices, counts, strict=True) if n]
 
     # ---- checkpoints
 
@@ -243,7 +259,8 @@ class Optimizer(torch.optim.Optimizer):
         return {"state": states, "param_groups": groups}
 
 
-def _name(group: dict[str, Any], index: int) -> str:
+def name_of(group: dict[str, Any], index: int) -> str:
+    """Of a parameter, for a message."""
     names = group.get("param_names")
     return names[index] if names else f"parameter {index} of shape {tuple(group['params'][index].shape)}"
 
@@ -269,7 +286,7 @@ def _dense_gradient(group: dict[str, Any], index: int, p: torch.Tensor) -> torch
     grad = p.grad
     if grad.layout != torch.strided:
         raise ValueError(
-            f"{_name(group, index)} has a sparse gradient; make its layer dense (sparse=False), or give it to "
+            f"{name_of(group, index)} has a sparse gradient; make its layer dense (sparse=False), or give it to "
             "torch.optim.SparseAdam"
         )
     return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
