@@ -1,5 +1,5 @@
-"""What `make demo` runs: the same training twice, at its natural peak and in a quarter of it, side by side; then a
-larger one in a container that kills the plain program."""
+"""What `make demo` runs: the same training at its natural peak, in a quarter of it, and with optimizer states in 8 bits,
+side by side; then a larger one in a container that kills the plain program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ def train(title: str, folder: Path, *arguments: str) -> tuple[dict, bytes]:
     return json.loads(summary.read_text()), losses.read_bytes()
 
 
-def compare_at_a_quarter() -> bool:
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    print()
+    for row in [("", *columns), *rows]:
+        print(f"{row[0]:27}" + "".join(f"{cell:>18}" for cell in row[1:]))
+
+
+def compare() -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plain, plain_log = train("at its natural peak", folder)
@@ -39,16 +45,15 @@ def compare_at_a_quarter() -> bool:
             folder,
             *("--budget", str(budget), "--chart", "bytelm-memory-quarter.svg"),
         )
-    rows = [
-        ("peak of LibTorch's memory", *(mebibytes(run["peak_bytes"]) for run in (plain, inside))),
-        ("tokens per second", *(f"{run['tokens_per_second']:.0f}" for run in (plain, inside))),
-        ("validation, bits per byte", *(f"{run['validation_bits_per_byte']:.6f}" for run in (plain, inside))),
-    ]
-    print(f"\n{'':27}{'natural peak':>16}{'a quarter':>16}")
-    for what, left, right in rows:
-        print(f"{what:27}{left:>16}{right:>16}")
+        small, _ = train("with the optimizer's states in 8 bits", folder, "--state", "int8")
+    speed = ("tokens per second", *(f"{run['tokens_per_second']:.0f}" for run in (plain, inside, small)))
+    loss = ("validation, bits per byte", *(f"{run['validation_bits_per_byte']:.6f}" for run in (plain, inside, small)))
+    peak = ("peak of LibTorch's memory", *(mebibytes(run["peak_bytes"]) for run in (plain, inside, small)))
+    states = [mebibytes(run["optimizer_state_bytes"]) for run in (plain, small)]
+    states = ("of it, optimizer states", states[0], "in and out", states[1])
+    table(("natural peak", "a quarter of it", "states in 8 bits"), [peak, states, speed, loss])
     same = plain_log == inside_log
-    print("every loss and every parameter: " + ("the same, bit for bit" if same else "NOT the same"))
+    print("every loss and every parameter in a quarter: " + ("the same, bit for bit" if same else "NOT the same"))
     return same
 
 
@@ -73,7 +78,7 @@ def compare_in_container() -> bool:
 
 
 def main() -> None:
-    same = compare_at_a_quarter()
+    same = compare()
     sys.exit(0 if compare_in_container() and same else 1)
 
 

@@ -28,6 +28,16 @@ namespace {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
                                                         std::vector<torch::Tensor> parameters) {
+  if (!options.state.empty()) {
+    const reef::optim::StateFormat format = reef::optim::state_format(options.state);
+    if (options.optimizer == "sgd") {
+      return std::make_unique<reef::optim::SGD>(
+          std::move(parameters), reef::optim::SGDOptions(options.learning_rate).momentum(0.9).state(format));
+    }
+    return std::make_unique<reef::optim::AdamW>(
+        std::move(parameters),
+        reef::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(0.01).state(format));
+  }
   if (options.optimizer == "sgd") {
     return std::make_unique<torch::optim::SGD>(std::move(parameters),
                                                torch::optim::SGDOptions(options.learning_rate).momentum(0.9));
@@ -106,13 +116,13 @@ void open_budget(std::optional<reef::Budget>& budget, const Options& options) {
 
 // What a run came to, as one JSON object.
 void save_summary(const Options& options, const Report& report, double validation_bits_per_byte,
-                  std::int64_t peak_bytes) {
+                  std::int64_t peak_bytes, std::int64_t state_bytes) {
   char text[256];
   std::snprintf(text, sizeof text,
                 "{\"steps\": %lld, \"validation_bits_per_byte\": %.17g, \"tokens_per_second\": %.1f, "
-                "\"peak_bytes\": %lld}\n",
+                "\"peak_bytes\": %lld, \"optimizer_state_bytes\": %lld}\n",
                 static_cast<long long>(options.steps), validation_bits_per_byte, report.tokens_per_second(),
-                static_cast<long long>(peak_bytes));
+                static_cast<long long>(peak_bytes), static_cast<long long>(state_bytes));
   write_whole_file(options.summary, text);
 }
 
@@ -206,7 +216,8 @@ void train(const Options& options) {
     const std::int64_t peak = budget   ? static_cast<std::int64_t>(budget->use().peak_bytes)
                               : ledger ? ledger->peak(device).bytes.total()
                                        : 0;
-    save_summary(options, report, validation, peak);
+    const std::int64_t states = ledger ? ledger->live(device)[reef::Category::kOptimizerState] : 0;
+    save_summary(options, report, validation, peak, states);
   }
   if (budget && !options.save.empty()) budget->end();  // a checkpoint is read off memory
   if (!options.save.empty()) save_checkpoint(options.save, state, options);

@@ -1,7 +1,7 @@
 """bytelm: trains a GPT on text, byte by byte, and shows where its memory goes.
 
 The same program as examples/cpp/bytelm.cpp: for the same options it draws the same batches from the same text,
-begins with the same parameters and, on the CPU with --optimizer sgd, computes the same losses bit for bit.
+begins with the same parameters and, on the CPU with --optimizer sgd or any --state, computes the same losses bit for bit.
 
 An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and, when several
 ranks were started (torchrun, mpirun, srun), a process group and two collectives.
@@ -25,6 +25,11 @@ from torch import nn
 
 
 def make_optimizer(options: argparse.Namespace, parameters) -> torch.optim.Optimizer:
+    if options.state:
+        if options.optimizer == "sgd":
+            return reef.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9, state=options.state)
+        rates = dict(lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+        return reef.optim.AdamW(parameters, **rates, state=options.state)
     if options.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9)
     return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -164,6 +169,7 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
         peak = budget.peak_bytes if budget else ledger.peak(device).total if ledger else 0
         summary = dict(steps=options.steps, validation_bits_per_byte=validated)
         summary |= dict(tokens_per_second=report.tokens_per_second(), peak_bytes=peak)
+        summary |= dict(optimizer_state_bytes=ledger.live(device)["optimizer state"] if ledger else 0)
         write_whole_file(options.summary, (json.dumps(summary) + "\n").encode())
     if budget and options.save:
         budget.stop()  # a checkpoint is read off memory

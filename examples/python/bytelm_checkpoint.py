@@ -43,7 +43,11 @@ def require_writable(path: str) -> None:
         raise cannot_write(path, "its folder is missing or may not be written")
 
 
-IDENTITY = ("width", "depth", "heads", "context", "optimizer")  # what a checkpoint must share with the run
+IDENTITY = ("width", "depth", "heads", "context", "optimizer", "state")  # what a checkpoint must share with the run
+
+
+def identity(options: argparse.Namespace) -> dict[str, object]:
+    return {name: getattr(options, name) or "torch" for name in IDENTITY}
 
 
 def first_line(archive: bytes) -> bytes:
@@ -54,7 +58,7 @@ def first_line(archive: bytes) -> bytes:
 
 def save_checkpoint(path: str, options: argparse.Namespace, model, optimizer, batches, step: int) -> None:
     state = {
-        "fits": {name: getattr(options, name) for name in IDENTITY},
+        "fits": identity(options),
         "step": step,
         "batches": batches.get_state(),
         "model": model.state_dict(),
@@ -78,8 +82,8 @@ def load_checkpoint(path: str, options: argparse.Namespace, model, optimizer, ba
             "or begin anew without --resume"
         )
     state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-    for name in IDENTITY:
-        saved, value = state["fits"][name], getattr(options, name)
+    for name, value in identity(options).items():
+        saved = state["fits"][name]
         if saved != value:
             raise ValueError(
                 f"{path} was saved with --{name} {saved}, not {value}: resume it with --{name} {saved}, "

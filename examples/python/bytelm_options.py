@@ -36,6 +36,8 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--batch", type=positive, default=8, help="windows in a step, on each rank")
     add("--steps", type=positive, default=1200, help="training steps")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw")
+    formats = reef.optim.STATES
+    add("--state", choices=formats, help="step by reef.optim with states kept so; by default torch.optim steps")
     add("--learning-rate", type=float, default=3e-3, help="largest learning rate")
     add("--seed", type=not_negative, default=0, help="of the parameters, the batches and the sample")
     add("--threads", type=positive, help="threads of an operator; by default PyTorch decides")

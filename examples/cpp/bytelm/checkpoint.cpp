@@ -24,11 +24,10 @@ std::string first_line(std::string_view archive) {
 
 /// The options a checkpoint fits only if they are the same, by their names on the command line.
 std::vector<std::pair<std::string, std::string>> identity(const Options& options) {
-  return {{"width", std::to_string(options.width)},
-          {"depth", std::to_string(options.depth)},
-          {"heads", std::to_string(options.heads)},
-          {"context", std::to_string(options.context)},
-          {"optimizer", options.optimizer}};
+  return {
+      {"width", std::to_string(options.width)}, {"depth", std::to_string(options.depth)},
+      {"heads", std::to_string(options.heads)}, {"context", std::to_string(options.context)},
+      {"optimizer", options.optimizer},         {"state", options.state.empty() ? "torch" : options.state}};
 }
 
 c10::IValue read_value(torch::serialize::InputArchive& archive, const std::string& key) {

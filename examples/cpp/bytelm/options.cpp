@@ -8,6 +8,7 @@
 
 #include "reef/bytes.h"
 #include "reef/error.h"
+#include "reef/optim.h"
 
 namespace bytelm {
 namespace {
@@ -30,6 +31,8 @@ po::options_description describe(Options& options) {
   add("batch", number(options.batch), "windows in a step, on each rank");
   add("steps", number(options.steps), "training steps");
   add("optimizer", po::value(&options.optimizer)->default_value(options.optimizer), "adamw or sgd");
+  add("state", po::value(&options.state)->value_name("FORMAT"),
+      "step by reef::optim with states in float32, bfloat16, int8, int4 or companded8");
   add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");
@@ -73,6 +76,7 @@ void check(const Options& options, const po::variables_map& given) {
               std::to_string(options.heads) + ": make --width a multiple of --heads");
   require(options.optimizer == "adamw" || options.optimizer == "sgd",
           "--optimizer '" + options.optimizer + "' is not known: use adamw or sgd");
+  if (!options.state.empty()) reef::optim::state_format(options.state);
   require(std::isfinite(options.learning_rate) && options.learning_rate > 0,
           "--learning-rate must be a number above 0");
   require(options.save_every == 0 || !options.save.empty(),

@@ -19,6 +19,7 @@ struct Options {
   std::int64_t batch = 8;  ///< windows in a step of one rank
   std::int64_t steps = 1200;
   std::string optimizer = "adamw";
+  std::string state;            ///< how reef::optim keeps its states; "": torch::optim keeps them
   double learning_rate = 3e-3;  ///< at the end of the warm-up
   std::int64_t seed = 0;
   std::int64_t threads = 0;  ///< 0: as many as LibTorch takes by itself
