@@ -9,8 +9,9 @@
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
 /// lanes from element i on; put(i, x) takes their new values. Formats with scales (kSettles) cannot write
-/// before the tile's largest value is known: close() ends the tile, and then, for each i, write(i, find(i))
-/// does, in two halves, so that a processor can be at the first of some lanes and the second of others.
+/// before the tile's largest value is known: close() ends the tile, and then store(i, codes) does, for lanes
+/// and three more after them, what code(find(i)) gives for each: in two halves, so that a processor can be at
+/// the first of some lanes and the second of others.
 /// Values must not be NaN.
 namespace reef::kernels {
 
@@ -81,7 +82,7 @@ class BFloat16Codec {
 };
 
 /// The new values of a tile wait until the largest of their block is known.
-template <class L, int kBlockElements>
+template <class L, int kBlockElements, bool kSigned>
 class Waiting {
  public:
   using F = typename L::Floats;
@@ -90,7 +91,7 @@ class Waiting {
   void put(int i, F x) {
     L::store(values_ + i, x);
     F& largest = largest_[i / kBlockElements];
-    largest = max(largest, abs(x));
+    largest = max(largest, kSigned ? abs(x) : x);
   }
   /// The tile is whole. Calls `scaled` with the number of each block and its largest value: it gives the
   /// scale to divide by. An infinity (a square that overflowed) becomes the largest float.
@@ -121,7 +122,7 @@ class Waiting {
   float inverse_[kBlocks];
 };
 
-/// The arithmetic of the dynamic map, for values in [-1, 1].
+/// The arithmetic of the dynamic map, for values in [-1, 1], and what rounding makes of 1.
 template <class L, bool kSigned>
 struct DynamicCode {
   using F = typename L::Floats;
@@ -147,7 +148,7 @@ struct DynamicCode {
   }
   I encode(F x, I where) const {
     if constexpr (kSigned) {
-      return max(to_ints(copysign(rank(abs(x), where), x)) + L::all(127), L::all(0));  // there is no -1
+      return to_ints(copysign(rank(abs(x), where), x)) + L::all(127);
     }
     return to_ints(rank(x, where));
   }
@@ -158,8 +159,8 @@ struct DynamicCode {
   }
   /// Of the value's size.
   I region_of(F x) const {
-    const F size = abs(x);
-    const I binade = max(shift_right<23>(bits_of(size)) - L::all(127 - 31), L::all(0));
+    const F size = kSigned ? abs(x) : x;
+    const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
     return add_where(size >= edge[binade], bits_of(region[binade]), L::all(1));
   }
   F rank(F size, I where) const { return min(fma(size, gain[where], offset[where]), last[where]); }
@@ -192,17 +193,17 @@ class Int8Codec {
     typename L::Ints where;
   };
   Found find(int i) const {
-    F x = min(new_.value(i), L::all(1.0F));
-    if constexpr (kSigned) x = max(x, L::all(-1.0F));
+    const F x = new_.value(i);
     return {x, code_.region_of(x)};
   }
-  void write(int i, const Found& found) { L::store_bytes(codes_ + i, code_.encode(found.x, found.where)); }
+  typename L::Ints code(const Found& found) const { return code_.encode(found.x, found.where); }
+  void store(int i, const typename L::Ints (&codes)[4]) { L::store_bytes(codes_ + i, codes); }  // no -1: 0
 
  private:
   DynamicCode<L, kSigned> code_{DynamicCode<L, kSigned>::map()};
   std::uint8_t* codes_ = nullptr;
   float* scale_ = nullptr;
-  Waiting<L, kTileElements> new_;
+  Waiting<L, kTileElements, kSigned> new_;
 };
 
 /// Two codes a byte: of elements 0 to 127 of a tile in the low halves, of 128 to 255 in the high ones, so
@@ -232,7 +233,8 @@ class Int4Codec {
     if (i >= kBlock) return L::all(0);
     return encode(new_.value(i)) | shift_left<4>(encode(new_.value(i + kBlock)));
   }
-  void write(int i, I codes) {
+  I code(I codes) const { return codes; }
+  void store(int i, const I (&codes)[4]) {
     if (i < kBlock) L::store_bytes(codes_ + i, codes);
   }
 
@@ -260,7 +262,7 @@ class Int4Codec {
   typename L::Table32 rank_{signed_dynamic_map4().rank};
   std::uint8_t* codes_ = nullptr;
   float* scales_ = nullptr;
-  Waiting<L, kBlock> new_;
+  Waiting<L, kBlock, kSigned> new_;
 };
 
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
@@ -299,7 +301,17 @@ class Companded8Codec {
     new_.close([&](int block, float largest) { return scale_of(scales_[block] = scale_for(largest)); });
   }
   F find(int i) const { return new_.value(i); }
-  void write(int i, F x) { L::store_bytes(codes_ + i, encode(x)); }
+  void store(int i, const I (&codes)[4]) { L::store_bytes(codes_ + i, codes); }
+  I code(F x) const {
+    const F one = L::all(1.0F);
+    if constexpr (kSigned) {
+      const F size = min(abs(x), one);
+      const F companded = size * L::all(254.0F) / (one + size);
+      return rounded(copysign(companded, x)) + L::all(128);
+    }
+    const F number = min(x, one) * L::all(255.0F);
+    return max(rounded(number), select(x > L::all(0.0F), L::all(1), L::all(0)));
+  }
 
  private:
   static float scale_of(std::uint16_t scale) {
@@ -315,20 +327,10 @@ class Companded8Codec {
     const std::uint32_t up = (bits + 0xFFFF) >> 16;
     return static_cast<std::uint16_t>(up < 0x7F80 ? up : 0x7F7F);
   }
-  I encode(F x) const {
-    const F one = L::all(1.0F);
-    if constexpr (kSigned) {
-      const F size = min(abs(x), one);
-      const F companded = size * L::all(254.0F) / (one + size);
-      return rounded(copysign(companded, x)) + L::all(128);
-    }
-    const F number = min(x, one) * L::all(255.0F);
-    return max(rounded(number), select(x > L::all(0.0F), L::all(1), L::all(0)));
-  }
 
   std::uint8_t* codes_ = nullptr;
   std::uint16_t* scales_ = nullptr;
-  Waiting<L, kBlock> new_;
+  Waiting<L, kBlock, kSigned> new_;
 };
 
 }  // namespace reef::kernels

@@ -23,7 +23,11 @@ struct Coder {
       }
       if constexpr (Codec<L, kSigned>::kSettles) {
         codec.close();
-        for (int i = 0; i < kTileElements; i += L::kLanes) codec.write(i, codec.find(i));
+        for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
+          typename L::Ints codes[4];
+          for (int k = 0; k < 4; ++k) codes[k] = codec.code(codec.find(i + k * L::kLanes));
+          codec.store(i, codes);
+        }
       }
     });
   }

@@ -78,10 +78,11 @@ struct Lanes {
   static Ints load_bytes(const std::uint8_t* from) {
     return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))};
   }
-  static void store_bytes(std::uint8_t* to, Ints x) {
-    const __m128i halves = halves_of(x);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to),
-                     _mm_packus_epi16(_mm_and_si128(halves, _mm_set1_epi16(0xFF)), halves));
+  static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
+    const __m256i words[] = {_mm256_packs_epi32(x[0].v, x[1].v), _mm256_packs_epi32(x[2].v, x[3].v)};
+    const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);  // each half by itself: 0 1 2 3 0 1 2 3
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
   }
   static Ints load_halves(const std::uint16_t* from) {
     return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};

@@ -79,9 +79,12 @@ struct Lanes {
   static Ints load_bytes(const std::uint8_t* from) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
   }
-  /// The lowest byte of each lane.
-  static void store_bytes(std::uint8_t* to, Ints x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
+  /// Lanes after lanes, as the nearest of 0 to 255.
+  static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
+    const __m512i words[] = {_mm512_packs_epi32(x[0].v, x[1].v), _mm512_packs_epi32(x[2].v, x[3].v)};
+    const __m512i bytes = _mm512_packus_epi16(words[0], words[1]);  // each quarter by itself
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
   }
   static Ints load_halves(const std::uint16_t* from) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};

@@ -115,7 +115,10 @@ struct Lanes {
   REEF_LANE static Floats load(const float* from) { return {*from}; }
   REEF_LANE static void store(float* to, Floats x) { *to = x.v; }
   REEF_LANE static Ints load_bytes(const std::uint8_t* from) { return {*from}; }
-  REEF_LANE static void store_bytes(std::uint8_t* to, Ints x) { *to = static_cast<std::uint8_t>(x.v); }
+  /// Lanes after lanes, as the nearest of 0 to 255.
+  REEF_LANE static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
+    for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint8_t>(max(min(x[i], Ints{255}), Ints{0}).v);
+  }
   REEF_LANE static Ints load_halves(const std::uint16_t* from) { return {*from}; }
   REEF_LANE static void store_halves(std::uint16_t* to, Ints x) { *to = static_cast<std::uint16_t>(x.v); }
   REEF_LANE static Floats load_float16(const std::uint16_t* from) { return {float_of_float16(*from)}; }

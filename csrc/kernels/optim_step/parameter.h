@@ -89,10 +89,15 @@ class ParameterTile {
       const F x = L::load(values + i);
       if (kind_ == OptimMaster::kStochastic) {
         store_stochastic(i, x);
-        continue;
+      } else {
+        store_rounded<L>(dtype_, parameter_, i, x);
       }
-      store_rounded<L>(dtype_, parameter_, i, x);
-      if (kind_ == OptimMaster::kSplit) store_rest(i, x);
+    }
+    if (kind_ != OptimMaster::kSplit) return;
+    for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
+      typename L::Ints rests[4];
+      for (int k = 0; k < 4; ++k) rests[k] = rest(i + k * L::kLanes);
+      L::store_bytes(rest_ + i, rests);
     }
   }
 
@@ -103,11 +108,11 @@ class ParameterTile {
     if (dtype_ == OptimDtype::kBFloat16) return L::store_halves(halves, to_bfloat16_stochastic<L>(x, random));
     L::store_float16(halves, stochastic_float16<L>(x, random));
   }
-  void store_rest(int i, F x) {
+  typename L::Ints rest(int i) const {
     const F kept = load_as_float<L>(dtype_, parameter_, i);
     const F one = L::all(1.0F);
-    const F part = min(max((x - kept) / half_unit<L>(dtype_, kept), L::all(-1.0F)), one);
-    L::store_bytes(rest_ + i, rounded(part * L::all(127.0F)) + L::all(128));
+    const F part = (L::load(values_ + i) - kept) / half_unit<L>(dtype_, kept);
+    return rounded(min(max(part, L::all(-1.0F)), one) * L::all(127.0F)) + L::all(128);
   }
 
   OptimDtype dtype_;

@@ -35,6 +35,7 @@ class Tiles {
 
  private:
   static constexpr int kStates = Rule::kStates;
+  static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
   static constexpr bool kSettles = kStates > 0 && Codec<L, true>::kSettles;
   template <std::size_t... i>
   static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<L, Rule::is_signed(i)>...>;
@@ -115,9 +116,14 @@ class Tiles {
   }
 
   static bool finite(const float* g) {
-    F poison = L::all(0.0F);
-    for (int i = 0; i < kTileElements; i += L::kLanes) poison = fma(L::load(g + i), L::all(0.0F), poison);
-    return all(poison >= poison);
+    constexpr int kChains = 4;
+    F poison[kChains] = {};
+    for (int i = 0; i < kTileElements; i += kChains * L::kLanes) {
+      for (int k = 0; k < kChains; ++k)
+        poison[k] = fma(L::load(g + i + k * L::kLanes), L::all(0.0F), poison[k]);
+    }
+    const F any = (poison[0] + poison[1]) + (poison[2] + poison[3]);
+    return all(any >= any);
   }
   static std::int64_t count_nonfinite(const float* g) {
     return std::count_if(g, g + kTileElements, [](float x) { return !(x - x == 0); });
@@ -205,37 +211,38 @@ class Tiles {
   // the units of a processor busy, and has no chain of operations longer than it can look ahead.
   template <bool kWhole>
   void in_two_passes(float* p, const float* g, std::int64_t elements) {
-    F s[kStates + 1];
-    load(s, 0);
-    int i = 0;
-    for (; i < kTileElements - L::kLanes; i += L::kLanes) {
-      F next[kStates + 1];
-      load(next, i + L::kLanes);
-      wait(p, i, first_half<kWhole>(p, g, s, i, elements));
-      for (int k = 0; k < kStates; ++k) s[k] = next[k];
+    for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
+      F s[kTogether][kStates + 1];
+      for (int k = 0; k < kTogether; ++k) load(s[k], i + k * L::kLanes);
+      for (int k = 0; k < kTogether; ++k) {
+        const int at = i + k * L::kLanes;
+        wait(p, at, first_half<kWhole>(p, g, s[k], at, elements));
+      }
     }
-    wait(p, i, first_half<kWhole>(p, g, s, i, elements));
     std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
-    auto found = find(p, 0);
-    for (i = 0; i < kTileElements - L::kLanes; i += L::kLanes) {
-      const auto next = find(p, i + L::kLanes);
-      write(p, i, found);
-      found = next;
+    for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
+      decltype(find(p, 0)) found[kTogether];
+      for (int k = 0; k < kTogether; ++k) found[k] = find(p, i + k * L::kLanes);
+      Codes codes;
+      for (int k = 0; k < kTogether; ++k) {
+        end(p, i + k * L::kLanes, found[k], codes, k, std::make_index_sequence<kStates>());
+      }
+      store(i, codes);
     }
-    write(p, i, found);
   }
   auto find(const float* p, int i) const {
     return std::apply([&](const auto&... codec) { return std::make_tuple(waiting(p, i), codec.find(i)...); },
                       codecs_);
   }
-  template <class Found>
-  void write(float* p, int i, const Found& found) {
-    write(p, i, found, std::make_index_sequence<kStates>());
-  }
+  using Codes = typename L::Ints[kStates + 1][kTogether];
   template <class Found, std::size_t... k>
-  void write(float* p, int i, const Found& found, std::index_sequence<k...>) {
+  void end(float* p, int i, const Found& found, Codes& codes, int place, std::index_sequence<k...>) {
     L::store(p + i, finish(std::get<0>(found)));
-    (std::get<k>(codecs_).write(i, std::get<k + 1>(found)), ...);
+    ((codes[k][place] = std::get<k>(codecs_).code(std::get<k + 1>(found))), ...);
+  }
+  void store(int i, const Codes& codes) {
+    const auto* of_state = codes;
+    std::apply([&](auto&... codec) { (codec.store(i, *of_state++), ...); }, codecs_);
   }
   void wait(float* p, int i, const F& whole) { L::store(p + i, whole); }
   void wait(float* p, int i, const Halfway<F>& half) {
