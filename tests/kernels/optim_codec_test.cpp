@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "kernels/optim_step.h"
+#include "kernels/optim_step/codecs.h"
+#include "kernels/optim_step/lanes_scalar.h"
+#include "kernels/optim_step/rules.h"
 #include "kernels/optim_tensors.h"
 #include "kernels/reference/optim_step.h"
 
@@ -204,6 +207,40 @@ TEST(Codec, BytesOfAState) {
   EXPECT_EQ(bytes(OptimFormat::kInt8, 1), 5);
   EXPECT_EQ(bytes(OptimFormat::kInt4, 129), 128 + 8);
   for (const OptimFormat format : kFormats) EXPECT_EQ(bytes(format, 0), 0);
+}
+
+using L = scalar::Lanes;
+
+// Divisions that leave the processor's divider round as it does.
+TEST(Codec, DividingByAConstantRoundsAsTheDivision) {
+  std::vector<float> divisors = {1, 0x1.FFFFFEp-1F, 0.5F, 0x1.000002p-1F, 0x1.8p-6F};
+  for (int step = 1; step < 20'000; step = step * 3 + 1) {
+    divisors.push_back(static_cast<float>(std::sqrt(1 - std::pow(0.999, step))));
+  }
+  for (const float by : divisors) {
+    const Divisor<L> divisor(by);
+    for (std::uint32_t mantissa = 0; mantissa < 1U << 23; ++mantissa) {
+      const L::Floats x = floats_of_bits(scalar::Ints{static_cast<std::int32_t>(0x3F800000U | mantissa)});
+      ASSERT_EQ(divisor.divide(x).v, x.v / by);
+    }
+    const float smallest_root = std::sqrt(std::numeric_limits<float>::denorm_min());
+    for (const float x : {0.0F, smallest_root, std::sqrt(FLT_MAX), std::numeric_limits<float>::infinity()}) {
+      ASSERT_EQ(divisor.divide(L::all(x)).v, x / by);
+    }
+  }
+}
+
+TEST(Codec, CompandingDividesAsTheDivisionRounds) {
+  for (int number = -127; number <= 127; ++number) {
+    const auto a = static_cast<float>(number);
+    const float b = 254 - std::fabs(a);
+    ASSERT_EQ((divide_within<L, 127>(L::all(a), L::all(b)).v), a / b);
+  }
+  for (std::int32_t bits = 0; bits < 0x3F800002; bits += 61) {
+    const float size = floats_of_bits(scalar::Ints{bits}).v;
+    const float a = size * 254;
+    ASSERT_EQ((divide_within<L, 1>(L::all(a), L::all(1 + size)).v), a / (1 + size));
+  }
 }
 
 }  // namespace

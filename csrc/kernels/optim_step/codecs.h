@@ -97,11 +97,12 @@ class Waiting {
   /// scale to divide by. An infinity (a square that overflowed) becomes the largest float.
   template <class Scaled>
   void close(const Scaled& scaled) {
+    float largest[kBlocks];
+    L::largest(largest_, largest);
     for (int block = 0; block < kBlocks; ++block) {
-      float largest = L::largest(largest_[block]);
       largest_[block] = L::all(0.0F);
-      if (!(largest <= FLT_MAX)) largest = without_infinities(block);
-      const float scale = scaled(block, largest);
+      if (!(largest[block] <= FLT_MAX)) largest[block] = without_infinities(block);
+      const float scale = scaled(block, largest[block]);
       inverse_[block] = 1 / (scale > FLT_MIN ? scale : FLT_MIN);
     }
   }
@@ -265,6 +266,21 @@ class Int4Codec {
   Waiting<L, kBlock, kSigned> new_;
 };
 
+/// a / b for b from `kFrom` to twice that, without a processor's divider: a quadratic guess of 1 / b, two of
+/// Newton's steps, and a correction. As the division rounds for whatever companding divides (all was tried).
+template <class L, int kFrom>
+typename L::Floats divide_within(typename L::Floats a, typename L::Floats b) {
+  constexpr double kUnit = 1.0 / kFrom;
+  const auto one = L::all(1.0F);
+  auto inverse = fma(b, L::all(static_cast<float>(32.0 / 99 * kUnit * kUnit * kUnit)),
+                     L::all(static_cast<float>(-16.0 / 11 * kUnit * kUnit)));
+  inverse = fma(inverse, b, L::all(static_cast<float>(70.0 / 33 * kUnit)));
+  inverse = fma(fnma(b, inverse, one), inverse, inverse);
+  inverse = fma(fnma(b, inverse, one), inverse, inverse);
+  const auto quotient = a * inverse;
+  return fma(fnma(quotient, b, a), inverse, quotient);
+}
+
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
 /// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
 /// 6e-8), and a second moment that is not zero never becomes zero.
@@ -275,26 +291,30 @@ class Companded8Codec {
   static constexpr bool kSettles = true;
   using I = typename L::Ints;
   static constexpr int kBlock = 32;
+  static constexpr int kBlocks = kTileElements / kBlock;
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
-    scales_ = reinterpret_cast<std::uint16_t*>(state.scales) + tile * (kTileElements / kBlock);
+    scales_ = reinterpret_cast<std::uint16_t*>(state.scales) + tile * kBlocks;
+    for (int block = 0; block < kBlocks; ++block) {
+      unit_[block] = kSigned ? scale_of(scales_[block]) : scale_of(scales_[block]) * (1.0F / 255);
+    }
   }
   F load(int i) const {
     prefetch_ahead<L>(codes_ + i);
     const I code = L::load_bytes(codes_ + i);
-    const F scale = L::all(scale_of(scales_[i / kBlock]));
+    const F unit = L::all(unit_[i / kBlock]);
     if constexpr (kSigned) {
       const F number = to_floats(code) - L::all(128.0F);
-      return number / (L::all(254.0F) - abs(number)) * scale;
+      return divide_within<L, 127>(number, L::all(254.0F) - abs(number)) * unit;
     }
-    const F root = to_floats(code) * (scale * L::all(1.0F / 255));
+    const F root = to_floats(code) * unit;
     return root * root;
   }
   void put(int i, F x) {
     if constexpr (kSigned) {
       new_.put(i, x);
     } else {
-      new_.put(i, sqrt(min(x, L::all(0x1.EP127F))));  // the root, rounded up, has a square
+      new_.put(i, min(sqrt(x), L::all(0x1.FEP63F)));  // a bfloat16: the scale is not rounded up to 2^64
     }
   }
   void close() {
@@ -303,14 +323,12 @@ class Companded8Codec {
   F find(int i) const { return new_.value(i); }
   void store(int i, const I (&codes)[4]) { L::store_bytes(codes_ + i, codes); }
   I code(F x) const {
-    const F one = L::all(1.0F);
     if constexpr (kSigned) {
-      const F size = min(abs(x), one);
-      const F companded = size * L::all(254.0F) / (one + size);
+      const F size = abs(x);
+      const F companded = divide_within<L, 1>(size * L::all(254.0F), L::all(1.0F) + size);
       return rounded(copysign(companded, x)) + L::all(128);
     }
-    const F number = min(x, one) * L::all(255.0F);
-    return max(rounded(number), select(x > L::all(0.0F), L::all(1), L::all(0)));
+    return max(rounded(x * L::all(255.0F)), min(bits_of(x), L::all(1)));  // not 0 unless x is
   }
 
  private:
@@ -330,6 +348,7 @@ class Companded8Codec {
 
   std::uint8_t* codes_ = nullptr;
   std::uint16_t* scales_ = nullptr;
+  float unit_[kBlocks];  ///< of what is decoded
   Waiting<L, kBlock, kSigned> new_;
 };
 

@@ -23,6 +23,7 @@ inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; 
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats fnma(Floats a, Floats b, Floats c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
 inline Floats sqrt(Floats a) { return {_mm256_sqrt_ps(a.v)}; }
 inline Floats abs(Floats a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.v, b.v)}; }
@@ -96,10 +97,13 @@ struct Lanes {
   static void store_float16(std::uint16_t* to, Floats x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
-  static float largest(Floats x) {
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  template <std::size_t kCount>
+  static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x[i].v), _mm256_extractf128_ps(x[i].v, 1));
+      const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+      to[i] = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    }
   }
   static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
 

@@ -23,6 +23,7 @@ inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; 
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats fnma(Floats a, Floats b, Floats c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 inline Floats sqrt(Floats a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Floats abs(Floats a) { return {_mm512_abs_ps(a.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -98,7 +99,14 @@ struct Lanes {
   static void store_float16(std::uint16_t* to, Floats x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
-  static float largest(Floats x) { return _mm512_reduce_max_ps(x.v); }
+  template <std::size_t kCount>
+  static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
+    if constexpr (kCount == 8) {
+      largest_of_eight(x, to);
+    } else {
+      for (std::size_t i = 0; i < kCount; ++i) to[i] = _mm512_reduce_max_ps(x[i].v);
+    }
+  }
   static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
 
   /// Tables of 16 and 32 entries, held in registers.
@@ -114,6 +122,27 @@ struct Lanes {
     /// By the low five bits.
     Floats operator[](Ints i) const { return {_mm512_permutex2var_ps(low, i.v, high)}; }
   };
+
+ private:
+  // Two vectors become one with half the lanes of each, until each of eight has two lanes left.
+  static void largest_of_eight(const Floats (&x)[8], float (&to)[8]) {
+    __m512 two[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512 a = x[2 * i].v;
+      const __m512 b = x[2 * i + 1].v;
+      two[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    }
+    __m512 four[2];
+    for (int i = 0; i < 2; ++i) {
+      four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0x88),
+                              _mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0xDD));
+    }
+    __m512 eight = _mm512_max_ps(_mm512_shuffle_ps(four[0], four[1], 0x44),
+                                 _mm512_shuffle_ps(four[0], four[1], 0xEE));  // quarter i: i i i+4 i+4
+    eight = _mm512_max_ps(eight, _mm512_permute_ps(eight, 0xB1));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, eight)));
+  }
 };
 
 }  // namespace reef::kernels::avx512

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -30,6 +31,8 @@ REEF_LANE Floats operator-(Floats a, Floats b) { return {a.v - b.v}; }
 REEF_LANE Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
 REEF_LANE Floats operator/(Floats a, Floats b) { return {a.v / b.v}; }
 REEF_LANE Floats fma(Floats a, Floats b, Floats c) { return {::fmaf(a.v, b.v, c.v)}; }
+/// c - a * b
+REEF_LANE Floats fnma(Floats a, Floats b, Floats c) { return {::fmaf(-a.v, b.v, c.v)}; }
 REEF_LANE Floats sqrt(Floats a) { return {::sqrtf(a.v)}; }
 REEF_LANE Floats abs(Floats a) { return {::fabsf(a.v)}; }
 // As the x86 instructions: b if either is NaN.
@@ -123,7 +126,11 @@ struct Lanes {
   REEF_LANE static void store_halves(std::uint16_t* to, Ints x) { *to = static_cast<std::uint16_t>(x.v); }
   REEF_LANE static Floats load_float16(const std::uint16_t* from) { return {float_of_float16(*from)}; }
   REEF_LANE static void store_float16(std::uint16_t* to, Floats x) { *to = float16_of_float(x.v); }
-  REEF_LANE static float largest(Floats x) { return x.v; }
+  /// Of the lanes of each.
+  template <std::size_t kCount>
+  REEF_LANE static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
+    for (std::size_t i = 0; i < kCount; ++i) to[i] = x[i].v;
+  }
   REEF_LANE static void prefetch(const void*) {}
 
   struct Table16 {

@@ -28,13 +28,13 @@ struct Halfway {
 template <class L>
 struct Divisor {
   using F = typename L::Floats;
-  REEF_RULE explicit Divisor(float by) : minus(L::all(-by)), inverse(L::all(1 / by)) {}
+  REEF_RULE explicit Divisor(float by) : value(L::all(by)), inverse(L::all(1 / by)) {}
   REEF_RULE F divide(F x) const {
     const F quotient = x * inverse;
-    const F rest = min(fma(quotient, minus, x), L::all(FLT_MAX));  // of infinity: not NaN
+    const F rest = min(fnma(quotient, value, x), L::all(FLT_MAX));  // of infinity: not NaN
     return fma(rest, inverse, quotient);
   }
-  F minus, inverse;
+  F value, inverse;
 };
 
 /// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
@@ -175,8 +175,7 @@ struct Rmsprop {
     F mean_square = s[0];
     if constexpr (kCentered) {
       s[1] = fma(gain2, g - s[1], s[1]);
-      const F zero = L::all(0.0F);
-      mean_square = max(fma(zero - s[1], s[1], mean_square), zero);
+      mean_square = max(fnma(s[1], s[1], mean_square), L::all(0.0F));
     }
     const F root = sqrt(mean_square) + eps;
     if constexpr (kMomentum) {
