@@ -1,4 +1,4 @@
-# make demo | test | bench     each does all the set-up it needs; see cmake/setup.sh for what can be overridden
+# make demo | test | bench | quality     each does all the set-up it needs; see cmake/setup.sh for what can be overridden
 # TORCH_VERSION=2.11.0         another torch, in a build folder of its own
 # REEF_PYTHON=python3          an interpreter that already has torch
 # JOBS=2                       compilations at a time (each takes 1 to 2 GB)
@@ -15,7 +15,7 @@ export CCACHE_NOHASHDIR := 1
 # A precompiled header is found by ccache's hash only if time stamps do not count.
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 
-.PHONY: demo test bench build configure setup sanitize format tidy clean help
+.PHONY: demo test bench quality build configure setup sanitize format tidy clean help
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
 
@@ -49,6 +49,9 @@ sanitize:
 
 bench: build
 	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/run.py --build $(BUILD) --results benchmarks/RESULTS.md
+
+quality: build
+	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/optim_quality.py --build $(BUILD) --results benchmarks/QUALITY.md
 
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 format:
