@@ -34,7 +34,7 @@ build: configure
 
 demo: configure
 	@$(CMAKE) --build $(BUILD) --parallel $(JOBS) --target bytelm
-	@echo "demo: a byte-level GPT on the source text of the Python standard library: at its natural peak, in a quarter of it, with 8-bit optimizer states, and where memory is short; about seven minutes on two cores"
+	@echo "demo: a byte-level GPT on the source text of the Python standard library: at its natural peak, in a quarter of it, with 8-bit optimizer states, and where memory is short; some minutes"
 	@REEF_PYTHON="$(PYTHON)" $(PYTHON) examples/demo.py $(BUILD)/examples/bytelm \
 	  --steps 600 --threads $$(n=$$(nproc); echo $$((n > 4 ? 4 : n))) $(DEMO_ARGS)
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "optim/options.h"
 #include "reef/error.h"
 
 namespace reef::optim {
@@ -51,7 +52,6 @@ GradientRelease::GradientRelease(Optimizer& optimizer, int accumulate)
   }
   if (optimizer.release_ != nullptr)
     throw ConfigError("GradientRelease: the optimizer's gradients are being released already");
-  optimizer.release_ = this;
   const auto& groups = optimizer.param_groups();
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const std::vector<Tensor>& parameters = groups[group].params();
@@ -63,6 +63,7 @@ GradientRelease::GradientRelease(Optimizer& optimizer, int accumulate)
           parameters[index], std::make_unique<Hook>(watched_.back(), std::move(before)));
     }
   }
+  optimizer.release_ = this;  // the last: nothing after it can throw
 }
 
 GradientRelease::~GradientRelease() {
@@ -76,9 +77,9 @@ GradientRelease::~GradientRelease() {
 void GradientRelease::ready(Watched& watched) {
   const std::lock_guard lock(mutex_);
   if (watched.passes == accumulate_) {
-    throw ConfigError("GradientRelease: parameter " + std::to_string(watched.index) + " of group " +
-                      std::to_string(watched.group) + " has been stepped after " +
-                      std::to_string(accumulate_) +
+    const Tensor& parameter = optimizer_.param_groups()[watched.group].params()[watched.index];
+    throw ConfigError("GradientRelease: " + described(watched.group, watched.index, parameter) +
+                      " has been stepped after " + std::to_string(accumulate_) +
                       " backward passes, and here is another; give the number of passes in a step as "
                       "accumulate, and call step() after them");
   }

@@ -3,8 +3,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
-#include <sstream>
-
 #include "optim/operators.h"
 #include "optim/options.h"
 #include "reef/error.h"
@@ -23,12 +21,6 @@ std::vector<OptimizerParamGroup> without_options(const std::vector<OptimizerPara
   std::vector<OptimizerParamGroup> bare;
   for (const OptimizerParamGroup& group : groups) bare.emplace_back(group.params());
   return bare;
-}
-
-std::string described(std::size_t group, std::size_t index, const Tensor& parameter) {
-  std::ostringstream text;
-  text << "parameter " << index << " of group " << group << ", of shape " << parameter.sizes();
-  return text.str();
 }
 
 // In the parameter's layout.

@@ -1,7 +1,9 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <sstream>
 
+#include "optim/options.h"
 #include "optim/step.h"
 #include "reef/error.h"
 #include "reef/optim.h"
@@ -9,6 +11,12 @@
 namespace reef::optim {
 
 StateFormat state_format(const std::string& name) { return static_cast<StateFormat>(optim_format(name)); }
+
+std::string described(std::size_t group, std::size_t index, const at::Tensor& parameter) {
+  std::ostringstream text;
+  text << "parameter " << index << " of group " << group << ", of shape " << parameter.sizes();
+  return text.str();
+}
 
 void OptionsBase::add(std::string key, c10::IValue value) {
   options_.push_back({std::move(key), std::move(value), false});

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,9 @@ inline const OptionsBase& options_of(const torch::optim::OptimizerParamGroup& gr
 inline std::unique_ptr<OptionsBase> cloned(const OptionsBase& options) {
   return std::unique_ptr<OptionsBase>(static_cast<OptionsBase*>(options.clone().release()));
 }
+
+/// Of a parameter, for a message.
+std::string described(std::size_t group, std::size_t index, const at::Tensor& parameter);
 
 /// The group's format by name; for a tensor, what the rule for small ones makes of it.
 inline std::string format_name(const OptionsBase& options) {

@@ -9,7 +9,7 @@
 #include <limits>
 #include <optional>
 
-#include "reef/budget.h"
+#include "optim/train_within.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 
@@ -187,33 +187,8 @@ TEST(GradientRelease, HooksOfOthersGoOn) {
 }
 
 TEST(GradientRelease, WithinABudgetBitForBit) {
-  const auto train = [&](std::uint64_t room) {
-    torch::manual_seed(0);
-    torch::nn::Sequential net;
-    for (int i = 0; i < 8; ++i) net->push_back(torch::nn::Linear(128, 128));
-    AdamW optimizer(net->parameters(), AdamWOptions(1e-2).state(StateFormat::kInt8));
-    std::optional<GradientRelease> release;
-    std::optional<Budget> budget;
-    if (room > 0) {
-      release.emplace(optimizer);
-      budget.emplace(std::uint64_t{1} << 40, std::vector<const torch::nn::Module*>{net.get()});
-      budget->set_bytes(budget->use().live_bytes + room);
-    }
-    for (int step = 0; step < 3; ++step) {
-      optimizer.zero_grad();
-      net->forward(torch::full({16, 128}, 0.1 * (step + 1))).pow(2).mean().backward();
-      optimizer.step();
-    }
-    if (budget) {
-      EXPECT_GT(budget->use().evictions, 0U);
-      budget->end();
-    }
-    std::vector<Tensor> found;
-    for (const Tensor& p : net->parameters()) found.push_back(p.detach().clone());
-    return found;
-  };
-  const auto plain = train(0);
-  const auto released = train(8 * 128 * 129);
+  const auto plain = train_within(StateFormat::kInt8, 0);
+  const auto released = train_within(StateFormat::kInt8, kTrainedElements, /*release_gradients=*/true);
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(torch::equal(plain[i], released[i])) << i;
 }
 

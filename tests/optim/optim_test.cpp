@@ -6,7 +6,7 @@
 #include <functional>
 #include <sstream>
 
-#include "reef/budget.h"
+#include "optim/train_within.h"
 #include "reef/error.h"
 
 namespace reef::optim {
@@ -284,30 +284,7 @@ TEST(Optim, BadOptionsAreRefusedWithASentence) {
 
 TEST(Optim, WithinABudgetBitForBit) {
   for (const StateFormat format : {StateFormat::kFloat32, StateFormat::kInt8}) {
-    const auto train = [&](std::uint64_t room) {
-      torch::manual_seed(0);
-      torch::nn::Sequential net;
-      for (int i = 0; i < 8; ++i) net->push_back(torch::nn::Linear(128, 128));
-      AdamW optimizer(net->parameters(), AdamWOptions(1e-2).state(format));
-      std::optional<Budget> budget;
-      if (room > 0) {
-        budget.emplace(std::uint64_t{1} << 40, std::vector<const torch::nn::Module*>{net.get()});
-        budget->set_bytes(budget->use().live_bytes + room);
-      }
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        net->forward(torch::full({16, 128}, 0.1 * (step + 1))).pow(2).mean().backward();
-        optimizer.step();
-      }
-      if (budget) {
-        EXPECT_GT(budget->use().evictions, 0U);
-        budget->end();
-      }
-      std::vector<Tensor> found;
-      for (const Tensor& p : net->parameters()) found.push_back(p.detach().clone());
-      return found;
-    };
-    expect_equal(train(0), train(8 * 128 * 129 * 2));
+    expect_equal(train_within(format, 0), train_within(format, kTrainedElements * 2));
   }
 }
 

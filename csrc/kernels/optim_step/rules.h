@@ -23,7 +23,7 @@ struct Halfway {
   F base, over, root;
 };
 
-/// Divides by one number many times, as the division rounds (Markstein 1990, theorem 4), in four operations
+/// Divides by one number many times, as the division rounds (Markstein 1990), in four operations
 /// that leave a processor's divider alone. For square roots: nothing here can be as small as to lose bits.
 template <class L>
 struct Divisor {
