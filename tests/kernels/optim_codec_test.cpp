@@ -218,28 +218,36 @@ TEST(Codec, DividingByAConstantRoundsAsTheDivision) {
     divisors.push_back(static_cast<float>(std::sqrt(1 - std::pow(0.999, step))));
   }
   for (const float by : divisors) {
-    const Divisor<L> divisor(by);
+    OptimConstants constants;
+    constants.correction = by;
+    const Correction<L, true> correction(constants);
     for (std::uint32_t mantissa = 0; mantissa < 1U << 23; ++mantissa) {
       const L::Floats x = floats_of_bits(scalar::Ints{static_cast<std::int32_t>(0x3F800000U | mantissa)});
-      ASSERT_EQ(divisor.divide(x).v, x.v / by);
+      ASSERT_EQ(correction.of(x).v, x.v / by);
     }
     const float smallest_root = std::sqrt(std::numeric_limits<float>::denorm_min());
     for (const float x : {0.0F, smallest_root, std::sqrt(FLT_MAX), std::numeric_limits<float>::infinity()}) {
-      ASSERT_EQ(divisor.divide(L::all(x)).v, x / by);
+      ASSERT_EQ(correction.of(L::all(x)).v, x / by);
     }
   }
 }
 
-TEST(Codec, CompandingDividesAsTheDivisionRounds) {
+TEST(Codec, DecodingDividesAsTheDivisionRounds) {
   for (int number = -127; number <= 127; ++number) {
     const auto a = static_cast<float>(number);
     const float b = 254 - std::fabs(a);
     ASSERT_EQ((divide_within<L, 127>(L::all(a), L::all(b)).v), a / b);
   }
-  for (std::int32_t bits = 0; bits < 0x3F800002; bits += 61) {
-    const float size = floats_of_bits(scalar::Ints{bits}).v;
-    const float a = size * 254;
-    ASSERT_EQ((divide_within<L, 1>(L::all(a), L::all(1 + size)).v), a / (1 + size));
+}
+
+TEST(Codec, EncodingDividesByALittleMore) {
+  for (std::int32_t bits = 0; bits <= 0x3F800001; bits += bits < 0x33000000 ? 0x100001 : 5) {
+    const L::Floats x = floats_of_bits(scalar::Ints{bits});
+    const L::Floats part = L::all(1.0F / 254);
+    const L::Floats b = fma(x, part, part);
+    const double product = double{inverse_within<L, 1, 254>(b).v} * b.v;
+    ASSERT_LE(product, 1 + 0x1p-23) << x.v;
+    ASSERT_GE(product, 1 - 3.2e-6) << x.v;
   }
 }
 

@@ -9,16 +9,21 @@
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
 /// lanes from element i on; put(i, x) takes their new values. Formats with scales (kSettles) cannot write
-/// before the tile's largest value is known: close() ends the tile, and then store(i, codes) does, for lanes
-/// and three more after them, what code(find(i)) gives for each: in two halves, so that a processor can be at
-/// the first of some lanes and the second of others.
-/// Values must not be NaN.
+/// before the tile's largest value is known. They take new values for lanes and three more after them, and
+/// keep them: waiting(i) (of an unsigned state: its own business). close() ends the tile, and then
+/// store(i, codes) writes, for lanes and three more, what code(find(i)) gives for each: in two halves, so
+/// that a processor can be at the first of some lanes and the second of others. Values must not be NaN.
 namespace reef::kernels {
 
 /// One core's own prefetcher does not fill its line buffers here: 2 KiB ahead is worth a tenth.
 template <class L>
 void prefetch_ahead(const void* from) {
   L::prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + 2048));
+}
+
+template <class L, int kBytes>
+void prefetch_tile(const std::uint8_t* codes) {
+  for (int i = 0; i < kBytes; i += 64) prefetch_ahead<L>(codes + i);
 }
 
 template <class L, bool kSigned>
@@ -81,46 +86,69 @@ class BFloat16Codec {
   std::uint32_t key_ = 0;
 };
 
-/// The new values of a tile wait until the largest of their block is known.
+/// The new values of a tile, kept until the largest of their block is known.
 template <class L, int kBlockElements, bool kSigned>
 class Waiting {
  public:
   using F = typename L::Floats;
   static constexpr int kBlocks = kTileElements / kBlockElements;
 
-  void put(int i, F x) {
-    L::store(values_ + i, x);
-    F& largest = largest_[i / kBlockElements];
-    largest = max(largest, kSigned ? abs(x) : x);
-  }
-  /// The tile is whole. Calls `scaled` with the number of each block and its largest value: it gives the
-  /// scale to divide by. An infinity (a square that overflowed) becomes the largest float.
-  template <class Scaled>
-  void close(const Scaled& scaled) {
-    float largest[kBlocks];
-    L::largest(largest_, largest);
-    for (int block = 0; block < kBlocks; ++block) {
-      largest_[block] = L::all(0.0F);
-      if (!(largest[block] <= FLT_MAX)) largest[block] = without_infinities(block);
-      const float scale = scaled(block, largest[block]);
-      inverse_[block] = 1 / (scale > FLT_MIN ? scale : FLT_MIN);
+  void put(int i, const F (&x)[4]) {
+    for (int k = 0; k < 4; ++k) L::store(values_ + i + k * L::kLanes, x[k]);
+    for (int k = 0; k < 4; k += kPartLanes) {
+      F largest = kSigned ? abs(x[k]) : x[k];
+      for (int m = 1; m < kPartLanes; ++m)
+        largest = kSigned ? max_size(largest, x[k + m]) : max(largest, x[k + m]);
+      largest_[i / kPart + k / kPartLanes] = largest;
     }
   }
-  /// Divided by its block's scale.
-  F value(int i) const { return L::load(values_ + i) * L::all(inverse_[i / kBlockElements]); }
+  F operator[](int i) const { return L::load(values_ + i); }
+
+  /// The tile is whole. The largest value of each block, rounded up by `round`, is its scale. Values will be
+  /// counted in so many units of it. An infinity (a square that overflowed) becomes the largest float.
+  template <class Round>
+  void close(float units, const Round& round) {
+    constexpr int kOfBlock = kBlockElements / kPart;
+    F of_blocks[kBlocks];
+    for (int block = 0; block < kBlocks; ++block) {
+      of_blocks[block] = largest_[block * kOfBlock];
+      for (int k = 1; k < kOfBlock; ++k) {
+        of_blocks[block] = max(of_blocks[block], largest_[block * kOfBlock + k]);
+      }
+    }
+    F packed[kPacked];
+    L::largest(of_blocks, packed);
+    for (int i = 0; i < kPacked; ++i) {
+      if (!all(L::all(FLT_MAX) >= packed[i])) packed[i] = take_infinities(packed[i]);
+      const F scale = round(packed[i]);
+      L::store(scales_ + i * L::kLanes, scale);
+      L::store(units_ + i * L::kLanes, L::all(units) / max(scale, L::all(FLT_MIN * units)));
+    }
+  }
+  const float* scales() const { return scales_; }
+  /// In units of a part of its block's scale.
+  F in_units(int i) const { return (*this)[i] * units(i); }
+  F units(int i) const { return L::all(units_[i / kBlockElements]); }
 
  private:
-  float without_infinities(int block) {
+  // Largest values are kept for parts of blocks: four lanes, or less.
+  static constexpr int kPart = kBlockElements < 4 * L::kLanes ? kBlockElements : 4 * L::kLanes;
+  static constexpr int kPartLanes = kPart / L::kLanes;
+  // Scales are made for as many blocks at once as there are lanes.
+  static constexpr int kPacked = (kBlocks + L::kLanes - 1) / L::kLanes;
+
+  F take_infinities(F largest) {
     const F most = L::all(FLT_MAX);
-    for (int i = block * kBlockElements; i < (block + 1) * kBlockElements; i += L::kLanes) {
-      L::store(values_ + i, max(min(L::load(values_ + i), most), L::all(-FLT_MAX)));
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      L::store(values_ + i, max(min((*this)[i], most), L::all(-FLT_MAX)));
     }
-    return FLT_MAX;
+    return min(largest, most);
   }
 
   alignas(64) float values_[kTileElements];
-  F largest_[kBlocks] = {};
-  float inverse_[kBlocks];
+  F largest_[kTileElements / kPart];
+  alignas(64) float scales_[kPacked * L::kLanes];
+  alignas(64) float units_[kPacked * L::kLanes];
 };
 
 /// The arithmetic of the dynamic map, for values in [-1, 1], and what rounding makes of 1.
@@ -128,6 +156,7 @@ template <class L, bool kSigned>
 struct DynamicCode {
   using F = typename L::Floats;
   using I = typename L::Ints;
+  using Table16 = typename L::Table16;
   explicit DynamicCode(const DynamicMap& map)
       : shift(L::all(map.shift)),
         base(map.base),
@@ -139,37 +168,44 @@ struct DynamicCode {
         last(map.last) {}
   static const DynamicMap& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
 
-  F decode(I code) const {
+  /// Of base and width times a scale.
+  F decode(I code, const Table16& bases, const Table16& widths) const {
     const F number = to_floats(code);
     if constexpr (kSigned) {
       const F rank = number - L::all(127.0F);
-      return copysign(value(abs(rank) + shift), rank);
+      return copysign(value(abs(rank) + shift, bases, widths), rank);
     }
-    return value(number + shift);
-  }
-  I encode(F x, I where) const {
-    if constexpr (kSigned) {
-      return to_ints(copysign(rank(abs(x), where), x)) + L::all(127);
-    }
-    return to_ints(rank(x, where));
+    return value(number + shift, bases, widths);
   }
 
-  F value(F shifted_rank) const {
-    const I exponent = shift_right<23>(bits_of(shifted_rank));
-    return fma(width[exponent], shifted_rank, base[exponent]);
+  struct Found {
+    F x, size;
+    I where;
+  };
+  Found find(F x) const {
+    const F least = L::all(0x1p-31F);
+    const F above = kSigned ? max_size(least, x) : max(x, least);
+    const F size = kSigned ? above : x;                // below the least, a signed value's code is 0 anyway
+    const I binade = shift_right<23>(bits_of(above));  // by its low five bits
+    return {x, size, add_where(size >= edge[binade], bits_of(region[binade]), L::all(1))};
   }
-  /// Of the value's size.
-  I region_of(F x) const {
-    const F size = kSigned ? abs(x) : x;
-    const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
-    return add_where(size >= edge[binade], bits_of(region[binade]), L::all(1));
+  /// Less 127 if signed.
+  I code(const Found& found) const {
+    const F rank = min(fma(found.size, gain[found.where], offset[found.where]), last[found.where]);
+    return to_ints(kSigned ? copysign(rank, found.x) : rank);
   }
-  F rank(F size, I where) const { return min(fma(size, gain[where], offset[where]), last[where]); }
 
   F shift;
-  typename L::Table16 base, width;
+  Table16 base, width;
+
+ private:
+  F value(F shifted_rank, const Table16& bases, const Table16& widths) const {
+    const I exponent = shift_right<23>(bits_of(shifted_rank));
+    return fma(widths[exponent], shifted_rank, bases[exponent]);
+  }
+
   typename L::Table32 edge, region;
-  typename L::Table16 offset, gain, last;
+  Table16 offset, gain, last;
 };
 
 template <class L, bool kSigned>
@@ -180,28 +216,29 @@ class Int8Codec {
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
     scale_ = reinterpret_cast<float*>(state.scales) + tile;
+    prefetch_tile<L, kTileElements>(codes_);
+    base_ = code_.base * *scale_;
+    width_ = code_.width * *scale_;
   }
-  F load(int i) const {
-    prefetch_ahead<L>(codes_ + i);
-    return code_.decode(L::load_bytes(codes_ + i)) * L::all(*scale_);
-  }
-  void put(int i, F x) { new_.put(i, x); }
+  F load(int i) const { return code_.decode(L::load_bytes(codes_ + i), base_, width_); }
+  void put(int i, const F (&x)[4]) { new_.put(i, x); }
+  F waiting(int i) const { return new_[i]; }
   void close() {
-    new_.close([&](int, float largest) { return *scale_ = largest; });
+    new_.close(1, [](F largest) { return largest; });
+    *scale_ = *new_.scales();
   }
-  struct Found {
-    F x;
-    typename L::Ints where;
-  };
-  Found find(int i) const {
-    const F x = new_.value(i);
-    return {x, code_.region_of(x)};
+  auto find(int i) const { return code_.find(new_.in_units(i)); }
+  template <class Found>
+  auto code(const Found& found) const {
+    return code_.code(found);
   }
-  typename L::Ints code(const Found& found) const { return code_.encode(found.x, found.where); }
-  void store(int i, const typename L::Ints (&codes)[4]) { L::store_bytes(codes_ + i, codes); }  // no -1: 0
+  void store(int i, const typename L::Ints (&codes)[4]) {  // not -1, but 0
+    L::template store_bytes<kSigned ? 127 : 0>(codes_ + i, codes);
+  }
 
  private:
   DynamicCode<L, kSigned> code_{DynamicCode<L, kSigned>::map()};
+  typename L::Table16 base_{code_.base}, width_{code_.width};  ///< times the tile's scale
   std::uint8_t* codes_ = nullptr;
   float* scale_ = nullptr;
   Waiting<L, kTileElements, kSigned> new_;
@@ -219,43 +256,48 @@ class Int4Codec {
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kBlock;
     scales_ = reinterpret_cast<float*>(state.scales) + tile * 2;
+    prefetch_tile<L, kBlock>(codes_);
   }
   F load(int i) const {
     const bool low = i < kBlock;
-    prefetch_ahead<L>(codes_ + i / 2);
     const I bytes = L::load_bytes(codes_ + (low ? i : i - kBlock));
-    return decode(low ? bytes & L::all(15) : shift_right<4>(bytes)) * L::all(scales_[low ? 0 : 1]);
+    return decode(low ? bytes & L::all(15) : shift_right<4>(bytes), scales_[low ? 0 : 1]);
   }
-  void put(int i, F x) { new_.put(i, x); }
+  void put(int i, const F (&x)[4]) { new_.put(i, x); }
+  F waiting(int i) const { return new_[i]; }
   void close() {
-    new_.close([&](int block, float largest) { return scales_[block] = largest; });
+    new_.close(kSigned ? 1 : 16, [](F largest) { return largest; });
+    std::memcpy(scales_, new_.scales(), 2 * sizeof(float));
   }
   I find(int i) const {
     if (i >= kBlock) return L::all(0);
-    return encode(new_.value(i)) | shift_left<4>(encode(new_.value(i + kBlock)));
+    return encode(i) | shift_left<4>(encode(i + kBlock));
   }
   I code(I codes) const { return codes; }
   void store(int i, const I (&codes)[4]) {
-    if (i < kBlock) L::store_bytes(codes_ + i, codes);
+    if (i < kBlock) L::template store_bytes<0>(codes_ + i, codes);
   }
 
  private:
-  F decode(I code) const {
-    if constexpr (kSigned) return value_[code];
+  F decode(I code, float scale) const {
+    if constexpr (kSigned) return value_[code] * L::all(scale);
     // A sixteenth to sixteen sixteenths: no code stands for zero, for a step divides by the root
     // (section 4.1).
-    return fma(to_floats(code), L::all(1.0F / 16), L::all(1.0F / 16));
+    const F part = L::all(scale * (1.0F / 16));
+    return fma(to_floats(code), part, part);
   }
-  I encode(F x) const {
+  I encode(int i) const {
     if constexpr (kSigned) {
+      const F x = new_.in_units(i);
       const F size = abs(x);
-      const I quarter = max(min(shift_right<21>(bits_of(size)), L::all(507)) - L::all(476), L::all(0));
+      const I quarter =
+          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
       const F one = L::all(1.0F);
       const F from = rank_[quarter];
       const F rank = select(size >= edge_[quarter], from + one, from);
       return max(to_ints(copysign(rank, x)) + L::all(7), L::all(0));
     }
-    return to_ints(min(max(fma(x, L::all(16.0F), L::all(-0.5F)), L::all(0.0F)), L::all(15.0F)));
+    return to_ints(fma(new_[i], new_.units(i), L::all(-0.5F)));
   }
 
   typename L::Table16 value_{signed_dynamic_map4().value};
@@ -266,17 +308,22 @@ class Int4Codec {
   Waiting<L, kBlock, kSigned> new_;
 };
 
-/// a / b for b from `kFrom` to twice that, without a processor's divider: a quadratic guess of 1 / b, two of
-/// Newton's steps, and a correction. As the division rounds for whatever companding divides (all was tried).
-template <class L, int kFrom>
+/// 1 / b for b from kOver / kUnder to twice that, without a processor's divider: the cubic that is nearest
+/// throughout (1/577 off), and one of Newton's steps: at most 3.1e-6 less than 1 / b, and never more.
+template <class L, int kOver, int kUnder = 1>
+typename L::Floats inverse_within(typename L::Floats b) {
+  constexpr double kUnit = static_cast<double>(kUnder) / kOver;
+  const auto all = [](double x) { return L::all(static_cast<float>(x / 577 * kUnit)); };
+  auto inverse = fma(b, all(-128 * kUnit * kUnit * kUnit), all(768 * kUnit * kUnit));
+  inverse = fma(inverse, b, all(-1696 * kUnit));
+  inverse = fma(inverse, b, all(1632));
+  return fma(fnma(b, inverse, L::all(1.0F)), inverse, inverse);
+}
+
+/// a / b for such b, with one correction. As the division rounds wherever companding divides (all was tried).
+template <class L, int kOver>
 typename L::Floats divide_within(typename L::Floats a, typename L::Floats b) {
-  constexpr double kUnit = 1.0 / kFrom;
-  const auto one = L::all(1.0F);
-  auto inverse = fma(b, L::all(static_cast<float>(32.0 / 99 * kUnit * kUnit * kUnit)),
-                     L::all(static_cast<float>(-16.0 / 11 * kUnit * kUnit)));
-  inverse = fma(inverse, b, L::all(static_cast<float>(70.0 / 33 * kUnit)));
-  inverse = fma(fnma(b, inverse, one), inverse, inverse);
-  inverse = fma(fnma(b, inverse, one), inverse, inverse);
+  const auto inverse = inverse_within<L, kOver>(b);
   const auto quotient = a * inverse;
   return fma(fnma(quotient, b, a), inverse, quotient);
 }
@@ -295,12 +342,12 @@ class Companded8Codec {
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kTileElements;
     scales_ = reinterpret_cast<std::uint16_t*>(state.scales) + tile * kBlocks;
+    prefetch_tile<L, kTileElements>(codes_);
     for (int block = 0; block < kBlocks; ++block) {
       unit_[block] = kSigned ? scale_of(scales_[block]) : scale_of(scales_[block]) * (1.0F / 255);
     }
   }
   F load(int i) const {
-    prefetch_ahead<L>(codes_ + i);
     const I code = L::load_bytes(codes_ + i);
     const F unit = L::all(unit_[i / kBlock]);
     if constexpr (kSigned) {
@@ -310,26 +357,32 @@ class Companded8Codec {
     const F root = to_floats(code) * unit;
     return root * root;
   }
-  void put(int i, F x) {
+  void put(int i, const F (&x)[4]) {
     if constexpr (kSigned) {
       new_.put(i, x);
     } else {
-      new_.put(i, min(sqrt(x), L::all(0x1.FEP63F)));  // a bfloat16: the scale is not rounded up to 2^64
+      F roots[4];  // at most a bfloat16: the scale is not rounded up to 2^64
+      for (int k = 0; k < 4; ++k) roots[k] = min(sqrt(x[k]), L::all(0x1.FEP63F));
+      new_.put(i, roots);
     }
   }
+  F waiting(int i) const { return new_[i]; }
   void close() {
-    new_.close([&](int block, float largest) { return scale_of(scales_[block] = scale_for(largest)); });
+    new_.close(kSigned ? 1 : 255, [](F largest) {
+      const I up = shift_left<16>(shift_right<16>(bits_of(largest) + L::all(0xFFFF)));
+      return floats_of_bits(min(up, L::all(0x7F7F0000)));
+    });
+    for (int block = 0; block < kBlocks; ++block) scales_[block] = upper_half(new_.scales()[block]);
   }
-  F find(int i) const { return new_.value(i); }
-  void store(int i, const I (&codes)[4]) { L::store_bytes(codes_ + i, codes); }
+  F find(int i) const { return new_.in_units(i); }
   I code(F x) const {
     if constexpr (kSigned) {
-      const F size = abs(x);
-      const F companded = divide_within<L, 1>(size * L::all(254.0F), L::all(1.0F) + size);
-      return rounded(copysign(companded, x)) + L::all(128);
+      const F part = L::all(1.0F / 254);
+      return rounded(x * inverse_within<L, 1, 254>(fma(abs(x), part, part)));
     }
-    return max(rounded(x * L::all(255.0F)), min(bits_of(x), L::all(1)));  // not 0 unless x is
+    return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
   }
+  void store(int i, const I (&codes)[4]) { L::template store_bytes<kSigned ? 128 : 0>(codes_ + i, codes); }
 
  private:
   static float scale_of(std::uint16_t scale) {
@@ -338,12 +391,10 @@ class Companded8Codec {
     std::memcpy(&value, &bits, sizeof value);
     return value;
   }
-  // The least bfloat16 that is not below.
-  static std::uint16_t scale_for(float largest) {
+  static std::uint16_t upper_half(float scale) {
     std::uint32_t bits = 0;
-    std::memcpy(&bits, &largest, sizeof bits);
-    const std::uint32_t up = (bits + 0xFFFF) >> 16;
-    return static_cast<std::uint16_t>(up < 0x7F80 ? up : 0x7F7F);
+    std::memcpy(&bits, &scale, sizeof bits);
+    return static_cast<std::uint16_t>(bits >> 16);
   }
 
   std::uint8_t* codes_ = nullptr;

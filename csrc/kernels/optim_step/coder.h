@@ -17,16 +17,24 @@ struct Coder {
       alignas(64) float side[kTileElements] = {};
       const float* from = values + begin;
       if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
-      for (int i = 0; i < kTileElements; i += L::kLanes) {
-        prefetch_ahead<L>(from + i);
-        codec.put(i, L::load(from + i));
-      }
       if constexpr (Codec<L, kSigned>::kSettles) {
+        for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
+          const auto lanes = [&](int k) {
+            prefetch_ahead<L>(from + i + k * L::kLanes);
+            return L::load(from + i + k * L::kLanes);
+          };
+          codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
+        }
         codec.close();
         for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
           typename L::Ints codes[4];
           for (int k = 0; k < 4; ++k) codes[k] = codec.code(codec.find(i + k * L::kLanes));
           codec.store(i, codes);
+        }
+      } else {
+        for (int i = 0; i < kTileElements; i += L::kLanes) {
+          prefetch_ahead<L>(from + i);
+          codec.put(i, L::load(from + i));
         }
       }
     });

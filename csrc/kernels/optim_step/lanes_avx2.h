@@ -28,6 +28,7 @@ inline Floats sqrt(Floats a) { return {_mm256_sqrt_ps(a.v)}; }
 inline Floats abs(Floats a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Floats max_size(Floats size, Floats x) { return max(size, abs(x)); }
 inline Mask operator>=(Floats a, Floats b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)}; }
 inline Mask operator>(Floats a, Floats b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)}; }
 inline bool all(Mask m) { return _mm256_movemask_ps(m.v) == 0xFF; }
@@ -79,9 +80,12 @@ struct Lanes {
   static Ints load_bytes(const std::uint8_t* from) {
     return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))};
   }
+  template <int kAdded>
   static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
-    const __m256i words[] = {_mm256_packs_epi32(x[0].v, x[1].v), _mm256_packs_epi32(x[2].v, x[3].v)};
-    const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);  // each half by itself: 0 1 2 3 0 1 2 3
+    const __m256i added = _mm256_set1_epi16(kAdded);
+    const __m256i low = _mm256_add_epi16(_mm256_packs_epi32(x[0].v, x[1].v), added);
+    const __m256i high = _mm256_add_epi16(_mm256_packs_epi32(x[2].v, x[3].v), added);
+    const __m256i bytes = _mm256_packus_epi16(low, high);  // each half by itself: 0 1 2 3 0 1 2 3
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
   }
@@ -98,12 +102,14 @@ struct Lanes {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
   template <std::size_t kCount>
-  static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
+  static void largest(const Floats (&x)[kCount], Floats (&to)[1]) {
+    alignas(32) float all[kLanes] = {};
     for (std::size_t i = 0; i < kCount; ++i) {
       const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x[i].v), _mm256_extractf128_ps(x[i].v, 1));
       const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-      to[i] = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+      all[i] = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
     }
+    to[0] = load(all);
   }
   static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
 
@@ -114,6 +120,12 @@ struct Lanes {
       const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 28));  // bit 3 into the sign
       return {
           _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i.v), _mm256_permutevar8x32_ps(high, i.v), upper)};
+    }
+    Table16 operator*(float x) const {
+      Table16 product = *this;
+      product.low = _mm256_mul_ps(low, _mm256_set1_ps(x));
+      product.high = _mm256_mul_ps(high, _mm256_set1_ps(x));
+      return product;
     }
   };
   struct Table32 {

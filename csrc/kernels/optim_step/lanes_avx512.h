@@ -28,6 +28,7 @@ inline Floats sqrt(Floats a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Floats abs(Floats a) { return {_mm512_abs_ps(a.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Floats max_size(Floats size, Floats x) { return {_mm512_range_ps(size.v, x.v, 0x0B)}; }
 inline Mask operator>=(Floats a, Floats b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
 inline Mask operator>(Floats a, Floats b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
 inline bool all(Mask m) { return m.v == 0xFFFF; }
@@ -80,10 +81,12 @@ struct Lanes {
   static Ints load_bytes(const std::uint8_t* from) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
   }
-  /// Lanes after lanes, as the nearest of 0 to 255.
+  template <int kAdded>
   static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
-    const __m512i words[] = {_mm512_packs_epi32(x[0].v, x[1].v), _mm512_packs_epi32(x[2].v, x[3].v)};
-    const __m512i bytes = _mm512_packus_epi16(words[0], words[1]);  // each quarter by itself
+    const __m512i added = _mm512_set1_epi16(kAdded);
+    const __m512i low = _mm512_add_epi16(_mm512_packs_epi32(x[0].v, x[1].v), added);
+    const __m512i high = _mm512_add_epi16(_mm512_packs_epi32(x[2].v, x[3].v), added);
+    const __m512i bytes = _mm512_packus_epi16(low, high);  // each quarter by itself
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
   }
@@ -100,11 +103,14 @@ struct Lanes {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
   template <std::size_t kCount>
-  static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
+  static void largest(const Floats (&x)[kCount], Floats (&to)[1]) {
     if constexpr (kCount == 8) {
-      largest_of_eight(x, to);
+      to[0] = largest_of_eight(x);
     } else {
-      for (std::size_t i = 0; i < kCount; ++i) to[i] = _mm512_reduce_max_ps(x[i].v);
+      for (std::size_t i = 0; i < kCount; ++i) {  // of the last: in all lanes that follow
+        const auto from_here = static_cast<__mmask16>(0xFFFF << i);
+        to[0].v = _mm512_mask_mov_ps(to[0].v, from_here, _mm512_set1_ps(_mm512_reduce_max_ps(x[i].v)));
+      }
     }
   }
   static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
@@ -112,9 +118,13 @@ struct Lanes {
   /// Tables of 16 and 32 entries, held in registers.
   struct Table16 {
     explicit Table16(const float* from) : v(_mm512_loadu_ps(from)) {}
-    __m512 v;
     /// By the low four bits.
     Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }
+    Table16 operator*(float x) const { return Table16(_mm512_mul_ps(v, _mm512_set1_ps(x))); }
+
+   private:
+    explicit Table16(__m512 from) : v(from) {}
+    __m512 v;
   };
   struct Table32 {
     explicit Table32(const float* from) : low(_mm512_loadu_ps(from)), high(_mm512_loadu_ps(from + 16)) {}
@@ -125,7 +135,7 @@ struct Lanes {
 
  private:
   // Two vectors become one with half the lanes of each, until each of eight has two lanes left.
-  static void largest_of_eight(const Floats (&x)[8], float (&to)[8]) {
+  static Floats largest_of_eight(const Floats (&x)[8]) {
     __m512 two[4];
     for (int i = 0; i < 4; ++i) {
       const __m512 a = x[2 * i].v;
@@ -141,7 +151,7 @@ struct Lanes {
                                  _mm512_shuffle_ps(four[0], four[1], 0xEE));  // quarter i: i i i+4 i+4
     eight = _mm512_max_ps(eight, _mm512_permute_ps(eight, 0xB1));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, eight)));
+    return {_mm512_permutexvar_ps(order, eight)};
   }
 };
 

@@ -38,6 +38,8 @@ REEF_LANE Floats abs(Floats a) { return {::fabsf(a.v)}; }
 // As the x86 instructions: b if either is NaN.
 REEF_LANE Floats min(Floats a, Floats b) { return {a.v < b.v ? a.v : b.v}; }
 REEF_LANE Floats max(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
+/// The larger of a size, which is not negative, and that of x.
+REEF_LANE Floats max_size(Floats size, Floats x) { return max(size, abs(x)); }
 REEF_LANE Mask operator>=(Floats a, Floats b) { return {a.v >= b.v}; }
 REEF_LANE Mask operator>(Floats a, Floats b) { return {a.v > b.v}; }
 REEF_LANE bool all(Mask m) { return m.v; }
@@ -118,25 +120,33 @@ struct Lanes {
   REEF_LANE static Floats load(const float* from) { return {*from}; }
   REEF_LANE static void store(float* to, Floats x) { *to = x.v; }
   REEF_LANE static Ints load_bytes(const std::uint8_t* from) { return {*from}; }
-  /// Lanes after lanes, as the nearest of 0 to 255.
+  /// Lanes after lanes, with so much added to each, as the nearest of 0 to 255.
+  template <int kAdded>
   REEF_LANE static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
-    for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint8_t>(max(min(x[i], Ints{255}), Ints{0}).v);
+    for (int i = 0; i < 4; ++i) {
+      to[i] = static_cast<std::uint8_t>(max(min(x[i] + Ints{kAdded}, Ints{255}), Ints{0}).v);
+    }
   }
   REEF_LANE static Ints load_halves(const std::uint16_t* from) { return {*from}; }
   REEF_LANE static void store_halves(std::uint16_t* to, Ints x) { *to = static_cast<std::uint16_t>(x.v); }
   REEF_LANE static Floats load_float16(const std::uint16_t* from) { return {float_of_float16(*from)}; }
   REEF_LANE static void store_float16(std::uint16_t* to, Floats x) { *to = float16_of_float(x.v); }
-  /// Of the lanes of each.
+  /// Of the lanes of each, one after another, in as few lanes as hold them.
   template <std::size_t kCount>
-  REEF_LANE static void largest(const Floats (&x)[kCount], float (&to)[kCount]) {
-    for (std::size_t i = 0; i < kCount; ++i) to[i] = x[i].v;
+  REEF_LANE static void largest(const Floats (&x)[kCount], Floats (&to)[kCount]) {
+    for (std::size_t i = 0; i < kCount; ++i) to[i] = x[i];
   }
   REEF_LANE static void prefetch(const void*) {}
 
   struct Table16 {
-    REEF_LANE explicit Table16(const float* from) : v(from) {}
-    const float* v;
+    REEF_LANE explicit Table16(const float* from) { memcpy(v, from, sizeof v); }
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
+    REEF_LANE Table16 operator*(float x) const {
+      Table16 product = *this;
+      for (float& entry : product.v) entry *= x;
+      return product;
+    }
+    float v[16];
   };
   struct Table32 {
     REEF_LANE explicit Table32(const float* from) : v(from) {}

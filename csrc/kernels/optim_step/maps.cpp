@@ -94,15 +94,17 @@ DynamicMap4::DynamicMap4() {
     const double size = kValues[code < 7 ? 7 - code : code - 7];
     value[code] = static_cast<float>(code < 7 ? -size : size);
   }
-  for (int quarter = 0; quarter < 32; ++quarter) {
-    const auto begin_of = [](int q) { return q == 0 ? 0 : std::ldexp(1 + 0.25 * (q % 4), q / 4 - 8); };
+  constexpr int kFirst = 477;  // of kLeast: exponent and first two binary digits
+  for (int number = kFirst; number < kFirst + 32; ++number) {
+    const auto begin_of = [](int n) { return n == kFirst ? 0 : std::ldexp(1 + 0.25 * (n % 4), n / 4 - 127); };
+    const int quarter = number & 31;
     rank[quarter] = 0;
     edge[quarter] = kNever;
     for (int i = 0; i < 8; ++i) {
       const double border = (double{value[7 + i]} + value[8 + i]) / 2;
-      if (border <= begin_of(quarter)) {
+      if (border <= begin_of(number)) {
         rank[quarter] = static_cast<float>(i + 1);
-      } else if (border < begin_of(quarter + 1)) {
+      } else if (border < begin_of(number + 1)) {
         edge[quarter] = not_below(border);
       }
     }

@@ -26,9 +26,10 @@ const DynamicMap& unsigned_dynamic_map();
 struct DynamicMap4 {
   DynamicMap4();
 
-  float value[16];  ///< by code
-  float edge[32];   ///< by quarter of a binade, from 2^-8
-  float rank[32];   ///< of its beginning
+  static constexpr float kLeast = 0x1.4p-8F;  ///< what is smaller has its code
+  float value[16];                            ///< by code
+  float edge[32];  ///< by quarter of a binade, from `kLeast` to 1, by its low five bits
+  float rank[32];  ///< of its beginning
 };
 const DynamicMap4& signed_dynamic_map4();
 

@@ -72,6 +72,7 @@ class ParameterTile {
     if (dtype_ == OptimDtype::kFloat32) return reinterpret_cast<float*>(parameter_);
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
+      prefetch_ahead<L>(parameter_ + 2 * i);
       F x = load_as_float<L>(dtype_, parameter_, i);
       if (kind_ == OptimMaster::kSplit) {
         const F rest = (to_floats(L::load_bytes(rest_ + i)) - L::all(128.0F)) * L::all(1.0F / 127);
@@ -97,7 +98,7 @@ class ParameterTile {
     for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
       typename L::Ints rests[4];
       for (int k = 0; k < 4; ++k) rests[k] = rest(i + k * L::kLanes);
-      L::store_bytes(rest_ + i, rests);
+      L::template store_bytes<128>(rest_ + i, rests);
     }
   }
 
@@ -112,7 +113,7 @@ class ParameterTile {
     const F kept = load_as_float<L>(dtype_, parameter_, i);
     const F one = L::all(1.0F);
     const F part = (L::load(values_ + i) - kept) / half_unit<L>(dtype_, kept);
-    return rounded(min(max(part, L::all(-1.0F)), one) * L::all(127.0F)) + L::all(128);
+    return rounded(min(max(part, L::all(-1.0F)), one) * L::all(127.0F));
   }
 
   OptimDtype dtype_;
@@ -137,6 +138,7 @@ class GradientTile {
     if (whole && tensor.constants.gradient == 1) return reinterpret_cast<const float*>(from);
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {
+      prefetch_ahead<L>(from + i * optim_dtype_bytes(tensor.gradient_dtype));
       L::store(values_ + i, load_as_float<L>(tensor.gradient_dtype, from, i) * gain);
     }
     return values_;

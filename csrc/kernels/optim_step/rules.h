@@ -5,9 +5,12 @@
 #include "kernels/optim_step.h"
 
 /// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes_*.h) or a CUDA
-/// thread. `s` are the parameter's states before and after. The order of roundings is that of torch's fused
-/// CPU kernels where there is one (2.11 and 2.15 agree; found by comparing bits), else that of its
-/// single-tensor loop: fma(a, b, c) stands where theirs contracts.
+/// thread. `s` are the parameter's states before and after. A rule that divides by a root is in two halves,
+/// so that a processor can be at the one for some lanes while it divides for others: begin() makes the new
+/// states and gives the root; end() makes the new parameter of the old one, the gradient, the first new state
+/// and the root. The order of roundings is that of torch's fused CPU kernels where there is one (2.11
+/// and 2.15 agree; found by comparing bits), else that of its single-tensor loop: fma(a, b, c) stands where
+/// theirs contracts.
 namespace reef::kernels {
 
 #ifdef __CUDACC__
@@ -16,30 +19,26 @@ namespace reef::kernels {
 #define REEF_RULE inline
 #endif
 
-/// A step in two halves, so that a processor can work on the next lanes while these divide: what the
-/// parameter becomes is base + over / (root, finished by the rule).
-template <class F>
-struct Halfway {
-  F base, over, root;
-};
-
-/// Divides by one number many times, as the division rounds (Markstein 1990), in four operations
-/// that leave a processor's divider alone. For square roots: nothing here can be as small as to lose bits.
-template <class L>
-struct Divisor {
+/// What a root is divided by before eps is added to it.
+template <class L, bool kAsTorch>
+struct Correction {
   using F = typename L::Floats;
-  REEF_RULE explicit Divisor(float by) : value(L::all(by)), inverse(L::all(1 / by)) {}
-  REEF_RULE F divide(F x) const {
-    const F quotient = x * inverse;
-    const F rest = min(fnma(quotient, value, x), L::all(FLT_MAX));  // of infinity: not NaN
-    return fma(rest, inverse, quotient);
+  REEF_RULE explicit Correction(const OptimConstants& c)
+      : by(L::all(c.correction)), inverse(L::all(1 / c.correction)), eps(L::all(c.eps)) {}
+  REEF_RULE F of(F root) const {
+    if constexpr (!kAsTorch) return fma(root, inverse, eps);
+    // Divides as the division rounds (Markstein 1990), without the processor's divider. For square roots:
+    // nothing here can be as small as to lose bits.
+    const F quotient = root * inverse;
+    const F rest = min(fnma(quotient, by, root), L::all(FLT_MAX));  // of infinity: not NaN
+    return fma(rest, inverse, quotient) + eps;
   }
-  F value, inverse;
+  F by, inverse, eps;
 };
 
 /// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
 /// the third state, Reddi et al. 2018.
-template <class L, bool kMaximum>
+template <class L, bool kMaximum, bool kAsTorch>
 struct Adam {
   using F = typename L::Floats;
   static constexpr int kStates = kMaximum ? 3 : 2;
@@ -52,24 +51,23 @@ struct Adam {
         gain1(L::all(c.gain1)),
         decay2(L::all(c.decay2)),
         gain2(L::all(c.gain2)),
-        correction(c.correction),
-        eps(L::all(c.eps)),
+        correction(c),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE Halfway<F> begin(F p, F g, F* s) const {
+  REEF_RULE F begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
     F second = s[1];
     if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
-    return {p * kept, rate * s[0], sqrt(second)};
+    return sqrt(second);
   }
-  REEF_RULE F under(F root) const { return correction.divide(root) + eps; }
+  REEF_RULE F end(F p, F, F first, F root) const { return p * kept + rate * first / correction.of(root); }
 
   bool coupled;
   F coupled_decay, kept, gain1, decay2, gain2;
-  Divisor<L> correction;
-  F eps, rate;
+  Correction<L, kAsTorch> correction;
+  F rate;
 };
 
 template <class L>
@@ -204,12 +202,15 @@ struct Adagrad {
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE Halfway<F> begin(F p, F g, F* s) const {
+  REEF_RULE F begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(g, g, s[0]);
-    return {p, rate * g, sqrt(s[0])};
+    return sqrt(s[0]);
   }
-  REEF_RULE F under(F root) const { return root + eps; }
+  REEF_RULE F end(F p, F g, F, F root) const {
+    if (coupled) g = fma(p, coupled_decay, g);
+    return p + rate * g / (root + eps);
+  }
 
   bool coupled;
   F coupled_decay, eps, rate;
@@ -227,23 +228,22 @@ struct Lamb {
         gain1(L::all(c.gain1)),
         decay2(L::all(c.decay2)),
         gain2(L::all(c.gain2)),
-        correction1(L::all(c.correction1)),
-        correction(c.correction),
-        eps(L::all(c.eps)),
+        inverse1(L::all(1 / c.correction1)),
+        correction(c),
         rate(L::all(c.rate * c.trust)) {}
 
   /// The update before its trust ratio.
   REEF_RULE F measured(F p, F g, F* s) const {
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
-    return fma(p, decoupled_decay, s[0] / correction1 / (correction.divide(sqrt(s[1])) + eps));
+    return fma(p, decoupled_decay, s[0] * inverse1 / correction.of(sqrt(s[1])));
   }
 
   REEF_RULE void step(F& p, F g, F* s) const { p = fma(measured(p, g, s), rate, p); }
 
-  F decoupled_decay, gain1, decay2, gain2, correction1;
-  Divisor<L> correction;
-  F eps, rate;
+  F decoupled_decay, gain1, decay2, gain2, inverse1;
+  Correction<L, false> correction;
+  F rate;
 };
 
 }  // namespace reef::kernels

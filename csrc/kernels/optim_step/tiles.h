@@ -22,20 +22,21 @@ class Tiles {
   // Flat: a call for each few lanes would cost more than its work.
   [[REEF_FLAT]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     Tiles tiles(tensor);
-    return tiles.each(first, last, [&](const auto&... where) { tiles.update(where...); });
+    return tiles.each(first, last, [&](const auto&... where) { return tiles.update(where...); });
   }
 
   [[REEF_FLAT]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
                                             std::int64_t last) {
     OptimSquares squares;
     Tiles tiles(tensor);
-    tiles.each(first, last, [&](const auto&... where) { tiles.add(squares, where...); });
+    tiles.each(first, last, [&](const auto&... where) { return tiles.add(squares, where...); });
     return squares;
   }
 
  private:
   static constexpr int kStates = Rule::kStates;
   static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
+  static constexpr bool kHalves = requires { &Rule::begin; };
   static constexpr bool kSettles = kStates > 0 && Codec<L, true>::kSettles;
   template <std::size_t... i>
   static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<L, Rule::is_signed(i)>...>;
@@ -43,7 +44,7 @@ class Tiles {
 
   explicit Tiles(const OptimTensor& tensor) : tensor_(tensor), rule_(tensor.constants), parameter_(tensor) {}
 
-  // Calls `work` with each tile whose gradient is finite; gives the number of elements that are not.
+  // Calls `work` with each tile; gives the number of elements of gradients that it found not to be finite.
   template <class Work>
   std::int64_t each(std::int64_t first, std::int64_t last, const Work& work) {
     std::int64_t nonfinite = 0;
@@ -51,21 +52,12 @@ class Tiles {
       const auto key = mixed(tensor_.key + static_cast<std::uint32_t>(tile) * 0x9E3779B1U);
       const std::int64_t elements = std::min(kTileElements, tensor_.elements - tile * kTileElements);
       if (elements == kTileElements) {
-        nonfinite += one(tensor_, tile, kTileElements, key, work);
+        nonfinite += work(tensor_, tile, kTileElements, key, gradient_.open(tensor_, tile));
       } else {
         nonfinite += partial(tile, elements, key, work);
       }
     }
     return nonfinite;
-  }
-
-  template <class Work>
-  std::int64_t one(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
-                   const Work& work) {
-    const float* const g = gradient_.open(tensor, tile);
-    if (!finite(g)) return count_nonfinite(g);
-    work(tensor, tile, elements, key, g);
-    return 0;
   }
 
   // Padded with zeros, on the side: nothing else knows of tiles that are not whole.
@@ -102,7 +94,7 @@ class Tiles {
                         take(state.scales, optim_scales_bytes(kFormat, before),
                              optim_scales_bytes(kFormat, elements), 3 + i, 1)};
     }
-    const std::int64_t nonfinite = one(side, 0, elements, key, work);
+    const std::int64_t nonfinite = work(side, 0, elements, key, gradient_.open(side, 0));
     for (int i = 1; i < count; ++i) {  // all but the gradient
       std::memcpy(parts[i].whole, parts[i].side, static_cast<std::size_t>(parts[i].bytes));
     }
@@ -116,12 +108,15 @@ class Tiles {
   }
 
   static bool finite(const float* g) {
-    constexpr int kChains = 4;
-    F poison[kChains] = {};
-    for (int i = 0; i < kTileElements; i += kChains * L::kLanes) {
-      for (int k = 0; k < kChains; ++k)
-        poison[k] = fma(L::load(g + i + k * L::kLanes), L::all(0.0F), poison[k]);
+    F poison[kTogether] = {};
+    for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
+      for (int k = 0; k < kTogether; ++k) poison[k] = poisoned(poison[k], L::load(g + i + k * L::kLanes));
     }
+    return none(poison);
+  }
+  // NaN for ever after a value that is not finite.
+  static F poisoned(F poison, F x) { return fma(x, L::all(0.0F), poison); }
+  static bool none(const F (&poison)[kTogether]) {
     const F any = (poison[0] + poison[1]) + (poison[2] + poison[3]);
     return all(any >= any);
   }
@@ -138,129 +133,146 @@ class Tiles {
     std::apply([&](auto&... codec) { ((*s++ = codec.load(i)), ...); }, codecs_);
   }
 
+  // What is padded stays zero.
+  static void pad(F* s, int i, std::int64_t elements) {
+    for (int k = 0; k < kStates; ++k) s[k] = within(s[k], i, elements);
+  }
   // 0 in lanes, from element i on, that lie beyond so many elements.
   static F within(F x, int i, std::int64_t elements) {
     const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
     return select(beyond, L::all(0.0F), x);
   }
 
-  // Rules that do not divide need no second half.
-  auto begin(F p, F g, F* s) const {
-    if constexpr (requires { &Rule::begin; }) {
+  // What the first half of a step leaves to the second. Rules without a second half leave the parameter.
+  struct Begun {
+    F p, g, first, half;
+  };
+  F begin(F p, F g, F* s) const {
+    if constexpr (kHalves) {
       return rule_.begin(p, g, s);
     } else {
       rule_.step(p, g, s);
       return p;
     }
   }
-  F halfway(const F& whole) const { return whole; }
-  Halfway<F> halfway(const Halfway<F>& half) const { return {half.base, half.over, rule_.under(half.root)}; }
-  F finish(const F& whole) const { return whole; }
-  F finish(const Halfway<F>& half) const { return half.base + half.over / half.root; }
+  F end(const Begun& begun) const {
+    if constexpr (kHalves) {
+      return rule_.end(begun.p, begun.g, begun.first, begun.half);
+    } else {
+      return begun.half;
+    }
+  }
 
-  void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
-              const float* g) {
-    elements == kTileElements ? update<true>(tensor, tile, elements, key, g)
-                              : update<false>(tensor, tile, elements, key, g);
+  std::int64_t update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
+                      const float* g) {
+    return elements == kTileElements ? update<true>(tensor, tile, elements, key, g)
+                                     : update<false>(tensor, tile, elements, key, g);
   }
   template <bool kWhole>
-  void update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
-              const float* g) {
+  std::int64_t update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
+                      const float* g) {
     float* const p = parameter_.open(tensor, tile, key);
     open(tensor, tile, key);
     if constexpr (kSettles) {
-      in_two_passes<kWhole>(p, g, elements);
+      if (!first_pass<kWhole>(p, g, elements)) return count_nonfinite(g);
+      second_pass(p, g);
     } else {
-      in_one_pass<kWhole>(p, g, elements);
+      if (!finite(g)) return count_nonfinite(g);
+      only_pass<kWhole>(p, g, elements);
     }
     parameter_.close();
-  }
-
-  // The first half of a step, and the states' new values.
-  template <bool kWhole>
-  auto first_half(const float* p, const float* g, F* s, int i, std::int64_t elements) {
-    prefetch_ahead<L>(p + i);
-    prefetch_ahead<L>(g + i);
-    const auto half = begin(L::load(p + i), L::load(g + i), s);
-    if constexpr (!kWhole) {  // what is padded stays zero
-      for (int k = 0; k < kStates; ++k) s[k] = within(s[k], i, elements);
-    }
-    const F* value = s;
-    std::apply([&](auto&... codec) { (codec.put(i, *value++), ...); }, codecs_);
-    return half;
+    return 0;
   }
 
   // While some lanes divide, the next are begun.
   template <bool kWhole>
-  void in_one_pass(float* p, const float* g, std::int64_t elements) {
+  void only_pass(float* p, const float* g, std::int64_t elements) {
     const auto lanes = [&](int i) {
+      prefetch_ahead<L>(p + i);
+      prefetch_ahead<L>(g + i);
       F s[kStates + 1];
       load(s, i);
-      return first_half<kWhole>(p, g, s, i, elements);
+      Begun begun{L::load(p + i), L::load(g + i), {}, {}};
+      begun.half = begin(begun.p, begun.g, s);
+      if constexpr (kStates > 0) begun.first = s[0];
+      if constexpr (!kWhole) pad(s, i, elements);
+      const F* value = s;
+      std::apply([&](auto&... codec) { (put(codec, i, *value++), ...); }, codecs_);
+      return begun;
     };
-    auto before = lanes(0);
+    Begun before = lanes(0);
     for (int i = L::kLanes; i < kTileElements; i += L::kLanes) {
-      const auto half = lanes(i);
-      L::store(p + i - L::kLanes, finish(halfway(before)));
-      before = half;
+      const Begun begun = lanes(i);
+      L::store(p + i - L::kLanes, end(before));
+      before = begun;
     }
-    L::store(p + kTileElements - L::kLanes, finish(halfway(before)));
+    L::store(p + kTileElements - L::kLanes, end(before));
+  }
+  template <class State>
+  static void put(State& codec, int i, F x) {
+    if constexpr (!kSettles) codec.put(i, x);
   }
 
-  // Decoding beside the first halves, then finding codes beside the divisions of the second: each pass keeps
-  // the units of a processor busy, and has no chain of operations longer than it can look ahead.
+  // Decoding beside first halves, then finding codes beside second ones: each pass keeps the units of a
+  // processor busy, has no chain of operations longer than it can look ahead, and waits for memory: the first
+  // for gradients and codes, the second for parameters. False if a gradient is not finite: nothing has been
+  // written yet.
   template <bool kWhole>
-  void in_two_passes(float* p, const float* g, std::int64_t elements) {
+  bool first_pass(const float* p, const float* g, std::int64_t elements) {
+    F poison[kTogether] = {};
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       F s[kTogether][kStates + 1];
       for (int k = 0; k < kTogether; ++k) load(s[k], i + k * L::kLanes);
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        wait(p, at, first_half<kWhole>(p, g, s[k], at, elements));
+        prefetch_ahead<L>(g + at);
+        const F gradient = L::load(g + at);
+        poison[k] = poisoned(poison[k], gradient);
+        L::store(half_ + at, begin(L::load(p + at), gradient, s[k]));
+        if constexpr (!kWhole) pad(s[k], at, elements);
       }
+      put(i, s, std::make_index_sequence<kStates>());
     }
+    return none(poison);
+  }
+  template <std::size_t... k>
+  void put(int i, const F (&s)[kTogether][kStates + 1], std::index_sequence<k...>) {
+    (std::get<k>(codecs_).put(i, {s[0][k], s[1][k], s[2][k], s[3][k]}), ...);
+  }
+
+  void second_pass(float* p, const float* g) {
     std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
-      decltype(find(p, 0)) found[kTogether];
-      for (int k = 0; k < kTogether; ++k) found[k] = find(p, i + k * L::kLanes);
+      decltype(find(0)) found[kTogether];
+      for (int k = 0; k < kTogether; ++k) found[k] = find(i + k * L::kLanes);
       Codes codes;
       for (int k = 0; k < kTogether; ++k) {
-        end(p, i + k * L::kLanes, found[k], codes, k, std::make_index_sequence<kStates>());
+        const int at = i + k * L::kLanes;
+        prefetch_ahead<L>(p + at);
+        const F first = std::get<0>(codecs_).waiting(at);
+        L::store(p + at, end({L::load(p + at), L::load(g + at), first, L::load(half_ + at)}));
+        code(found[k], codes, k, std::make_index_sequence<kStates>());
       }
       store(i, codes);
     }
   }
-  auto find(const float* p, int i) const {
-    return std::apply([&](const auto&... codec) { return std::make_tuple(waiting(p, i), codec.find(i)...); },
-                      codecs_);
+  auto find(int i) const {
+    return std::apply([&](const auto&... codec) { return std::make_tuple(codec.find(i)...); }, codecs_);
   }
   using Codes = typename L::Ints[kStates + 1][kTogether];
   template <class Found, std::size_t... k>
-  void end(float* p, int i, const Found& found, Codes& codes, int place, std::index_sequence<k...>) {
-    L::store(p + i, finish(std::get<0>(found)));
-    ((codes[k][place] = std::get<k>(codecs_).code(std::get<k + 1>(found))), ...);
+  void code(const Found& found, Codes& codes, int place, std::index_sequence<k...>) {
+    ((codes[k][place] = std::get<k>(codecs_).code(std::get<k>(found))), ...);
   }
   void store(int i, const Codes& codes) {
     const auto* of_state = codes;
     std::apply([&](auto&... codec) { (codec.store(i, *of_state++), ...); }, codecs_);
   }
-  void wait(float* p, int i, const F& whole) { L::store(p + i, whole); }
-  void wait(float* p, int i, const Halfway<F>& half) {
-    L::store(p + i, half.base);
-    L::store(over_ + i, half.over);
-    L::store(root_ + i, half.root);
-  }
-  auto waiting(const float* p, int i) const {
-    if constexpr (requires { &Rule::begin; }) {
-      return Halfway<F>{L::load(p + i), L::load(over_ + i), rule_.under(L::load(root_ + i))};
-    } else {
-      return L::load(p + i);
-    }
-  }
 
   // In sixteen sums, whatever the lanes: the order of additions is the same everywhere.
-  void add(OptimSquares& squares, const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
-           std::uint32_t key, const float* g) {
+  std::int64_t add(OptimSquares& squares, const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
+                   std::uint32_t key, const float* g) {
+    if (!finite(g)) return count_nonfinite(g);
     constexpr int kSums = 16;
     const float* const p = parameter_.open(tensor, tile, key);
     open(tensor, tile, key);
@@ -279,6 +291,7 @@ class Tiles {
       squares.parameter += sums[0][i];
       squares.measured += sums[1][i];
     }
+    return 0;
   }
 
   const OptimTensor& tensor_;
@@ -286,8 +299,7 @@ class Tiles {
   ParameterTile<L> parameter_;
   GradientTile<L> gradient_;
   Codecs codecs_;
-  alignas(64) float over_[kSettles ? kTileElements : 1];
-  alignas(64) float root_[kSettles ? kTileElements : 1];
+  alignas(64) float half_[kSettles ? kTileElements : 1];
 };
 
 template <class L, template <class, bool> class Codec, OptimFormat kFormat>
@@ -299,8 +311,10 @@ void add_format(OptimKernels& kernels) {
     if constexpr (requires { &Rule::measured; })
       kernels.measure[r][f] = &Tiles<L, Rule, Codec, kFormat>::measure;
   };
-  add.template operator()<Adam<L, false>>(OptimRule::kAdam);
-  add.template operator()<Adam<L, true>>(OptimRule::kAdamMaximum);
+  // States of fewer bits have no step of torch's to agree with.
+  constexpr bool kAsTorch = kFormat == OptimFormat::kFloat32;
+  add.template operator()<Adam<L, false, kAsTorch>>(OptimRule::kAdam);
+  add.template operator()<Adam<L, true, kAsTorch>>(OptimRule::kAdamMaximum);
   add.template operator()<Sgd<L>>(OptimRule::kSgd);
   add.template operator()<Momentum<L>>(OptimRule::kMomentum);
   add.template operator()<Lion<L>>(OptimRule::kLion);

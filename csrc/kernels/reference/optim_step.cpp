@@ -7,9 +7,15 @@
 namespace reef::kernels::reference {
 namespace {
 
+/// A value as a state is decoded: a line in the rank, its coefficients times the scale.
+struct Line {
+  float base, part, rank;
+  float value(float scale) const { return std::fmaf(part * scale, rank, base * scale); }
+};
+
 // 2110.02861, as its authors build it, in order from the smallest value to the largest.
-std::vector<float> dynamic_map(bool is_signed) {
-  std::vector<float> positive;
+std::vector<Line> dynamic_lines(bool is_signed) {
+  std::vector<Line> positive;
   int rank = 1;
   for (int i = 0; i < 7; ++i) {
     const int codes = is_signed ? 1 << i : 2 << i;
@@ -19,17 +25,19 @@ std::vector<float> dynamic_map(bool is_signed) {
     const double base = 0.1 * scale + part / 2 - part * (rank + shift);
     for (int k = 0; k < codes; ++k, ++rank) {
       positive.push_back(
-          std::fmaf(static_cast<float>(part), static_cast<float>(rank + shift), static_cast<float>(base)));
+          {static_cast<float>(base), static_cast<float>(part), static_cast<float>(rank + shift)});
     }
   }
-  std::vector<float> map;
+  std::vector<Line> lines;
   if (is_signed) {
-    for (std::size_t i = positive.size(); i-- > 0;) map.push_back(-positive[i]);
+    for (std::size_t i = positive.size(); i-- > 0;) {
+      lines.push_back({-positive[i].base, -positive[i].part, positive[i].rank});
+    }
   }
-  map.push_back(0);
-  map.insert(map.end(), positive.begin(), positive.end());
-  map.push_back(1);
-  return map;
+  lines.push_back({0, 0, 0});
+  lines.insert(lines.end(), positive.begin(), positive.end());
+  lines.push_back({1, 0, 0});
+  return lines;
 }
 
 float bfloat16_not_below(float x) {
@@ -63,6 +71,7 @@ class State {
   State(const OptimState& state, OptimFormat format, bool is_signed, std::int64_t elements)
       : state_(state), format_(format), signed_(is_signed), values_(static_cast<std::size_t>(elements)) {
     if (format != OptimFormat::kFloat32) map_ = map_of(format, is_signed);
+    if (format == OptimFormat::kInt8) lines_ = dynamic_lines(is_signed);
     for (std::int64_t i = 0; i < elements; ++i) values_[static_cast<std::size_t>(i)] = read(i);
   }
   float& operator[](std::int64_t i) { return values_[static_cast<std::size_t>(i)]; }
@@ -138,6 +147,7 @@ class State {
       const float root = static_cast<float>(code) * (scale(i) * (1.0F / 255));
       return root * root;
     }
+    if (format_ == OptimFormat::kInt8) return lines_[static_cast<std::size_t>(code)].value(scale(i));
     return map_[static_cast<std::size_t>(code)] * scale(i);
   }
 
@@ -145,16 +155,22 @@ class State {
   OptimFormat format_;
   bool signed_;
   std::vector<float> map_;
+  std::vector<Line> lines_;
   std::vector<float> values_;
 };
 
-float adam(const OptimConstants& c, float p, float g, float& m, float& v, float* most) {
+// As torch rounds, where its states are as ours.
+float denominator(const OptimConstants& c, OptimFormat format, float root) {
+  if (format == OptimFormat::kFloat32) return root / c.correction + c.eps;
+  return std::fmaf(root, 1 / c.correction, c.eps);
+}
+
+float adam(const OptimConstants& c, OptimFormat format, float p, float g, float& m, float& v, float* most) {
   if (c.coupled_decay != 0) g = std::fmaf(p, c.coupled_decay, g);
   m = std::fmaf(c.gain1, g - m, m);
   v = std::fmaf(c.gain2 * g, g, v * c.decay2);
   if (most != nullptr) *most = std::max(*most, v);
-  const float denominator = std::sqrt(most != nullptr ? *most : v) / c.correction + c.eps;
-  return p * c.kept + c.rate * m / denominator;
+  return p * c.kept + c.rate * m / denominator(c, format, std::sqrt(most != nullptr ? *most : v));
 }
 
 float momentum(const OptimConstants& c, float p, float g, float& buffer) {
@@ -194,16 +210,16 @@ float adagrad(const OptimConstants& c, float p, float g, float& sum) {
 float lamb(const OptimConstants& c, float p, float g, float& m, float& v) {
   m = std::fmaf(c.gain1, g - m, m);
   v = std::fmaf(c.gain2 * g, g, v * c.decay2);
-  const float update = m / c.correction1 / (std::sqrt(v) / c.correction + c.eps);
+  const float update = m * (1 / c.correction1) / std::fmaf(std::sqrt(v), 1 / c.correction, c.eps);
   return std::fmaf(std::fmaf(p, c.decoupled_decay, update), c.rate * c.trust, p);
 }
 
-float one(const OptimConstants& c, OptimRule rule, float p, float g, float* s) {
+float one(const OptimConstants& c, OptimRule rule, OptimFormat format, float p, float g, float* s) {
   switch (rule) {
     case OptimRule::kAdam:
-      return adam(c, p, g, s[0], s[1], nullptr);
+      return adam(c, format, p, g, s[0], s[1], nullptr);
     case OptimRule::kAdamMaximum:
-      return adam(c, p, g, s[0], s[1], &s[2]);
+      return adam(c, format, p, g, s[0], s[1], &s[2]);
     case OptimRule::kSgd:
       return std::fmaf(c.coupled_decay != 0 ? std::fmaf(p, c.coupled_decay, g) : g, c.rate, p);
     case OptimRule::kMomentum:
@@ -258,7 +274,8 @@ std::vector<float> map_of(OptimFormat format, bool is_signed) {
   std::vector<float> map;
   switch (format) {
     case OptimFormat::kInt8:
-      return dynamic_map(is_signed);
+      for (const Line& line : dynamic_lines(is_signed)) map.push_back(line.value(1));
+      return map;
     case OptimFormat::kInt4:
       if (is_signed) {
         return {-0.8875F, -0.6625F, -0.4375F, -0.2125F, -0.0775F, -0.0325F, -0.0055F, 0,
@@ -310,7 +327,7 @@ std::int64_t step(const OptimTensor& tensor, OptimRule rule, OptimFormat format)
     for (std::int64_t i = first; i < last; ++i) {
       float s[kMostStates] = {};
       for (std::size_t k = 0; k < states.size(); ++k) s[k] = states[k][i];
-      p[i] = one(tensor.constants, rule, p[i], g[i] * tensor.constants.gradient, s);
+      p[i] = one(tensor.constants, rule, format, p[i], g[i] * tensor.constants.gradient, s);
       for (std::size_t k = 0; k < states.size(); ++k) states[k][i] = s[k];
     }
     for (State& state : states) state.write(first, last);
