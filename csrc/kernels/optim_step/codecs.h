@@ -320,14 +320,6 @@ typename L::Floats inverse_within(typename L::Floats b) {
   return fma(fnma(b, inverse, L::all(1.0F)), inverse, inverse);
 }
 
-/// a / b for such b, with one correction. As the division rounds wherever companding divides (all was tried).
-template <class L, int kOver>
-typename L::Floats divide_within(typename L::Floats a, typename L::Floats b) {
-  const auto inverse = inverse_within<L, kOver>(b);
-  const auto quotient = a * inverse;
-  return fma(fnma(quotient, b, a), inverse, quotient);
-}
-
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
 /// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
 /// 6e-8), and a second moment that is not zero never becomes zero.
@@ -352,7 +344,7 @@ class Companded8Codec {
     const F unit = L::all(unit_[i / kBlock]);
     if constexpr (kSigned) {
       const F number = to_floats(code) - L::all(128.0F);
-      return divide_within<L, 127>(number, L::all(254.0F) - abs(number)) * unit;
+      return number / (L::all(254.0F) - abs(number)) * unit;  // the divider is idle here
     }
     const F root = to_floats(code) * unit;
     return root * root;
