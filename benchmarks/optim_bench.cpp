@@ -116,22 +116,34 @@ void masters() {
 
 void codecs() {
   const at::Tensor values = torch::randn({64 << 20});
-  std::vector<Variant> encode;
-  std::vector<Variant> decode;
-  const auto call = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
+  at::Tensor back = at::zeros_like(values);
+  const auto call = [](const char* name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "out");
+  };
   static const auto encoder =
       call("reef::optim_encode")
-          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&, bool)>();
-  static const auto decoder = call("reef::optim_decode")
-                                  .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                    const std::string&, bool)>();
+          .typed<void(const at::Tensor&, const std::string&, bool, at::Tensor&, at::Tensor&)>();
+  static const auto decoder =
+      call("reef::optim_decode")
+          .typed<void(const at::Tensor&, const at::Tensor&, const std::string&, bool, at::Tensor&)>();
+  static const auto states =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("reef::optim_state", "")
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&)>();
+  std::vector<Variant> encode;
+  std::vector<Variant> decode;
   for (const Format& format : kFormats) {
-    const auto encoded = encoder.call(values, format.name, true);
-    encode.push_back({format.name, {}, [&, format] { encoder.call(values, format.name, true); }, {}});
+    auto [codes, scales] = states.call(values, format.name);
+    encode.push_back({format.name,
+                      {},
+                      [&values, name = format.name, codes = codes, scales = scales]() mutable {
+                        encoder.call(values, name, true, codes, scales);
+                      },
+                      {}});
     decode.push_back({format.name,
                       {},
-                      [&, format, encoded] {
-                        decoder.call(std::get<0>(encoded), std::get<1>(encoded), values, format.name, true);
+                      [&back, name = format.name, codes = codes, scales = scales] {
+                        decoder.call(codes, scales, name, true, back);
                       },
                       {}});
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -175,24 +176,74 @@ std::tuple<Tensor, Tensor> optim_state(const Tensor& parameter, const std::strin
           empty_like_scales(format, parameter.numel(), parameter.device())};
 }
 
-std::tuple<Tensor, Tensor> optim_encode(const Tensor& values, const std::string& state, bool is_signed) {
+using Encoded = std::tuple<Tensor, Tensor>;
+
+void optim_encode_out(const Tensor& values, const std::string& state, bool is_signed, Tensor& codes,
+                      Tensor& scales) {
   const OptimFormat format = optim_format(state);
   check_dense(0, values, "values");
   if (values.scalar_type() != at::kFloat) refuse(0, "is to be encoded from float32");
-  auto encoded = optim_state(values, state);
   encode_on_cpu(format, is_signed, values.const_data_ptr<float>(),
-                {bytes_of(std::get<0>(encoded)), bytes_of(std::get<1>(encoded))}, values.numel());
-  return encoded;
+                state_of(0, {"to encode", is_signed}, format, codes, scales, values.numel()), values.numel());
+}
+
+Encoded optim_encode(const Tensor& values, const std::string& state, bool is_signed) {
+  auto [codes, scales] = optim_state(values, state);
+  optim_encode_out(values, state, is_signed, codes, scales);
+  return {codes, scales};
+}
+
+void optim_decode_out(const Tensor& codes, const Tensor& scales, const std::string& state, bool is_signed,
+                      Tensor& out) {
+  const OptimFormat format = format_of(optim_format(state), codes);
+  check_dense(0, out, "memory to decode to");
+  if (out.scalar_type() != at::kFloat) refuse(0, "is to be decoded to float32");
+  const kernels::OptimState from = state_of(0, {"to decode", is_signed}, format, codes, scales, out.numel());
+  decode_on_cpu(format, is_signed, from, out.mutable_data_ptr<float>(), out.numel());
 }
 
 Tensor optim_decode(const Tensor& codes, const Tensor& scales, const Tensor& like, const std::string& state,
                     bool is_signed) {
-  const OptimFormat format = format_of(optim_format(state), codes);
-  Tensor values = empty_like_codes(OptimFormat::kFloat32, like);
-  const kernels::OptimState from = state_of(0, {"to decode", is_signed}, format, codes, scales, like.numel());
-  decode_on_cpu(format, is_signed, from, values.mutable_data_ptr<float>(), like.numel());
-  return values;
+  Tensor out = at::empty_strided(like.sizes(), like.strides(), like.options().dtype(at::kFloat));
+  optim_decode_out(codes, scales, state, is_signed, out);
+  return out;
 }
+
+// Without memory, and of sizes that may be symbols.
+Encoded optim_state_meta(const Tensor& parameter, const std::string& state) {
+  const OptimFormat format = optim_format(state);
+  const auto wide = parameter.options().dtype(format == OptimFormat::kBFloat16 ? at::kBFloat16 : at::kFloat);
+  const c10::SymInt tile = kernels::kTileElements;
+  const c10::SymInt n = parameter.sym_numel();
+  const auto made = [&](const c10::SymInt& codes, const c10::SymInt& block, at::ScalarType scale) {
+    return Encoded{at::empty_symint({codes}, wide.dtype(at::kByte)),
+                   at::empty_symint({(n + block - 1) / block}, wide.dtype(scale))};
+  };
+  switch (format) {
+    case OptimFormat::kInt8:
+      return made(n, tile, at::kFloat);
+    case OptimFormat::kInt4:
+      return made(n / tile * (tile / 2) + (n % tile).min(tile / 2), tile / 2, at::kFloat);
+    case OptimFormat::kCompanded8:
+      return made(n, 32, at::kBFloat16);
+    case OptimFormat::kFloat32:
+    case OptimFormat::kBFloat16:
+      break;
+  }
+  return {at::empty_like(parameter, wide), at::empty_symint({0}, wide.dtype(at::kFloat))};
+}
+
+Encoded optim_encode_meta(const Tensor& values, const std::string& state, bool) {
+  return optim_state_meta(values, state);
+}
+
+void optim_encode_out_meta(const Tensor&, const std::string&, bool, Tensor&, Tensor&) {}
+
+Tensor optim_decode_meta(const Tensor&, const Tensor&, const Tensor& like, const std::string&, bool) {
+  return at::empty_like(like, like.options().dtype(at::kFloat));
+}
+
+void optim_decode_out_meta(const Tensor&, const Tensor&, const std::string&, bool, Tensor&) {}
 
 // Bytes of parameters that one call had best step: few calls, but small working sets where a budget is kept.
 std::int64_t optim_slice_bytes() { return Pager::cpu().running() ? 0 : std::int64_t{64} << 20; }
@@ -215,7 +266,11 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "Tensor? grad_scale=None, Tensor? found_inf=None) -> Tensor");
   m.def("optim_state(Tensor parameter, str state) -> (Tensor, Tensor)");
   m.def("optim_encode(Tensor values, str state, bool signed) -> (Tensor, Tensor)");
+  m.def(
+      "optim_encode.out(Tensor values, str state, bool signed, *, Tensor(a!) codes, Tensor(b!) scales) -> "
+      "()");
   m.def("optim_decode(Tensor codes, Tensor scales, Tensor like, str state, bool signed) -> Tensor");
+  m.def("optim_decode.out(Tensor codes, Tensor scales, str state, bool signed, *, Tensor(a!) out) -> ()");
   m.def("optim_slice_bytes() -> int", &reef::optim::optim_slice_bytes);
   m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }
@@ -224,10 +279,19 @@ TORCH_LIBRARY_IMPL(reef, CPU, m) {
   m.impl("optim_step_", &reef::optim::optim_step);
   m.impl("optim_state", &reef::optim::optim_state);
   m.impl("optim_encode", &reef::optim::optim_encode);
+  m.impl("optim_encode.out", &reef::optim::optim_encode_out);
   m.impl("optim_decode", &reef::optim::optim_decode);
+  m.impl("optim_decode.out", &reef::optim::optim_decode_out);
 }
 
-TORCH_LIBRARY_IMPL(reef, Meta, m) { m.impl("optim_step_", &reef::optim::optim_step_meta); }
+TORCH_LIBRARY_IMPL(reef, Meta, m) {
+  m.impl("optim_step_", &reef::optim::optim_step_meta);
+  m.impl("optim_state", &reef::optim::optim_state_meta);
+  m.impl("optim_encode", &reef::optim::optim_encode_meta);
+  m.impl("optim_encode.out", &reef::optim::optim_encode_out_meta);
+  m.impl("optim_decode", &reef::optim::optim_decode_meta);
+  m.impl("optim_decode.out", &reef::optim::optim_decode_out_meta);
+}
 
 namespace reef::optim::ops {
 namespace {

@@ -265,13 +265,46 @@ def test_a_refused_call_changes_nothing():
 # ---- the operator, and other parts of Reef
 
 
-def test_the_operator_is_sound():
-    p, g = torch.randn(300), torch.randn(300)
-    states = [t for _ in range(2) for t in torch.ops.reef.optim_state(p, "int8")]
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "int8", "int4", "companded8"])
+def test_the_operators_are_sound(state):
+    ops = torch.ops.reef
+    p, g = torch.randn(3, 100), torch.randn(3, 100)
+    states = [t for _ in range(2) for t in ops.optim_state(p, state)]
     numbers = [1e-3, 0.9, 0.999, 1e-8, 0.01, 0, 0, 0, 1, 0, 0, 0, 0]
-    arguments = ("adam", "int8", "none", [p], [g], states, [], [torch.zeros(())], numbers)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.reef.optim_step_.default, arguments, test_utils=tests)
+    step = ("adam", state, "none", [p], [g], states, [], [torch.zeros(())], numbers)
+    codes, scales = ops.optim_state(p, state)
+    torch.library.opcheck(ops.optim_step_.default, step)
+    torch.library.opcheck(ops.optim_state.default, (p, state))
+    torch.library.opcheck(ops.optim_encode.default, (p, state, True))
+    torch.library.opcheck(ops.optim_encode.out, (p, state, True), {"codes": codes, "scales": scales})
+    torch.library.opcheck(ops.optim_decode.default, (codes, scales, p, state, True))
+    torch.library.opcheck(ops.optim_decode.out, (codes, scales, state, True), {"out": torch.empty_like(p)})
+
+
+def test_encoding_into_what_is_given_refuses_what_does_not_fit():
+    values = torch.randn(300)
+    codes, scales = torch.ops.reef.optim_state(torch.randn(301), "int8")
+    with pytest.raises(ValueError, match="of 300 elements has a state to encode of 301"):
+        torch.ops.reef.optim_encode.out(values, "int8", True, codes=codes, scales=scales)
+    with pytest.raises(ValueError, match="float32"):
+        torch.ops.reef.optim_decode.out(codes, scales, "int8", True, out=torch.empty(301, dtype=torch.double))
+
+
+def test_a_step_in_a_compiled_graph():
+    def step(p, g, codes, scales, count):
+        numbers = [1e-3, 0.9, 0.999, 1e-8, 0.01, 0, 0, 0, 1, 0, 0, 0, 0]
+        torch.ops.reef.optim_step_("adam", "int8", "none", [p], [g * 2], [*codes, *scales], [], [count], numbers)
+        return p * 1
+
+    made = [torch.ops.reef.optim_state(torch.empty(300), "int8") for _ in range(2)]
+    found = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        p, g, count = torch.randn(300), torch.randn(300), torch.zeros(())
+        states = [t.clone() for pair in made for t in pair]
+        out = [run(p, g, states[:2], states[2:], count) for _ in range(3)][-1]
+        found.append([out, p, count, *states])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("state", ["float32", "int8"])

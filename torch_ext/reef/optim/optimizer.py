@@ -229,10 +229,10 @@ class Optimizer(torch.optim.Optimizer):
                     state[name + "_scale"].copy_(scale)
             else:
                 like = torch.empty_like(p, dtype=torch.float32).copy_(value)
-                code, new_scale = torch.ops.reef.optim_encode(like, self._format(group, p), is_signed)
-                state[name].copy_(code)
-                if new_scale.numel() > 0:
-                    state[name + "_scale"].copy_(new_scale)
+                codes, scales = state[name], state.get(name + "_scale", torch.empty(0))
+                torch.ops.reef.optim_encode.out(
+                    like, self._format(group, p), is_signed, codes=codes, scales=scales
+                )
         if "master" in saved and "master" in state:
             state["master"].copy_(saved["master"])
 
