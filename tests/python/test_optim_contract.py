@@ -308,6 +308,20 @@ def test_a_step_in_a_compiled_graph():
 
 
 @pytest.mark.parametrize("state", ["float32", "int8"])
+def test_a_compiled_step_is_the_step(state):
+    def train(compiled):
+        params = parameters([(300,), (7, 11)])
+        optimizer = optim.AdamW(params, state=state, min_quantized_numel=0)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for _ in range(3):
+            give_gradients(params, 1)
+            step()
+        return [p.detach() for p in params]
+
+    assert same(train(True), train(False))
+
+
+@pytest.mark.parametrize("state", ["float32", "int8"])
 def test_within_a_budget_bit_for_bit(state):
     def train(limit=None):
         torch.manual_seed(0)

@@ -6,7 +6,9 @@
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codecs.h"
 
-/// How a tile of parameters and gradients is read as float32 and written back.
+/// How a tile of parameters and gradients is read as float32 and written back. Float32 and, where nothing is
+/// kept beside the parameter, bfloat16 are read and written in place, by lanes; of others a tile is converted
+/// on the side.
 namespace reef::kernels {
 
 template <class L>
@@ -31,6 +33,33 @@ void store_rounded(OptimDtype dtype, std::byte* to, int i, typename L::Floats x)
   if (dtype == OptimDtype::kFloat16) return L::store_float16(halves, x);
   L::store_halves(halves, to_bfloat16<L>(x));
 }
+
+template <class L>
+struct Float32Lanes {
+  using F = typename L::Floats;
+  float* values;
+
+  F load(int i) const { return L::load(values + i); }
+  void store(int i, F x) const { L::store(values + i, x); }
+  void prefetch(int i) const { prefetch_ahead<L>(values + i); }
+};
+
+template <class L>
+struct BFloat16Lanes {
+  using F = typename L::Floats;
+  std::uint16_t* values;
+
+  BFloat16Lanes(const std::byte* tensor, std::int64_t tile)
+      : values(reinterpret_cast<std::uint16_t*>(const_cast<std::byte*>(tensor)) + tile * kTileElements) {}
+  static bool fits(const OptimTensor& tensor) {
+    return tensor.parameter_dtype == OptimDtype::kBFloat16 && tensor.master_kind == OptimMaster::kNone &&
+           tensor.gradient_dtype == OptimDtype::kBFloat16 && tensor.constants.gradient == 1;
+  }
+
+  F load(int i) const { return floats_of_bits(shift_left<16>(L::load_halves(values + i))); }
+  void store(int i, F x) const { L::store_halves(values + i, to_bfloat16<L>(x)); }
+  void prefetch(int i) const { prefetch_ahead<L>(values + i); }
+};
 
 /// Half a unit in the last place of a 16-bit number given as float32, of its normal numbers' smallest below
 /// them.
@@ -64,12 +93,12 @@ class ParameterTile {
     if (dtype_ == OptimDtype::kFloat32) kind_ = OptimMaster::kNone;
   }
 
-  float* open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
+  Float32Lanes<L> open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
     const std::int64_t first = tile * kTileElements;
     key_ = key;
     parameter_ = tensor.parameter + first * optim_dtype_bytes(dtype_);
-    if (kind_ == OptimMaster::kFloat32) return master_ = reinterpret_cast<float*>(tensor.master) + first;
-    if (dtype_ == OptimDtype::kFloat32) return reinterpret_cast<float*>(parameter_);
+    if (kind_ == OptimMaster::kFloat32) return {master_ = reinterpret_cast<float*>(tensor.master) + first};
+    if (dtype_ == OptimDtype::kFloat32) return {reinterpret_cast<float*>(parameter_)};
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       prefetch_ahead<L>(parameter_ + 2 * i);
@@ -80,7 +109,7 @@ class ParameterTile {
       }
       L::store(values_ + i, x);
     }
-    return values_;
+    return {values_};
   }
 
   void close() {
@@ -131,17 +160,18 @@ class GradientTile {
  public:
   using F = typename L::Floats;
 
-  const float* open(const OptimTensor& tensor, std::int64_t tile) {
+  Float32Lanes<L> open(const OptimTensor& tensor, std::int64_t tile) {
     const std::int64_t first = tile * kTileElements;
     const bool whole = tensor.gradient_dtype == OptimDtype::kFloat32;
-    const std::byte* const from = tensor.gradient + first * optim_dtype_bytes(tensor.gradient_dtype);
-    if (whole && tensor.constants.gradient == 1) return reinterpret_cast<const float*>(from);
+    std::byte* const from =
+        const_cast<std::byte*>(tensor.gradient) + first * optim_dtype_bytes(tensor.gradient_dtype);
+    if (whole && tensor.constants.gradient == 1) return {reinterpret_cast<float*>(from)};
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       prefetch_ahead<L>(from + i * optim_dtype_bytes(tensor.gradient_dtype));
       L::store(values_ + i, load_as_float<L>(tensor.gradient_dtype, from, i) * gain);
     }
-    return values_;
+    return {values_};
   }
 
  private:

@@ -52,7 +52,7 @@ class Tiles {
       const auto key = mixed(tensor_.key + static_cast<std::uint32_t>(tile) * 0x9E3779B1U);
       const std::int64_t elements = std::min(kTileElements, tensor_.elements - tile * kTileElements);
       if (elements == kTileElements) {
-        nonfinite += work(tensor_, tile, kTileElements, key, gradient_.open(tensor_, tile));
+        nonfinite += work(tensor_, tile, kTileElements, key);
       } else {
         nonfinite += partial(tile, elements, key, work);
       }
@@ -94,7 +94,7 @@ class Tiles {
                         take(state.scales, optim_scales_bytes(kFormat, before),
                              optim_scales_bytes(kFormat, elements), 3 + i, 1)};
     }
-    const std::int64_t nonfinite = work(side, 0, elements, key, gradient_.open(side, 0));
+    const std::int64_t nonfinite = work(side, 0, elements, key);
     for (int i = 1; i < count; ++i) {  // all but the gradient
       std::memcpy(parts[i].whole, parts[i].side, static_cast<std::size_t>(parts[i].bytes));
     }
@@ -107,10 +107,11 @@ class Tiles {
     return x ^ x >> 16;
   }
 
-  static bool finite(const float* g) {
+  template <class Gradient>
+  static bool finite(const Gradient& g) {
     F poison[kTogether] = {};
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
-      for (int k = 0; k < kTogether; ++k) poison[k] = poisoned(poison[k], L::load(g + i + k * L::kLanes));
+      for (int k = 0; k < kTogether; ++k) poison[k] = poisoned(poison[k], g.load(i + k * L::kLanes));
     }
     return none(poison);
   }
@@ -120,7 +121,8 @@ class Tiles {
     const F any = (poison[0] + poison[1]) + (poison[2] + poison[3]);
     return all(any >= any);
   }
-  static std::int64_t count_nonfinite(const float* g) {
+  std::int64_t count_nonfinite(const OptimTensor& tensor, std::int64_t tile) {
+    const float* const g = gradient_.open(tensor, tile).values;
     return std::count_if(g, g + kTileElements, [](float x) { return !(x - x == 0); });
   }
 
@@ -163,36 +165,44 @@ class Tiles {
     }
   }
 
-  std::int64_t update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
-                      const float* g) {
-    return elements == kTileElements ? update<true>(tensor, tile, elements, key, g)
-                                     : update<false>(tensor, tile, elements, key, g);
-  }
-  template <bool kWhole>
-  std::int64_t update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key,
-                      const float* g) {
-    float* const p = parameter_.open(tensor, tile, key);
+  std::int64_t update(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
+                      std::uint32_t key) {
     open(tensor, tile, key);
+    bool done = false;
+    if (elements == kTileElements && BFloat16Lanes<L>::fits(tensor)) {
+      const BFloat16Lanes<L> p(tensor.parameter, tile);
+      const BFloat16Lanes<L> g(tensor.gradient, tile);
+      done = passes<true>(p, g, elements);
+    } else {
+      const Float32Lanes<L> p = parameter_.open(tensor, tile, key);
+      const Float32Lanes<L> g = gradient_.open(tensor, tile);
+      done = elements == kTileElements ? passes<true>(p, g, elements) : passes<false>(p, g, elements);
+      if (done) parameter_.close();
+    }
+    return done ? 0 : count_nonfinite(tensor, tile);
+  }
+  // False, and nothing is written, if a gradient is not finite.
+  template <bool kWhole, class Parameter, class Gradient>
+  bool passes(const Parameter& p, const Gradient& g, std::int64_t elements) {
     if constexpr (kSettles) {
-      if (!first_pass<kWhole>(p, g, elements)) return count_nonfinite(g);
+      if (!first_pass<kWhole>(p, g, elements)) return false;
       second_pass(p, g);
     } else {
-      if (!finite(g)) return count_nonfinite(g);
+      if (!finite(g)) return false;
       only_pass<kWhole>(p, g, elements);
     }
-    parameter_.close();
-    return 0;
+    return true;
   }
 
   // While some lanes divide, the next are begun.
-  template <bool kWhole>
-  void only_pass(float* p, const float* g, std::int64_t elements) {
+  template <bool kWhole, class Parameter, class Gradient>
+  void only_pass(const Parameter& p, const Gradient& g, std::int64_t elements) {
     const auto lanes = [&](int i) {
-      prefetch_ahead<L>(p + i);
-      prefetch_ahead<L>(g + i);
+      p.prefetch(i);
+      g.prefetch(i);
       F s[kStates + 1];
       load(s, i);
-      Begun begun{L::load(p + i), L::load(g + i), {}, {}};
+      Begun begun{p.load(i), g.load(i), {}, {}};
       begun.half = begin(begun.p, begun.g, s);
       if constexpr (kStates > 0) begun.first = s[0];
       if constexpr (!kWhole) pad(s, i, elements);
@@ -203,10 +213,10 @@ class Tiles {
     Begun before = lanes(0);
     for (int i = L::kLanes; i < kTileElements; i += L::kLanes) {
       const Begun begun = lanes(i);
-      L::store(p + i - L::kLanes, end(before));
+      p.store(i - L::kLanes, end(before));
       before = begun;
     }
-    L::store(p + kTileElements - L::kLanes, end(before));
+    p.store(kTileElements - L::kLanes, end(before));
   }
   template <class State>
   static void put(State& codec, int i, F x) {
@@ -215,20 +225,19 @@ class Tiles {
 
   // Decoding beside first halves, then finding codes beside second ones: each pass keeps the units of a
   // processor busy, has no chain of operations longer than it can look ahead, and waits for memory: the first
-  // for gradients and codes, the second for parameters. False if a gradient is not finite: nothing has been
-  // written yet.
-  template <bool kWhole>
-  bool first_pass(const float* p, const float* g, std::int64_t elements) {
+  // for gradients and codes, the second for parameters. The first writes nothing but what waits.
+  template <bool kWhole, class Parameter, class Gradient>
+  bool first_pass(const Parameter& p, const Gradient& g, std::int64_t elements) {
     F poison[kTogether] = {};
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       F s[kTogether][kStates + 1];
       for (int k = 0; k < kTogether; ++k) load(s[k], i + k * L::kLanes);
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        prefetch_ahead<L>(g + at);
-        const F gradient = L::load(g + at);
+        g.prefetch(at);
+        const F gradient = g.load(at);
         poison[k] = poisoned(poison[k], gradient);
-        L::store(half_ + at, begin(L::load(p + at), gradient, s[k]));
+        L::store(half_ + at, begin(p.load(at), gradient, s[k]));
         if constexpr (!kWhole) pad(s[k], at, elements);
       }
       put(i, s, std::make_index_sequence<kStates>());
@@ -240,7 +249,8 @@ class Tiles {
     (std::get<k>(codecs_).put(i, {s[0][k], s[1][k], s[2][k], s[3][k]}), ...);
   }
 
-  void second_pass(float* p, const float* g) {
+  template <class Parameter, class Gradient>
+  void second_pass(const Parameter& p, const Gradient& g) {
     std::apply([](auto&... codec) { (codec.close(), ...); }, codecs_);
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       decltype(find(0)) found[kTogether];
@@ -248,9 +258,9 @@ class Tiles {
       Codes codes;
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        prefetch_ahead<L>(p + at);
+        p.prefetch(at);
         const F first = std::get<0>(codecs_).waiting(at);
-        L::store(p + at, end({L::load(p + at), L::load(g + at), first, L::load(half_ + at)}));
+        p.store(at, end({p.load(at), g.load(at), first, L::load(half_ + at)}));
         code(found[k], codes, k, std::make_index_sequence<kStates>());
       }
       store(i, codes);
@@ -271,17 +281,18 @@ class Tiles {
 
   // In sixteen sums, whatever the lanes: the order of additions is the same everywhere.
   std::int64_t add(OptimSquares& squares, const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
-                   std::uint32_t key, const float* g) {
-    if (!finite(g)) return count_nonfinite(g);
+                   std::uint32_t key) {
+    const Float32Lanes<L> g = gradient_.open(tensor, tile);
+    if (!finite(g)) return count_nonfinite(tensor, tile);
     constexpr int kSums = 16;
-    const float* const p = parameter_.open(tensor, tile, key);
+    const Float32Lanes<L> p = parameter_.open(tensor, tile, key);
     open(tensor, tile, key);
     alignas(64) float sums[2][kSums] = {};
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       F s[kStates + 1];
       load(s, i);
-      const F x = L::load(p + i);
-      F measured = rule_.measured(x, L::load(g + i), s);
+      const F x = p.load(i);
+      F measured = rule_.measured(x, g.load(i), s);
       if (elements < kTileElements) measured = within(measured, i, elements);
       const int lane = i % kSums;
       L::store(sums[0] + lane, fma(x, x, L::load(sums[0] + lane)));
