@@ -4,9 +4,8 @@
 
 namespace reef {
 
-BlockWorkers::BlockWorkers(int threads, std::uint64_t block_bytes) {
-  for (int i = 0; i < threads; ++i) blocks_.push_back(block_memory(block_bytes));
-  for (const auto& block : blocks_) threads_.emplace_back([this, data = block.get()] { serve(data); });
+BlockWorkers::BlockWorkers(int threads, std::uint64_t block_bytes) : blocks_(threads, block_bytes) {
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this, block = blocks_.block(i)] { serve(block); });
 }
 
 BlockWorkers::~BlockWorkers() {

@@ -41,7 +41,7 @@ class BlockWorkers {
   std::condition_variable wake_;
   std::deque<Job*> jobs_;  ///< with something left to begin
   bool stopping_ = false;
-  std::vector<BlockMemory> blocks_;
+  BlockMemory blocks_;
   std::vector<std::thread> threads_;
 };
 

@@ -17,10 +17,9 @@ namespace {
 // The blocks that all callers share.
 class SharedBlocks {
  public:
-  SharedBlocks(int count, std::uint64_t block_bytes) {
+  SharedBlocks(int count, std::uint64_t block_bytes) : memory_(count, block_bytes) {
     for (int i = 0; i < count; ++i) {
-      memory_.push_back(block_memory(block_bytes));
-      all_.push_back({memory_.back().get(), block_bytes});
+      all_.push_back({memory_.block(i), block_bytes});
       free_.push_back(static_cast<std::size_t>(i));
     }
   }
@@ -57,7 +56,7 @@ class SharedBlocks {
     return block;
   }
 
-  std::vector<BlockMemory> memory_;
+  BlockMemory memory_;
   std::vector<iovec> all_;
   std::mutex mutex_;
   std::condition_variable freed_;

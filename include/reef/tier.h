@@ -62,9 +62,9 @@ enum class DiskIo : std::uint8_t {
 struct DiskTierOptions {
   std::string directory;
   std::uint64_t capacity_bytes = 0;
-  std::uint64_t block_bytes = std::uint64_t{4}
+  std::uint64_t block_bytes = std::uint64_t{1}
                               << 20;  ///< read, written and hashed as one; a multiple of 4096
-  int threads = 2;     ///< each has one block of host memory; io_uring: blocks under way at once
+  int threads = 4;     ///< each has one block of host memory; io_uring: blocks under way at once
   bool direct = true;  ///< past the page cache (O_DIRECT) where the file system allows it
   DiskIo io = DiskIo::kAutomatic;
 };

@@ -58,8 +58,8 @@ def disk_tier(
     directory: str | Path,
     capacity: str | int = _UNLIMITED,
     *,
-    block: str | int = "4MiB",
-    threads: int = 2,
+    block: str | int = "1MiB",
+    threads: int = 4,
     direct: bool = True,
     io: str = "automatic",
 ) -> Tier:
