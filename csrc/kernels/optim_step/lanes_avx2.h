@@ -114,6 +114,7 @@ struct Lanes {
   static void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0); }
 
   struct Table16 {
+    Table16() = default;
     explicit Table16(const float* from) : low(_mm256_loadu_ps(from)), high(_mm256_loadu_ps(from + 8)) {}
     __m256 low, high;
     Floats operator[](Ints i) const {

@@ -117,6 +117,7 @@ struct Lanes {
 
   /// Tables of 16 and 32 entries, held in registers.
   struct Table16 {
+    Table16() = default;
     explicit Table16(const float* from) : v(_mm512_loadu_ps(from)) {}
     /// By the low four bits.
     Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }

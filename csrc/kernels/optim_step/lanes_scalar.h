@@ -5,11 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define REEF_LANE __host__ __device__ inline
-#else
-#define REEF_LANE inline
-#endif
+#include "kernels/lane.h"
 
 /// One lane, on any processor and on CUDA devices: what lanes are, by example. All kinds have the
 /// same functions and give the same bits.
@@ -139,6 +135,7 @@ struct Lanes {
   REEF_LANE static void prefetch(const void*) {}
 
   struct Table16 {
+    Table16() = default;
     REEF_LANE explicit Table16(const float* from) { memcpy(v, from, sizeof v); }
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
     REEF_LANE Table16 operator*(float x) const {

@@ -2,6 +2,7 @@
 
 #include <cfloat>
 
+#include "kernels/lane.h"
 #include "kernels/optim_step.h"
 
 /// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes_*.h) or a CUDA
@@ -13,19 +14,13 @@
 /// theirs contracts.
 namespace reef::kernels {
 
-#ifdef __CUDACC__
-#define REEF_RULE __host__ __device__ inline
-#else
-#define REEF_RULE inline
-#endif
-
 /// What a root is divided by before eps is added to it.
 template <class L, bool kAsTorch>
 struct Correction {
   using F = typename L::Floats;
-  REEF_RULE explicit Correction(const OptimConstants& c)
+  REEF_LANE explicit Correction(const OptimConstants& c)
       : by(L::all(c.correction)), inverse(L::all(1 / c.correction)), eps(L::all(c.eps)) {}
-  REEF_RULE F of(F root) const {
+  REEF_LANE F of(F root) const {
     if constexpr (!kAsTorch) return fma(root, inverse, eps);
     // Divides as the division rounds (Markstein 1990), without the processor's divider. For square roots:
     // nothing here can be as small as to lose bits.
@@ -44,7 +39,7 @@ struct Adam {
   static constexpr int kStates = kMaximum ? 3 : 2;
   static constexpr bool is_signed(int state) { return state == 0; }
 
-  REEF_RULE explicit Adam(const OptimConstants& c)
+  REEF_LANE explicit Adam(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
         coupled_decay(L::all(c.coupled_decay)),
         kept(L::all(c.kept)),
@@ -54,7 +49,7 @@ struct Adam {
         correction(c),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE F begin(F p, F g, F* s) const {
+  REEF_LANE F begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
@@ -62,7 +57,7 @@ struct Adam {
     if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
     return sqrt(second);
   }
-  REEF_RULE F end(F p, F, F first, F root) const { return p * kept + rate * first / correction.of(root); }
+  REEF_LANE F end(F p, F, F first, F root) const { return p * kept + rate * first / correction.of(root); }
 
   bool coupled;
   F coupled_decay, kept, gain1, decay2, gain2;
@@ -76,10 +71,10 @@ struct Sgd {
   static constexpr int kStates = 0;
   static constexpr bool is_signed(int) { return true; }
 
-  REEF_RULE explicit Sgd(const OptimConstants& c)
+  REEF_LANE explicit Sgd(const OptimConstants& c)
       : coupled(c.coupled_decay != 0), coupled_decay(L::all(c.coupled_decay)), rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F*) const {
+  REEF_LANE void step(F& p, F g, F*) const {
     if (coupled) g = fma(p, coupled_decay, g);
     p = fma(g, rate, p);
   }
@@ -94,7 +89,7 @@ struct Momentum {
   static constexpr int kStates = 1;
   static constexpr bool is_signed(int) { return true; }
 
-  REEF_RULE explicit Momentum(const OptimConstants& c)
+  REEF_LANE explicit Momentum(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
         first(c.first),
         nesterov(c.nesterov),
@@ -105,7 +100,7 @@ struct Momentum {
         gain1(L::all(c.gain1)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F* s) const {
+  REEF_LANE void step(F& p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     if (scaled) g = trust * g;
     s[0] = first ? g : fma(g, gain1, s[0] * decay1);
@@ -121,7 +116,7 @@ template <class L>
 struct Lars : Momentum<L> {
   using F = typename L::Floats;
   using Momentum<L>::Momentum;
-  REEF_RULE F measured(F, F g, F*) const { return g; }
+  REEF_LANE F measured(F, F g, F*) const { return g; }
 };
 
 /// Chen et al. 2023, algorithm 2.
@@ -131,7 +126,7 @@ struct Lion {
   static constexpr int kStates = 1;
   static constexpr bool is_signed(int) { return true; }
 
-  REEF_RULE explicit Lion(const OptimConstants& c)
+  REEF_LANE explicit Lion(const OptimConstants& c)
       : kept(L::all(c.kept)),
         decay1(L::all(c.decay1)),
         gain1(L::all(c.gain1)),
@@ -139,7 +134,7 @@ struct Lion {
         gain2(L::all(c.gain2)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F* s) const {
+  REEF_LANE void step(F& p, F g, F* s) const {
     const F zero = L::all(0.0F);
     const F direction = fma(g, gain1, s[0] * decay1);
     const F sign = select(abs(direction) > zero, copysign(L::all(1.0F), direction), zero);
@@ -158,7 +153,7 @@ struct Rmsprop {
   static constexpr int kStates = 1 + kCentered + kMomentum;
   static constexpr bool is_signed(int state) { return state > 0; }
 
-  REEF_RULE explicit Rmsprop(const OptimConstants& c)
+  REEF_LANE explicit Rmsprop(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
         coupled_decay(L::all(c.coupled_decay)),
         decay1(L::all(c.decay1)),
@@ -167,7 +162,7 @@ struct Rmsprop {
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE void step(F& p, F g, F* s) const {
+  REEF_LANE void step(F& p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(gain2 * g, g, s[0] * decay2);
     F mean_square = s[0];
@@ -196,18 +191,18 @@ struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr bool is_signed(int) { return false; }
 
-  REEF_RULE explicit Adagrad(const OptimConstants& c)
+  REEF_LANE explicit Adagrad(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
         coupled_decay(L::all(c.coupled_decay)),
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
-  REEF_RULE F begin(F p, F g, F* s) const {
+  REEF_LANE F begin(F p, F g, F* s) const {
     if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(g, g, s[0]);
     return sqrt(s[0]);
   }
-  REEF_RULE F end(F p, F g, F, F root) const {
+  REEF_LANE F end(F p, F g, F, F root) const {
     if (coupled) g = fma(p, coupled_decay, g);
     return p + rate * g / (root + eps);
   }
@@ -223,7 +218,7 @@ struct Lamb {
   static constexpr int kStates = 2;
   static constexpr bool is_signed(int state) { return state == 0; }
 
-  REEF_RULE explicit Lamb(const OptimConstants& c)
+  REEF_LANE explicit Lamb(const OptimConstants& c)
       : decoupled_decay(L::all(c.decoupled_decay)),
         gain1(L::all(c.gain1)),
         decay2(L::all(c.decay2)),
@@ -233,13 +228,13 @@ struct Lamb {
         rate(L::all(c.rate * c.trust)) {}
 
   /// The update before its trust ratio.
-  REEF_RULE F measured(F p, F g, F* s) const {
+  REEF_LANE F measured(F p, F g, F* s) const {
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
     return fma(p, decoupled_decay, s[0] * inverse1 / correction.of(sqrt(s[1])));
   }
 
-  REEF_RULE void step(F& p, F g, F* s) const { p = fma(measured(p, g, s), rate, p); }
+  REEF_LANE void step(F& p, F g, F* s) const { p = fma(measured(p, g, s), rate, p); }
 
   F decoupled_decay, gain1, decay2, gain2, inverse1;
   Correction<L, false> correction;

@@ -49,7 +49,7 @@ class Tiles {
   std::int64_t each(std::int64_t first, std::int64_t last, const Work& work) {
     std::int64_t nonfinite = 0;
     for (std::int64_t tile = first; tile < last; ++tile) {
-      const auto key = mixed(tensor_.key + static_cast<std::uint32_t>(tile) * 0x9E3779B1U);
+      const std::uint32_t key = key_of(tensor_.key, tile);
       const std::int64_t elements = std::min(kTileElements, tensor_.elements - tile * kTileElements);
       if (elements == kTileElements) {
         nonfinite += work(tensor_, tile, kTileElements, key);
@@ -101,12 +101,6 @@ class Tiles {
     return nonfinite;
   }
 
-  static std::uint32_t mixed(std::uint32_t x) {
-    x = (x ^ x >> 16) * 0x85EBCA6BU;
-    x = (x ^ x >> 13) * 0xC2B2AE35U;
-    return x ^ x >> 16;
-  }
-
   template <class Gradient>
   static bool finite(const Gradient& g) {
     F poison[kTogether] = {};
@@ -127,9 +121,10 @@ class Tiles {
   }
 
   void open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
-    std::uint32_t slot = 0;
+    int slot = 0;
     const OptimState* state = tensor.states;
-    std::apply([&](auto&... codec) { (codec.open(*state++, tile, mixed(key + ++slot)), ...); }, codecs_);
+    std::apply([&](auto&... codec) { (codec.open(*state++, tile, key_of_state(key, slot++)), ...); },
+               codecs_);
   }
   void load(F* s, int i) {
     std::apply([&](auto&... codec) { ((*s++ = codec.load(i)), ...); }, codecs_);

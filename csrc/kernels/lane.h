@@ -1,0 +1,8 @@
+#pragma once
+
+/// Of functions that are formulas: for the lanes of a processor and, where CUDA is compiled, for its threads.
+#ifdef __CUDACC__
+#define REEF_LANE __host__ __device__ inline
+#else
+#define REEF_LANE inline
+#endif

@@ -1,0 +1,199 @@
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/lane.h"
+#include "kernels/optim_step/maps.h"
+
+/// What the codes of a format stand for, and which a value gets: formulas for any lanes, those of a CUDA
+/// thread too. Where codes are and how they get there is the business of codecs.h and of warp.h.
+///
+/// A code stands for a value in units of its block's scale: decode(code, unit(scale)). The other way, kept(x)
+/// is what of a new value waits for its block to be whole; scale(largest kept size) is the block's scale; and
+/// code(find(kept, kUnits / scale)), plus kAdded, is the code, in two halves so that a processor can be at
+/// the first for some lanes and the second for others. Values must not be NaN.
+namespace reef::kernels {
+
+/// On the dynamic map (maps.h), by arithmetic.
+template <class L, bool kSigned>
+class Int8Code {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Table16 = typename L::Table16;
+  using Map = DynamicMap;
+  using Scale = float;
+  static constexpr int kBlock = 256;
+  static constexpr int kBits = 8;
+  static constexpr float kUnits = 1;
+  static constexpr int kAdded = kSigned ? 127 : 0;
+  static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
+
+  REEF_LANE explicit Int8Code(const Map& map)
+      : shift_(L::all(map.shift)),
+        base_(map.base),
+        width_(map.width),
+        edge_(map.edge),
+        region_(map.region),
+        offset_(map.offset),
+        gain_(map.gain),
+        last_(map.last) {}
+
+  struct Unit {
+    Table16 base, width;
+  };
+  REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  REEF_LANE F decode(I code, const Unit& unit) const {
+    const F number = to_floats(code);
+    if constexpr (kSigned) {
+      const F rank = number - L::all(127.0F);
+      return copysign(value(abs(rank) + shift_, unit), rank);
+    } else {
+      return value(number + shift_, unit);
+    }
+  }
+
+  REEF_LANE static F kept(F x) { return x; }
+  REEF_LANE static F scale(F largest) { return largest; }
+  struct Found {
+    F x, size;
+    I where;
+  };
+  REEF_LANE Found find(F kept, F units) const {
+    const F x = kept * units;
+    const F least = L::all(0x1p-31F);
+    const F above = kSigned ? max_size(least, x) : max(x, least);
+    const F size = kSigned ? above : x;                // below the least, a signed value's code is 0 anyway
+    const I binade = shift_right<23>(bits_of(above));  // by its low five bits
+    return {x, size, add_where(size >= edge_[binade], bits_of(region_[binade]), L::all(1))};
+  }
+  REEF_LANE I code(const Found& found) const {  // not -1, but 0: what rounding makes of 1 is the last
+    const F rank = min(fma(found.size, gain_[found.where], offset_[found.where]), last_[found.where]);
+    return to_ints(kSigned ? copysign(rank, found.x) : rank);
+  }
+
+ private:
+  REEF_LANE static F value(F shifted_rank, const Unit& unit) {
+    const I exponent = shift_right<23>(bits_of(shifted_rank));
+    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
+  }
+
+  F shift_;
+  Table16 base_, width_;
+  typename L::Table32 edge_, region_;
+  Table16 offset_, gain_, last_;
+};
+
+/// Signed: on the map of maps.h. Else a sixteenth to sixteen sixteenths: no code stands for zero, for a step
+/// divides by the root (2309.01507, section 4.1).
+template <class L, bool kSigned>
+class Int4Code {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Map = DynamicMap4;
+  using Scale = float;
+  static constexpr int kBlock = 128;
+  static constexpr int kBits = 4;
+  static constexpr float kUnits = kSigned ? 1 : 16;
+  static constexpr int kAdded = 0;
+  static const Map& map() { return signed_dynamic_map4(); }
+
+  REEF_LANE explicit Int4Code(const Map& map) : value_(map.value), edge_(map.edge), rank_(map.rank) {}
+
+  using Unit = float;
+  REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 16); }
+  REEF_LANE F decode(I code, Unit unit) const {
+    if constexpr (kSigned) {
+      return value_[code] * L::all(unit);
+    } else {
+      return fma(to_floats(code), L::all(unit), L::all(unit));
+    }
+  }
+
+  REEF_LANE static F kept(F x) { return x; }
+  REEF_LANE static F scale(F largest) { return largest; }
+  REEF_LANE I find(F kept, F units) const {
+    if constexpr (kSigned) {
+      const F x = kept * units;
+      const F size = abs(x);
+      const I quarter =
+          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
+      const F one = L::all(1.0F);
+      const F from = rank_[quarter];
+      const F rank = select(size >= edge_[quarter], from + one, from);
+      return max(to_ints(copysign(rank, x)) + L::all(7), L::all(0));
+    } else {
+      return to_ints(fma(kept, units, L::all(-0.5F)));
+    }
+  }
+  REEF_LANE I code(I found) const { return found; }
+
+ private:
+  typename L::Table16 value_;
+  typename L::Table32 edge_, rank_;
+};
+
+/// 1 / b for b from kOver / kUnder to twice that, without a processor's divider: the cubic that is nearest
+/// throughout (1/577 off), and one of Newton's steps: at most 3.1e-6 less than 1 / b, and never more.
+template <class L, int kOver, int kUnder = 1>
+REEF_LANE typename L::Floats inverse_within(typename L::Floats b) {
+  constexpr double kUnit = static_cast<double>(kUnder) / kOver;
+  const auto all = [](double x) { return L::all(static_cast<float>(x / 577 * kUnit)); };
+  auto inverse = fma(b, all(-128 * kUnit * kUnit * kUnit), all(768 * kUnit * kUnit));
+  inverse = fma(inverse, b, all(-1696 * kUnit));
+  inverse = fma(inverse, b, all(1632));
+  return fma(fnma(b, inverse, L::all(1.0F)), inverse, inverse);
+}
+
+/// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
+/// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
+/// 6e-8), and a second moment that is not zero never becomes zero.
+template <class L, bool kSigned>
+class Companded8Code {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  struct Map {};
+  using Scale = std::uint16_t;
+  static constexpr int kBlock = 32;
+  static constexpr int kBits = 8;
+  static constexpr float kUnits = kSigned ? 1 : 255;
+  static constexpr int kAdded = kSigned ? 128 : 0;
+  static Map map() { return {}; }
+
+  REEF_LANE explicit Companded8Code(Map) {}
+
+  using Unit = float;
+  REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 255); }
+  REEF_LANE F decode(I code, Unit unit) const {
+    if constexpr (kSigned) {
+      const F number = to_floats(code) - L::all(128.0F);
+      return number / (L::all(254.0F) - abs(number)) * L::all(unit);  // the divider is idle here
+    } else {
+      const F root = to_floats(code) * L::all(unit);
+      return root * root;
+    }
+  }
+
+  REEF_LANE static F kept(F x) {
+    if constexpr (kSigned) return x;
+    return min(sqrt(x), L::all(0x1.FEP63F));  // at most a bfloat16: the scale is not rounded up to 2^64
+  }
+  REEF_LANE static F scale(F largest) {  // a bfloat16
+    const I up = shift_left<16>(shift_right<16>(bits_of(largest) + L::all(0xFFFF)));
+    return floats_of_bits(min(up, L::all(0x7F7F0000)));
+  }
+  REEF_LANE F find(F kept, F units) const { return kept * units; }
+  REEF_LANE I code(F x) const {
+    if constexpr (kSigned) {
+      const F part = L::all(1.0F / 254);
+      return rounded(x * inverse_within<L, 1, 254>(fma(abs(x), part, part)));
+    } else {
+      return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
+    }
+  }
+};
+
+}  // namespace reef::kernels
