@@ -12,6 +12,7 @@
 #include "kernels/optim_step/rules.h"
 #include "kernels/optim_tensors.h"
 #include "kernels/reference/optim_step.h"
+#include "kernels/warp_kernels.h"
 
 namespace reef::kernels {
 namespace {
@@ -25,20 +26,20 @@ const std::vector<Format> kMapped = {{OptimFormat::kInt8, true},       {OptimFor
                                      {OptimFormat::kCompanded8, true}, {OptimFormat::kCompanded8, false}};
 
 std::vector<std::uint8_t> encoded(const Format& f, const std::vector<float>& given,
-                                  std::vector<std::byte>& scales, OptimLevel level = OptimLevel::kPortable) {
+                                  std::vector<std::byte>& scales, const OptimKernels& kernels = portable()) {
   const auto elements = static_cast<std::int64_t>(given.size());
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(optim_codes_bytes(f.format, elements)));
   scales.resize(static_cast<std::size_t>(optim_scales_bytes(f.format, elements)));
-  optim_kernels(level)->encode[static_cast<std::size_t>(f.format)][f.is_signed](
+  kernels.encode[static_cast<std::size_t>(f.format)][f.is_signed](
       given.data(), {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, elements, 0,
       (elements + kTileElements - 1) / kTileElements);
   return codes;
 }
 
 std::vector<float> decoded(const Format& f, std::vector<std::uint8_t> codes, std::vector<std::byte> scales,
-                           std::int64_t elements, OptimLevel level = OptimLevel::kPortable) {
+                           std::int64_t elements, const OptimKernels& kernels = portable()) {
   std::vector<float> found(static_cast<std::size_t>(elements));
-  optim_kernels(level)->decode[static_cast<std::size_t>(f.format)][f.is_signed](
+  kernels.decode[static_cast<std::size_t>(f.format)][f.is_signed](
       {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, found.data(), elements, 0,
       (elements + kTileElements - 1) / kTileElements);
   return found;
@@ -157,10 +158,11 @@ TEST(Codec, CompandedErrorsAreBounded) {
   }
 }
 
-TEST(Codec, LevelsAgreeOnEverything) {
+TEST(Codec, LevelsAndAWarpAgreeOnEverything) {
   Random random(9);
-  for (const OptimLevel level : {OptimLevel::kAvx512, OptimLevel::kAvx2}) {
-    if (!has_level(level)) continue;
+  for (const OptimKernels* kernels :
+       {optim_kernels(OptimLevel::kAvx512), optim_kernels(OptimLevel::kAvx2), &warp_kernels()}) {
+    if (kernels == nullptr) continue;
     for (const Format& f : kMapped) {
       for (int row = 0; row < 100; ++row) {
         const std::int64_t elements = any_size(random);
@@ -171,9 +173,9 @@ TEST(Codec, LevelsAgreeOnEverything) {
         }
         std::vector<std::byte> scales, fast_scales;
         const auto codes = encoded(f, given, scales);
-        ASSERT_EQ(encoded(f, given, fast_scales, level), codes);
+        ASSERT_EQ(encoded(f, given, fast_scales, *kernels), codes);
         ASSERT_EQ(fast_scales, scales);
-        ASSERT_EQ(decoded(f, codes, scales, elements, level), decoded(f, codes, scales, elements));
+        ASSERT_EQ(decoded(f, codes, scales, elements, *kernels), decoded(f, codes, scales, elements));
       }
     }
   }
@@ -186,6 +188,9 @@ TEST(Codec, WhatOverflowsBecomesTheLargestFloat) {
     std::vector<std::byte> scales;
     const auto codes = encoded(f, given, scales);
     const auto found = decoded(f, codes, scales, kTileElements);
+    std::vector<std::byte> warp_scales;
+    ASSERT_EQ(encoded(f, given, warp_scales, warp_kernels()), codes);
+    ASSERT_EQ(warp_scales, scales);
     for (const float x : found) {
       EXPECT_TRUE(std::isfinite(x));
       EXPECT_GT(x, 0);

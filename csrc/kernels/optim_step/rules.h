@@ -37,7 +37,7 @@ template <class L, bool kMaximum, bool kAsTorch>
 struct Adam {
   using F = typename L::Floats;
   static constexpr int kStates = kMaximum ? 3 : 2;
-  static constexpr bool is_signed(int state) { return state == 0; }
+  REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }
 
   REEF_LANE explicit Adam(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
@@ -69,7 +69,7 @@ template <class L>
 struct Sgd {
   using F = typename L::Floats;
   static constexpr int kStates = 0;
-  static constexpr bool is_signed(int) { return true; }
+  REEF_LANE static constexpr bool is_signed(int) { return true; }
 
   REEF_LANE explicit Sgd(const OptimConstants& c)
       : coupled(c.coupled_decay != 0), coupled_decay(L::all(c.coupled_decay)), rate(L::all(c.rate)) {}
@@ -87,7 +87,7 @@ template <class L>
 struct Momentum {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
-  static constexpr bool is_signed(int) { return true; }
+  REEF_LANE static constexpr bool is_signed(int) { return true; }
 
   REEF_LANE explicit Momentum(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
@@ -124,7 +124,7 @@ template <class L>
 struct Lion {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
-  static constexpr bool is_signed(int) { return true; }
+  REEF_LANE static constexpr bool is_signed(int) { return true; }
 
   REEF_LANE explicit Lion(const OptimConstants& c)
       : kept(L::all(c.kept)),
@@ -151,7 +151,7 @@ template <class L, bool kCentered, bool kMomentum>
 struct Rmsprop {
   using F = typename L::Floats;
   static constexpr int kStates = 1 + kCentered + kMomentum;
-  static constexpr bool is_signed(int state) { return state > 0; }
+  REEF_LANE static constexpr bool is_signed(int state) { return state > 0; }
 
   REEF_LANE explicit Rmsprop(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
@@ -189,7 +189,7 @@ template <class L>
 struct Adagrad {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
-  static constexpr bool is_signed(int) { return false; }
+  REEF_LANE static constexpr bool is_signed(int) { return false; }
 
   REEF_LANE explicit Adagrad(const OptimConstants& c)
       : coupled(c.coupled_decay != 0),
@@ -216,7 +216,7 @@ template <class L>
 struct Lamb {
   using F = typename L::Floats;
   static constexpr int kStates = 2;
-  static constexpr bool is_signed(int state) { return state == 0; }
+  REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }
 
   REEF_LANE explicit Lamb(const OptimConstants& c)
       : decoupled_decay(L::all(c.decoupled_decay)),
@@ -240,5 +240,25 @@ struct Lamb {
   Correction<L, false> correction;
   F rate;
 };
+
+/// Calls `each.operator()<Rule>(rule)` with every rule there is.
+template <class L, bool kAsTorch, class Each>
+void for_every_rule(const Each& each) {
+  each.template operator()<Adam<L, false, kAsTorch>>(OptimRule::kAdam);
+  each.template operator()<Adam<L, true, kAsTorch>>(OptimRule::kAdamMaximum);
+  each.template operator()<Sgd<L>>(OptimRule::kSgd);
+  each.template operator()<Momentum<L>>(OptimRule::kMomentum);
+  each.template operator()<Lion<L>>(OptimRule::kLion);
+  each.template operator()<Rmsprop<L, false, false>>(OptimRule::kRmsprop);
+  each.template operator()<Rmsprop<L, false, true>>(OptimRule::kRmspropMomentum);
+  each.template operator()<Rmsprop<L, true, false>>(OptimRule::kRmspropCentered);
+  each.template operator()<Rmsprop<L, true, true>>(OptimRule::kRmspropCenteredMomentum);
+  each.template operator()<Adagrad<L>>(OptimRule::kAdagrad);
+  each.template operator()<Lamb<L>>(OptimRule::kLamb);
+  each.template operator()<Lars<L>>(OptimRule::kLars);
+}
+
+/// States of fewer bits have no step of torch's to agree with.
+constexpr bool rounds_as_torch(OptimFormat format) { return format == OptimFormat::kFloat32; }
 
 }  // namespace reef::kernels

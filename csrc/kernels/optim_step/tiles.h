@@ -310,28 +310,13 @@ class Tiles {
 
 template <class L, template <class, bool> class Codec, OptimFormat kFormat>
 void add_format(OptimKernels& kernels) {
-  const auto add = [&]<class Rule>(OptimRule rule) {
+  const auto f = static_cast<std::size_t>(kFormat);
+  for_every_rule<L, rounds_as_torch(kFormat)>([&]<class Rule>(OptimRule rule) {
     const auto r = static_cast<std::size_t>(rule);
-    const auto f = static_cast<std::size_t>(kFormat);
     kernels.step[r][f] = &Tiles<L, Rule, Codec, kFormat>::step;
     if constexpr (requires { &Rule::measured; })
       kernels.measure[r][f] = &Tiles<L, Rule, Codec, kFormat>::measure;
-  };
-  // States of fewer bits have no step of torch's to agree with.
-  constexpr bool kAsTorch = kFormat == OptimFormat::kFloat32;
-  add.template operator()<Adam<L, false, kAsTorch>>(OptimRule::kAdam);
-  add.template operator()<Adam<L, true, kAsTorch>>(OptimRule::kAdamMaximum);
-  add.template operator()<Sgd<L>>(OptimRule::kSgd);
-  add.template operator()<Momentum<L>>(OptimRule::kMomentum);
-  add.template operator()<Lion<L>>(OptimRule::kLion);
-  add.template operator()<Rmsprop<L, false, false>>(OptimRule::kRmsprop);
-  add.template operator()<Rmsprop<L, false, true>>(OptimRule::kRmspropMomentum);
-  add.template operator()<Rmsprop<L, true, false>>(OptimRule::kRmspropCentered);
-  add.template operator()<Rmsprop<L, true, true>>(OptimRule::kRmspropCenteredMomentum);
-  add.template operator()<Adagrad<L>>(OptimRule::kAdagrad);
-  add.template operator()<Lamb<L>>(OptimRule::kLamb);
-  add.template operator()<Lars<L>>(OptimRule::kLars);
-  const auto f = static_cast<std::size_t>(kFormat);
+  });
   kernels.encode[f][0] = &Coder<L, Codec, kFormat, false>::encode;
   kernels.encode[f][1] = &Coder<L, Codec, kFormat, true>::encode;
   kernels.decode[f][0] = &Coder<L, Codec, kFormat, false>::decode;

@@ -1,0 +1,128 @@
+#include "kernels/warp_kernels.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/optim_step/rules.h"
+#include "kernels/optim_step/warp/step.h"
+
+namespace reef::kernels {
+namespace {
+
+using namespace warp;
+
+// As threads exchange them: the largest of those that share a block.
+template <class Of>
+void exchange(float (&largest)[kThreads][kMostStates * 2 + 1], int blocks) {
+  for (int block = 0; block < blocks; ++block) {
+    for (int first = 0; first < kThreads; first += Of::kSharing) {
+      float most = 0;
+      for (int t = first; t < first + Of::kSharing; ++t) most = std::max(most, largest[t][block]);
+      for (int t = first; t < first + Of::kSharing; ++t) largest[t][block] = most;
+    }
+  }
+}
+
+Part part_of(std::int64_t tile, std::int64_t elements, int thread) {
+  return {tile, static_cast<int>(std::min(kTileElements, elements - tile * kTileElements)), thread};
+}
+
+template <class Rule, template <bool> class State>
+struct Kernel {
+  using Thread = Step<Rule, State>;
+
+  static std::vector<Thread> threads(const OptimTensor& tensor, std::int64_t tile, std::int64_t& nonfinite) {
+    static const Maps<State> maps = Maps<State>::all();
+    std::vector<Thread> all;
+    std::int64_t found = 0;
+    for (int t = 0; t < kThreads; ++t) {
+      found += all.emplace_back(tensor, part_of(tile, tensor.elements, t), maps).nonfinite();
+    }
+    nonfinite += found;
+    if (found > 0) all.clear();
+    return all;
+  }
+
+  static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    std::int64_t nonfinite = 0;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      std::vector<Thread> all = threads(tensor, tile, nonfinite);
+      float largest[kThreads][kMostStates * 2 + 1];
+      for (std::size_t t = 0; t < all.size(); ++t) all[t].begin(largest[t]);
+      if (!all.empty()) exchange<Thread>(largest, Rule::kStates * Thread::kBlocks);
+      for (std::size_t t = 0; t < all.size(); ++t) all[t].end(largest[t]);
+    }
+    return nonfinite;
+  }
+
+  static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    OptimSquares sum;
+    std::int64_t nonfinite = 0;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      for (Thread& thread : threads(tensor, tile, nonfinite)) {
+        const OptimSquares own = thread.squares();
+        sum.parameter += own.parameter;
+        sum.measured += own.measured;
+      }
+    }
+    return sum;
+  }
+};
+
+template <template <bool> class State, bool kSigned>
+struct Coder {
+  static void encode(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    const auto maps = Maps<State>::all();
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      std::vector<Encode<State, kSigned>> all;
+      float largest[kThreads][kMostStates * 2 + 1];
+      for (int t = 0; t < kThreads; ++t) {
+        all.emplace_back(values, state, part_of(tile, elements, t), maps.template of<kSigned>());
+        all.back().begin(largest[t]);
+      }
+      exchange<State<kSigned>>(largest, State<kSigned>::kBlocks);
+      for (int t = 0; t < kThreads; ++t) all[static_cast<std::size_t>(t)].end(largest[t]);
+    }
+  }
+  static void decode(const OptimState& state, float* values, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    const auto maps = Maps<State>::all();
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      for (int t = 0; t < kThreads; ++t) {
+        warp::decode<State, kSigned>(state, values, part_of(tile, elements, t), maps.template of<kSigned>());
+      }
+    }
+  }
+};
+
+template <template <bool> class State, OptimFormat kFormat>
+void add_format(OptimKernels& kernels) {
+  const auto f = static_cast<std::size_t>(kFormat);
+  for_every_rule<Lanes, rounds_as_torch(kFormat)>([&]<class Rule>(OptimRule rule) {
+    const auto r = static_cast<std::size_t>(rule);
+    kernels.step[r][f] = &Kernel<Rule, State>::step;
+    if constexpr (requires { &Rule::measured; }) kernels.measure[r][f] = &Kernel<Rule, State>::measure;
+  });
+  kernels.encode[f][0] = &Coder<State, false>::encode;
+  kernels.encode[f][1] = &Coder<State, true>::encode;
+  kernels.decode[f][0] = &Coder<State, false>::decode;
+  kernels.decode[f][1] = &Coder<State, true>::decode;
+}
+
+}  // namespace
+
+const OptimKernels& warp_kernels() {
+  static const OptimKernels all = [] {
+    OptimKernels kernels{};
+    add_format<Float32State, OptimFormat::kFloat32>(kernels);
+    add_format<BFloat16State, OptimFormat::kBFloat16>(kernels);
+    add_format<Int8State, OptimFormat::kInt8>(kernels);
+    add_format<Int4State, OptimFormat::kInt4>(kernels);
+    add_format<Companded8State, OptimFormat::kCompanded8>(kernels);
+    return kernels;
+  }();
+  return all;
+}
+
+}  // namespace reef::kernels
