@@ -50,6 +50,8 @@ def markdown(sections: list[tuple[str, list[dict]]]) -> str:
         "- GPU: " + (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none; nothing here ran on one"),
     ]
     for name, rows in sections:
+        if not rows:  # needs a device that is not here
+            continue
         lines += ["", f"## {name}", "", "| what | value | unit | how |", "| --- | ---: | --- | --- |"]
         lines += [f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['context']} |" for r in rows]
     return "\n".join(lines) + "\n"

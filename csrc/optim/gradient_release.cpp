@@ -84,17 +84,15 @@ void GradientRelease::ready(Watched& watched) {
                       "accumulate, and call step() after them");
   }
   if (++watched.passes < accumulate_) return;
-  optimizer_.step_these(watched.group, {watched.index}, nonfinite_);
+  stepped_.push_back(optimizer_.step_these(watched.group, {watched.index}));
   optimizer_.param_groups()[watched.group].params()[watched.index].mutable_grad().reset();
 }
 
-void GradientRelease::end_step(std::string& nonfinite) {
+std::vector<Optimizer::Stepped> GradientRelease::end_step() {
   const std::lock_guard lock(mutex_);
   optimizer_.zero_grad();
   for (const auto& watched : watched_) watched->passes = 0;
-  if (nonfinite_.empty()) return;
-  nonfinite = nonfinite_ + (nonfinite.empty() ? "" : "; ") + nonfinite;
-  nonfinite_.clear();
+  return std::exchange(stepped_, {});
 }
 
 }  // namespace reef::optim

@@ -7,7 +7,7 @@
 #include <tuple>
 
 /// Reef's operators for optimizers, called through the dispatcher, so that whoever watches operators (a
-/// budget, a profiler) sees them. Their schemas are in operators.cpp.
+/// budget, a profiler) sees them. Their schemas are in operators.cpp and state_operators.cpp.
 namespace reef::optim::ops {
 
 /// Steps parameters by a rule; gives, for each, how many elements of its gradient are not finite.
@@ -22,6 +22,6 @@ std::tuple<at::Tensor, at::Tensor> encode(const at::Tensor& values, const std::s
 at::Tensor decode(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& like,
                   const std::string& state, bool is_signed);
 /// Bytes of parameters that one step had best work on.
-std::int64_t slice_bytes();
+std::int64_t slice_bytes(c10::Device device);
 
 }  // namespace reef::optim::ops

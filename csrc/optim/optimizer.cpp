@@ -3,6 +3,8 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "optim/operators.h"
 #include "optim/options.h"
 #include "reef/error.h"
@@ -25,9 +27,9 @@ std::vector<OptimizerParamGroup> without_options(const std::vector<OptimizerPara
 
 // In the parameter's layout.
 Tensor gradient_of(std::size_t group, std::size_t index, const Tensor& parameter) {
-  if (!parameter.is_cpu()) {
+  if (!parameter.is_cpu() && !parameter.is_cuda()) {
     throw ConfigError(described(group, index, parameter) + " is on " + parameter.device().str() +
-                      "; parameters on the CPU are stepped so far");
+                      "; parameters on the CPU and on CUDA devices are stepped");
   }
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {
@@ -143,7 +145,7 @@ ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& param
   return state;
 }
 
-void Optimizer::step_these(std::size_t group, const std::vector<std::size_t>& indices, NonFinite& found) {
+Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::size_t> indices) {
   const at::NoGradGuard no_grad;
   const OptionsBase& options = options_of(param_groups_[group]);
   const std::vector<Tensor>& all = param_groups_[group].params();
@@ -168,12 +170,25 @@ void Optimizer::step_these(std::size_t group, const std::vector<std::size_t>& in
   const Tensor nonfinite =
       ops::step(rule_, format_name(options), std::string(name(master)), parameters, gradients, states,
                 masters, steps, given, std::nullopt, std::nullopt, std::nullopt);
-  for (std::size_t k = 0; k < indices.size(); ++k) {
-    const std::int64_t count = nonfinite.const_data_ptr<std::int64_t>()[k];
-    if (count == 0) continue;
-    found += (found.empty() ? "" : "; ") + described(group, indices[k], parameters[k]) + " (" +
-             std::to_string(count) + " elements)";
+  return {group, std::move(indices), nonfinite};
+}
+
+void Optimizer::report(const std::vector<Stepped>& all) const {
+  std::string found;
+  for (const Stepped& stepped : all) {
+    const Tensor counts = stepped.nonfinite.cpu();
+    for (std::size_t k = 0; k < stepped.indices.size(); ++k) {
+      const std::int64_t count = counts.const_data_ptr<std::int64_t>()[k];
+      if (count == 0) continue;
+      const std::size_t index = stepped.indices[k];
+      found += (found.empty() ? "" : "; ") +
+               described(stepped.group, index, param_groups_[stepped.group].params()[index]) + " (" +
+               std::to_string(count) + " elements)";
+    }
   }
+  if (found.empty()) return;
+  throw NonFiniteGradient(rule_ + ": gradients are not finite: " + found +
+                          "; blocks of 256 elements that hold such a one have been left as they were");
 }
 
 Tensor Optimizer::step(LossClosure closure) {
@@ -182,30 +197,30 @@ Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  NonFinite found;
+  std::vector<Stepped> stepped;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
-    const std::int64_t most = ops::slice_bytes();
     const std::vector<Tensor>& all = param_groups_[group].params();
     std::vector<std::size_t> indices;
     std::int64_t bytes = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].grad().defined() || all[i].numel() == 0) continue;
       const auto size = static_cast<std::int64_t>(all[i].nbytes());
-      if (!indices.empty() && bytes + size > most) {
-        step_these(group, indices, found);
-        indices.clear();
+      const bool fits = indices.empty() || (all[indices.back()].device() == all[i].device() &&
+                                            bytes + size <= ops::slice_bytes(all[i].device()));
+      if (!fits) {
+        stepped.push_back(step_these(group, std::exchange(indices, {})));
         bytes = 0;
       }
       indices.push_back(i);
       bytes += size;
     }
-    if (!indices.empty()) step_these(group, indices, found);
+    if (!indices.empty()) stepped.push_back(step_these(group, std::move(indices)));
   }
-  if (release_ != nullptr) release_->end_step(found);
-  if (!found.empty()) {
-    throw NonFiniteGradient(rule_ + ": gradients are not finite: " + found +
-                            "; blocks of 256 elements that hold such a one have been left as they were");
+  if (release_ != nullptr) {
+    std::vector<Stepped> in_backward = release_->end_step();
+    stepped.insert(stepped.begin(), in_backward.begin(), in_backward.end());
   }
+  report(stepped);
   return loss;
 }
 

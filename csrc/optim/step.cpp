@@ -65,8 +65,8 @@ void over(const std::vector<Piece>& pieces, const Work& work) {
                         });
 }
 
-void set_trust(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,
-               std::vector<OptimWork>& works) {
+void set_trusts(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,
+                std::vector<OptimWork>& works) {
   const auto& kernels = best_kernels().measure[static_cast<std::size_t>(rule)];
   std::vector<kernels::OptimSquares> squares(pieces.size());
   over(pieces, [&](std::size_t i) {
@@ -79,10 +79,7 @@ void set_trust(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>
     sums[pieces[i].work].parameter += squares[i].parameter;
     sums[pieces[i].work].measured += squares[i].measured;
   }
-  for (std::size_t i = 0; i < works.size(); ++i) {
-    works[i].tensor.constants.trust = static_cast<float>(
-        optim_trust(rule, hyper, std::sqrt(sums[i].parameter), std::sqrt(sums[i].measured)));
-  }
+  for (std::size_t i = 0; i < works.size(); ++i) set_trust(rule, hyper, sums[i], works[i]);
 }
 
 }  // namespace
@@ -96,23 +93,33 @@ OptimMaster optim_master(std::string_view name) {
 std::string_view name(OptimFormat format) { return kFormatNames[static_cast<std::size_t>(format)]; }
 std::string_view name(OptimMaster master) { return kMasterNames[static_cast<std::size_t>(master)]; }
 
-void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works) {
-  for (OptimWork& work : works) {
-    const float gradient = work.tensor.constants.gradient;
-    work.tensor.constants = optim_constants(rule, hyper, work.step);
-    work.tensor.constants.gradient = hyper.maximize != 0 ? -gradient : gradient;
-  }
+void set_constants(OptimRule rule, const OptimHyper& hyper, OptimWork& work) {
+  const float gradient = work.tensor.constants.gradient;
+  work.tensor.constants = optim_constants(rule, hyper, work.step);
+  work.tensor.constants.gradient = hyper.maximize != 0 ? -gradient : gradient;
+}
+
+void set_trust(OptimRule rule, const OptimHyper& hyper, const kernels::OptimSquares& sum, OptimWork& work) {
+  work.tensor.constants.trust =
+      static_cast<float>(optim_trust(rule, hyper, std::sqrt(sum.parameter), std::sqrt(sum.measured)));
+}
+
+void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
+                 std::int64_t* nonfinite) {
   std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < works.size(); ++i) add_pieces(pieces, i, works[i].tensor.elements);
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    set_constants(rule, hyper, works[i]);
+    add_pieces(pieces, i, works[i].tensor.elements);
+  }
   const auto r = static_cast<std::size_t>(rule);
-  if (best_kernels().measure[r][0] != nullptr) set_trust(rule, hyper, pieces, works);
+  if (best_kernels().measure[r][0] != nullptr) set_trusts(rule, hyper, pieces, works);
   const auto& kernels = best_kernels().step[r];
   over(pieces, [&](std::size_t i) {
     const Piece& piece = pieces[i];
-    OptimWork& work = works[piece.work];
+    const OptimWork& work = works[piece.work];
     const std::int64_t found =
         kernels[static_cast<std::size_t>(work.format)](work.tensor, piece.first, piece.last);
-    if (found > 0) std::atomic_ref(work.nonfinite).fetch_add(found, std::memory_order_relaxed);
+    if (found > 0) std::atomic_ref(nonfinite[piece.work]).fetch_add(found, std::memory_order_relaxed);
   });
 }
 

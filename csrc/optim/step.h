@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,16 +23,32 @@ struct OptimWork {
   kernels::OptimTensor tensor;
   kernels::OptimFormat format = kernels::OptimFormat::kFloat32;
   double step = 1;
-  std::int64_t nonfinite = 0;  ///< elements of the gradient
 };
 
-/// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are.
-void step_on_cpu(kernels::OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works);
+/// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are;
+/// `nonfinite`, of as many as there are works and zero, takes the numbers of such elements.
+void step_on_cpu(kernels::OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
+                 std::int64_t* nonfinite);
 
 /// `values` (float32, contiguous, `elements` of them) to a state, and back.
 void encode_on_cpu(kernels::OptimFormat format, bool is_signed, const float* values,
                    const kernels::OptimState& state, std::int64_t elements);
 void decode_on_cpu(kernels::OptimFormat format, bool is_signed, const kernels::OptimState& state,
                    float* values, std::int64_t elements);
+
+/// The same for memory of a CUDA device, `nonfinite` too, on its current stream; nobody waits, but for the
+/// norms of LAMB and LARS, which are added up in another order than on the CPU. A build without CUDA throws
+/// ConfigError.
+void step_on_cuda(c10::Device device, kernels::OptimRule rule, const OptimHyper& hyper,
+                  std::vector<OptimWork>& works, std::int64_t* nonfinite);
+void encode_on_cuda(c10::Device device, kernels::OptimFormat format, bool is_signed, const float* values,
+                    const kernels::OptimState& state, std::int64_t elements);
+void decode_on_cuda(c10::Device device, kernels::OptimFormat format, bool is_signed,
+                    const kernels::OptimState& state, float* values, std::int64_t elements);
+
+/// What a step computes with, but for the trust ratio, which is made of sums of squares.
+void set_constants(kernels::OptimRule rule, const OptimHyper& hyper, OptimWork& work);
+void set_trust(kernels::OptimRule rule, const OptimHyper& hyper, const kernels::OptimSquares& sum,
+               OptimWork& work);
 
 }  // namespace reef::optim

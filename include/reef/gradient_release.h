@@ -39,13 +39,13 @@ class REEF_API GradientRelease {
   struct Watched;
 
   void ready(Watched& watched);
-  void end_step(std::string& nonfinite);
+  std::vector<Optimizer::Stepped> end_step();  ///< what was stepped since the last
 
   Optimizer& optimizer_;
   int accumulate_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<Watched>> watched_;
-  std::string nonfinite_;
+  std::vector<Optimizer::Stepped> stepped_;
 };
 
 }  // namespace reef::optim

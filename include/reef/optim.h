@@ -275,8 +275,15 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
   void adapt(const OptionsBase& options, const at::Tensor& parameter, const ParameterState& saved);
 
   friend class GradientRelease;
-  using NonFinite = std::string;  ///< the parameters whose gradients were not, in words
-  void step_these(std::size_t group, const std::vector<std::size_t>& indices, NonFinite& found);
+  /// Parameters of a group on one device, and how many elements of each one's gradient were not finite,
+  /// there.
+  struct Stepped {
+    std::size_t group;
+    std::vector<std::size_t> indices;
+    at::Tensor nonfinite;
+  };
+  Stepped step_these(std::size_t group, std::vector<std::size_t> indices);
+  void report(const std::vector<Stepped>& all) const;
 
   std::string rule_;
   bool decoupled_;

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "optim/train_within.h"
+#include "reef/build_info.h"
 #include "reef/error.h"
 
 namespace reef::optim {
@@ -280,6 +281,27 @@ TEST(Optim, BadOptionsAreRefusedWithASentence) {
   AdamW optimizer(table->parameters());
   table->forward(torch::tensor({1, 2})).sum().backward();
   refused([&] { optimizer.step(); }, "parameter 0 of group 0, of shape [8, 4] has a sparse gradient");
+}
+
+TEST(Optim, OnADeviceBitForBit) {
+  if (build_info().built_cuda.empty()) GTEST_SKIP() << "Reef was built without CUDA";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  for (const StateFormat format : {StateFormat::kFloat32, StateFormat::kBFloat16, StateFormat::kInt8,
+                                   StateFormat::kInt4, StateFormat::kCompanded8}) {
+    std::vector<Tensor> here = parameters();
+    std::vector<Tensor> there;
+    for (const Tensor& p : here) there.push_back(p.detach().to(torch::kCUDA).requires_grad_());
+    const auto options = AdamWOptions(1e-2).state(format).min_quantized_numel(0);
+    AdamW on_cpu(here, options);
+    AdamW on_device(there, options);
+    for (int step = 0; step < 3; ++step) {
+      give_gradients(here, step);
+      for (std::size_t i = 0; i < here.size(); ++i) there[i].mutable_grad() = here[i].grad().to(torch::kCUDA);
+      on_cpu.step();
+      on_device.step();
+    }
+    for (std::size_t i = 0; i < here.size(); ++i) EXPECT_TRUE(torch::equal(here[i], there[i].cpu()));
+  }
 }
 
 TEST(Optim, WithinABudgetBitForBit) {

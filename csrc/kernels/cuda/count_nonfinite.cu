@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cub/block/block_reduce.cuh>
 
+#include "kernels/cuda/grid.h"
+
 namespace reef::kernels::cuda {
 namespace {
 
@@ -42,26 +44,6 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && in_block != 0) atomicAdd(found, in_block);
 }
 
-/// As many blocks as the device can hold at once, or fewer if there is less to do.
-template <class Bits>
-cudaError_t grid_for(std::int64_t elements, int& blocks) {
-  int device = 0;
-  int processors = 0;
-  int per_processor = 0;
-  if (const cudaError_t error = cudaGetDevice(&device)) return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) {
-    return error;
-  }
-  if (const cudaError_t error =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, count_kernel<Bits>, kThreads, 0)) {
-    return error;
-  }
-  const std::int64_t per_block = kThreads * Vector<Bits>::kElements;
-  const std::int64_t wanted = std::max<std::int64_t>(1, (elements + per_block - 1) / per_block);
-  blocks = static_cast<int>(std::min<std::int64_t>(wanted, std::int64_t{processors} * per_processor));
-  return cudaSuccess;
-}
-
 }  // namespace
 
 cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat format,
@@ -70,7 +52,11 @@ cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat
   return with_exponent(format, [&](auto exponent) {
     using Bits = decltype(exponent);
     int blocks = 0;
-    if (const cudaError_t error = grid_for<Bits>(elements, blocks)) return error;
+    const std::int64_t per_block = kThreads * Vector<Bits>::kElements;
+    if (const cudaError_t error = grid_for(reinterpret_cast<const void*>(&count_kernel<Bits>), kThreads,
+                                           (elements + per_block - 1) / per_block, blocks)) {
+      return error;
+    }
     const std::size_t past_boundary = reinterpret_cast<std::uintptr_t>(data) % 16;
     const auto to_boundary = static_cast<std::int64_t>((16 - past_boundary) % 16 / sizeof(Bits));
     count_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Bits*>(data), elements,

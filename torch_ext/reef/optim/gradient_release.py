@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .optimizer import Optimizer, name_of
+from .optimizer import Optimizer, Stepped, name_of
 
 
 class GradientRelease:
@@ -38,7 +38,7 @@ class GradientRelease:
         self._optimizer = optimizer
         self._accumulate = accumulate
         self._passes: dict[torch.Tensor, int] = {}
-        self._bad: list[str] = []
+        self._stepped: list[Stepped] = []
         self._handles = [
             p.register_post_accumulate_grad_hook(partial(self._ready, group, index))
             for group in optimizer.param_groups
@@ -72,12 +72,12 @@ class GradientRelease:
         if passes + 1 < self._accumulate:
             return
         with torch.no_grad():
-            self._bad += self._optimizer._step_these(group, [index])
+            self._stepped.append(self._optimizer._step_these(group, [index]))
         p.grad = None
 
-    def _end_step(self) -> list[str]:
-        """What was not finite since the last."""
+    def _end_step(self) -> list[Stepped]:
+        """What was stepped since the last."""
         self._optimizer.zero_grad()
         self._passes.clear()
-        bad, self._bad = self._bad, []
-        return bad
+        stepped, self._stepped = self._stepped, []
+        return stepped

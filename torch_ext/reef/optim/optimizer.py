@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -22,6 +22,19 @@ _MASTER_DTYPES = {"float32": torch.float32, "split": torch.uint8}
 
 class NonFiniteGradient(FloatingPointError):
     """A gradient held NaN or an infinity; the text names the parameters."""
+
+
+class Stepped(NamedTuple):
+    """Parameters of a group on one device, and how many elements of each one's gradient were not finite, there."""
+
+    group: dict[str, Any]
+    indices: list[int]
+    nonfinite: torch.Tensor
+
+    def nonfinite_gradients(self) -> list[str]:
+        """Waits for the device."""
+        counts = zip(self.indices, self.nonfinite.tolist(), strict=True)
+        return [f"{name_of(self.group, i)} ({n} elements)" for i, n in counts if n]
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -81,8 +94,10 @@ class Optimizer(torch.optim.Optimizer):
         if group["master"] not in MASTERS:
             raise ValueError(f"{where}: master is '{group['master']}'; use one of {', '.join(MASTERS)}")
         for index, p in enumerate(group["params"]):
-            if p.device.type not in ("cpu", "meta"):
-                raise ValueError(f"{where}: {name_of(group, index)} is on {p.device}; parameters on the CPU are stepped so far")
+            if p.device.type not in ("cpu", "cuda", "meta"):
+                raise ValueError(
+                    f"{where}: {name_of(group, index)} is on {p.device}; parameters on the CPU and on CUDA devices are stepped"
+                )
             if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
                 raise ValueError(
                     f"{where}: {name_of(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
@@ -139,21 +154,19 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        bad: list[str] = []
-        for group in self.param_groups:
-            for indices in _slices(group["params"]):
-                bad += self._step_these(group, indices)
+        stepped = [
+            self._step_these(group, indices) for group in self.param_groups for indices in _slices(group["params"])
+        ]
         if self._release is not None:
-            bad = self._release._end_step() + bad
-        if bad:
+            stepped = self._release._end_step() + stepped
+        if bad := [text for these in stepped for text in these.nonfinite_gradients()]:
             raise NonFiniteGradient(
                 f"{type(self).__name__}: gradients are not finite: {', '.join(bad)}; blocks of 256 elements that hold "
                 "such a one have been left as they were"
             )
         return loss
 
-    def _step_these(self, group: dict[str, Any], indices: list[int]) -> list[str]:
-        """Gives those whose gradients are not finite."""
+    def _step_these(self, group: dict[str, Any], indices: list[int]) -> Stepped:
         numbers = self._numbers(group)
         names = [name for name, _ in self._names(numbers)]
         params = [group["params"][index] for index in indices]
@@ -165,17 +178,16 @@ class Optimizer(torch.optim.Optimizer):
             state = self.state[p]
             for name in names:
                 scale = state.get(name + "_scale")
-                states += [state[name], torch.empty(0) if scale is None else scale]
+                states += [state[name], p.new_empty(0) if scale is None else scale]
             if group["master"] in _MASTER_DTYPES:
-                masters.append(state.get("master", torch.empty(0)))
+                masters.append(state.get("master", p.new_empty(0)))
         nonfinite = torch.ops.reef.optim_step_(
             self._rule, group["state"], group["master"], params, grads, states, masters,
             [self.state[p]["step"] for p in params], numbers,
             group["lr"] if isinstance(group["lr"], torch.Tensor) else None,
             getattr(self, "grad_scale", None), getattr(self, "found_inf", None),
         )  # fmt: skip
-        counts = nonfinite.tolist()
-        return [f"{name_of(group, i)} ({n} elements)" for i, n in zip(indices, counts, strict=True) if n]
+        return Stepped(group, indices, nonfinite)
 
     # ---- checkpoints
 
@@ -229,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
                     state[name + "_scale"].copy_(scale)
             else:
                 like = torch.empty_like(p, dtype=torch.float32).copy_(value)
-                codes, scales = state[name], state.get(name + "_scale", torch.empty(0))
+                codes, scales = state[name], state.get(name + "_scale", p.new_empty(0))
                 torch.ops.reef.optim_encode.out(
                     like, self._format(group, p), is_signed, codes=codes, scales=scales
                 )
@@ -252,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             states[number] = {"step": state["step"].clone()}
             for name, is_signed in self._names(self._numbers(group)):
-                scale = state.get(name + "_scale", torch.empty(0))
+                scale = state.get(name + "_scale", p.new_empty(0))
                 states[number][name] = torch.ops.reef.optim_decode(
                     state[name], scale, p.detach(), group["state"], is_signed
                 )
@@ -266,14 +278,16 @@ def name_of(group: dict[str, Any], index: int) -> str:
 
 
 def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
-    """What one call steps: its working set, of which a budget must hold all."""
-    most = torch.ops.reef.optim_slice_bytes()
+    """What one call steps: on one device, and its working set, of which a budget must hold all."""
     indices: list[int] = []
     size = 0
     for index, p in enumerate(params):
         if p.grad is None or p.numel() == 0:
             continue
-        if indices and size + p.nbytes > most:
+        if indices and (
+            p.device != params[indices[-1]].device
+            or size + p.nbytes > torch.ops.reef.optim_slice_bytes(p.device)
+        ):
             yield indices
             indices, size = [], 0
         indices.append(index)

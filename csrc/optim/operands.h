@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/optim_step.h"
+#include "optim/hyper.h"
+
+/// What the operators' tensors must be, and the raw memory of those that are.
+namespace reef::optim {
+
+/// Of whom a refusal speaks.
+struct Subject {
+  const char* op;
+  std::int64_t parameter = -1;  ///< of a list; -1: there is none
+};
+/// Throws ConfigError: "<op>: <what>", "<op>: parameter <i> <what>".
+[[noreturn]] void refuse(const Subject& subject, const std::string& what);
+
+kernels::OptimDtype dtype_of(const Subject& subject, const at::Tensor& tensor, const char* what);
+void check_dense(const Subject& subject, const at::Tensor& tensor, const char* what);
+void check_device(const Subject& subject, const at::Tensor& tensor, const char* what, c10::Device device);
+
+inline std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+inline std::int64_t bytes_in(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+/// A state says by its dtype whether it was kept in 32 bits although the others are not.
+kernels::OptimFormat format_of(kernels::OptimFormat asked, const at::Tensor& codes);
+
+/// Codes and scales of so many elements, on `device`.
+kernels::OptimState state_of(const Subject& subject, const char* name, kernels::OptimFormat format,
+                             const at::Tensor& codes, const at::Tensor& scales, std::int64_t elements,
+                             c10::Device device);
+
+}  // namespace reef::optim
