@@ -28,7 +28,9 @@ const std::vector<Format> kFormats = {{"float32", ro::StateFormat::kFloat32},
                                       {"bfloat16", ro::StateFormat::kBFloat16},
                                       {"int8", ro::StateFormat::kInt8},
                                       {"companded8", ro::StateFormat::kCompanded8},
-                                      {"int4", ro::StateFormat::kInt4}};
+                                      {"int4", ro::StateFormat::kInt4},
+                                      {"int8_compensated", ro::StateFormat::kInt8Compensated},
+                                      {"int4_compensated", ro::StateFormat::kInt4Compensated}};
 
 // The 148 tensors of GPT-2's 12 layers, of a width that comes near 52 million.
 std::vector<std::vector<std::int64_t>> gpt2_shapes() {

@@ -1,39 +1,46 @@
 #include "kernels/optim_step.h"
 
+#include <algorithm>
+
 namespace reef::kernels {
 
+namespace {
+
+// Two elements a byte: number i of a tile and number i + 128.
+std::int64_t paired_bytes(std::int64_t elements) {
+  const std::int64_t tail = elements % kTileElements;
+  return elements / kTileElements * (kTileElements / 2) + std::min(tail, kTileElements / 2);
+}
+
+}  // namespace
+
 std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements) {
+  const OptimFormat plain = uncompensated(format);
+  if (plain != format) return optim_codes_bytes(plain, elements) + paired_bytes(elements);
   switch (format) {
     case OptimFormat::kFloat32:
       return 4 * elements;
     case OptimFormat::kBFloat16:
       return 2 * elements;
-    case OptimFormat::kInt4: {
-      const std::int64_t tail = elements % kTileElements;
-      return elements / kTileElements * (kTileElements / 2) +
-             (tail < kTileElements / 2 ? tail : kTileElements / 2);
-    }
-    case OptimFormat::kInt8:
-    case OptimFormat::kCompanded8:
-      break;
+    case OptimFormat::kInt4:
+      return paired_bytes(elements);
+    default:
+      return elements;
   }
-  return elements;
 }
 
 std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements) {
   const auto blocks = [&](std::int64_t of) { return (elements + of - 1) / of; };
-  switch (format) {
+  switch (uncompensated(format)) {
     case OptimFormat::kInt8:
       return 4 * blocks(kTileElements);
     case OptimFormat::kInt4:
       return 4 * blocks(kTileElements / 2);
     case OptimFormat::kCompanded8:
       return 2 * blocks(32);
-    case OptimFormat::kFloat32:
-    case OptimFormat::kBFloat16:
-      break;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 std::int64_t optim_dtype_bytes(OptimDtype dtype) { return dtype == OptimDtype::kFloat32 ? 4 : 2; }

@@ -28,13 +28,29 @@ inline constexpr int kMostStates = 3;
 
 /// How a state is kept.
 enum class OptimFormat : std::uint8_t {
-  kFloat32,    ///< 4 bytes
-  kBFloat16,   ///< 2 bytes, rounded stochastically
-  kInt8,       ///< 1 byte on a dynamic map, and a float32 for each 256
-  kInt4,       ///< half a byte, and a float32 for each 128
-  kCompanded8  ///< 1 byte companded, and a bfloat16 for each 32
+  kFloat32,          ///< 4 bytes
+  kBFloat16,         ///< 2 bytes, rounded stochastically
+  kInt8,             ///< 1 byte on a dynamic map, and a float32 for each 256
+  kInt4,             ///< half a byte, and a float32 for each 128
+  kCompanded8,       ///< 1 byte companded, and a bfloat16 for each 32
+  kInt8Compensated,  ///< as the formats of their names, and 4 bits of what rounding to the code lost
+  kInt4Compensated,
+  kCompanded8Compensated,
 };
-inline constexpr int kOptimFormats = 5;
+inline constexpr int kOptimFormats = 8;
+/// The format without what is kept of its rounding.
+constexpr OptimFormat uncompensated(OptimFormat format) {
+  switch (format) {
+    case OptimFormat::kInt8Compensated:
+      return OptimFormat::kInt8;
+    case OptimFormat::kInt4Compensated:
+      return OptimFormat::kInt4;
+    case OptimFormat::kCompanded8Compensated:
+      return OptimFormat::kCompanded8;
+    default:
+      return format;
+  }
+}
 
 /// What a rule computes with, in the precision it does: prepared for each tensor in double.
 struct OptimConstants {
@@ -59,7 +75,9 @@ struct OptimConstants {
 /// nothing else.
 inline constexpr std::int64_t kTileElements = 256;
 
-/// Codes and, for the formats that have them, scales. Sizes: optim_codes_bytes(), optim_scales_bytes().
+/// Codes and, for the formats that have them, scales. Sizes: optim_codes_bytes(), optim_scales_bytes(). A
+/// tile's codes lie together; after them, compensated, what their rounding lost: two elements a byte, number
+/// i of the tile and number i + 128.
 struct OptimState {
   std::byte* codes = nullptr;
   std::byte* scales = nullptr;

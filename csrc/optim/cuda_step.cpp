@@ -31,9 +31,15 @@ const OptimCudaKernels& kernels_of(OptimFormat format) {
     case OptimFormat::kInt4:
       return kernels::cuda::optim_int4();
     case OptimFormat::kCompanded8:
+      return kernels::cuda::optim_companded8();
+    case OptimFormat::kInt8Compensated:
+      return kernels::cuda::optim_int8_compensated();
+    case OptimFormat::kInt4Compensated:
+      return kernels::cuda::optim_int4_compensated();
+    case OptimFormat::kCompanded8Compensated:
       break;
   }
-  return kernels::cuda::optim_companded8();
+  return kernels::cuda::optim_companded8_compensated();
 }
 
 std::int64_t pieces_of(std::int64_t elements) {

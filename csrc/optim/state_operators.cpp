@@ -19,7 +19,7 @@ using at::Tensor;
 using kernels::OptimFormat;
 
 Tensor empty_like_scales(OptimFormat format, std::int64_t elements, c10::Device device) {
-  const auto dtype = format == OptimFormat::kCompanded8 ? at::kBFloat16 : at::kFloat;
+  const auto dtype = uncompensated(format) == OptimFormat::kCompanded8 ? at::kBFloat16 : at::kFloat;
   const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
   return at::zeros({kernels::optim_scales_bytes(format, elements) / width},
                    at::TensorOptions().dtype(dtype).device(device));
@@ -94,22 +94,22 @@ Encoded optim_state_meta(const Tensor& parameter, const std::string& state) {
   const auto wide = parameter.options().dtype(format == OptimFormat::kBFloat16 ? at::kBFloat16 : at::kFloat);
   const c10::SymInt tile = kernels::kTileElements;
   const c10::SymInt n = parameter.sym_numel();
+  const c10::SymInt pairs = n / tile * (tile / 2) + (n % tile).min(tile / 2);
   const auto made = [&](const c10::SymInt& codes, const c10::SymInt& block, at::ScalarType scale) {
-    return Encoded{at::empty_symint({codes}, wide.dtype(at::kByte)),
+    const c10::SymInt rests = uncompensated(format) == format ? c10::SymInt(0) : pairs;
+    return Encoded{at::empty_symint({codes + rests}, wide.dtype(at::kByte)),
                    at::empty_symint({(n + block - 1) / block}, wide.dtype(scale))};
   };
-  switch (format) {
+  switch (uncompensated(format)) {
     case OptimFormat::kInt8:
       return made(n, tile, at::kFloat);
     case OptimFormat::kInt4:
-      return made(n / tile * (tile / 2) + (n % tile).min(tile / 2), tile / 2, at::kFloat);
+      return made(pairs, tile / 2, at::kFloat);
     case OptimFormat::kCompanded8:
       return made(n, 32, at::kBFloat16);
-    case OptimFormat::kFloat32:
-    case OptimFormat::kBFloat16:
-      break;
+    default:
+      return {at::empty_like(parameter, wide), at::empty_symint({0}, wide.dtype(at::kFloat))};
   }
-  return {at::empty_like(parameter, wide), at::empty_symint({0}, wide.dtype(at::kFloat))};
 }
 
 Encoded optim_encode_meta(const Tensor& values, const std::string& state, bool) {

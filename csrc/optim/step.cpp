@@ -18,7 +18,14 @@ using kernels::OptimRule;
 
 namespace {
 
-constexpr std::string_view kFormatNames[] = {"float32", "bfloat16", "int8", "int4", "companded8"};
+constexpr std::string_view kFormatNames[] = {"float32",
+                                             "bfloat16",
+                                             "int8",
+                                             "int4",
+                                             "companded8",
+                                             "int8_compensated",
+                                             "int4_compensated",
+                                             "companded8_compensated"};
 constexpr std::string_view kMasterNames[] = {"none", "float32", "split", "stochastic"};
 
 template <class Enum, std::size_t kCount>

@@ -25,9 +25,13 @@ enum class StateFormat : std::uint8_t {
   kInt8,        ///< 2.03; a dynamic map (2110.02861), a float32 scale for each 256
   kInt4,        ///< 1.06; a dynamic map, and a linear one without zero (2309.01507), a scale for each 128
   kCompanded8,  ///< 2.13; companded (2602.23349), a bfloat16 scale for each 32
+  kInt8Compensated,        ///< 3.03; as kInt8, and four bits a code of what its rounding lost
+  kInt4Compensated,        ///< 2.06
+  kCompanded8Compensated,  ///< 3.13
 };
 
-/// By the name that Python gives it: "float32", "bfloat16", "int8", "int4", "companded8". Throws ConfigError.
+/// By the name that Python gives it: "float32", "bfloat16", "int8", "int4", "companded8", and
+/// "int8_compensated" and so on. Throws ConfigError.
 REEF_API StateFormat state_format(const std::string& name);
 
 /// What parameters of 16 bits keep of what their rounding loses.

@@ -17,33 +17,9 @@
 namespace reef::kernels {
 namespace {
 
-struct Format {
-  OptimFormat format;
-  bool is_signed;
-};
 const std::vector<Format> kMapped = {{OptimFormat::kInt8, true},       {OptimFormat::kInt8, false},
                                      {OptimFormat::kInt4, true},       {OptimFormat::kInt4, false},
                                      {OptimFormat::kCompanded8, true}, {OptimFormat::kCompanded8, false}};
-
-std::vector<std::uint8_t> encoded(const Format& f, const std::vector<float>& given,
-                                  std::vector<std::byte>& scales, const OptimKernels& kernels = portable()) {
-  const auto elements = static_cast<std::int64_t>(given.size());
-  std::vector<std::uint8_t> codes(static_cast<std::size_t>(optim_codes_bytes(f.format, elements)));
-  scales.resize(static_cast<std::size_t>(optim_scales_bytes(f.format, elements)));
-  kernels.encode[static_cast<std::size_t>(f.format)][f.is_signed](
-      given.data(), {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, elements, 0,
-      (elements + kTileElements - 1) / kTileElements);
-  return codes;
-}
-
-std::vector<float> decoded(const Format& f, std::vector<std::uint8_t> codes, std::vector<std::byte> scales,
-                           std::int64_t elements, const OptimKernels& kernels = portable()) {
-  std::vector<float> found(static_cast<std::size_t>(elements));
-  kernels.decode[static_cast<std::size_t>(f.format)][f.is_signed](
-      {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, found.data(), elements, 0,
-      (elements + kTileElements - 1) / kTileElements);
-  return found;
-}
 
 TEST(Codec, GoldenValuesOfTheDynamicMaps) {
   const std::vector<float> with_sign = reference::map_of(OptimFormat::kInt8, true);
@@ -163,7 +139,12 @@ TEST(Codec, LevelsAndAWarpAgreeOnEverything) {
   for (const OptimKernels* kernels :
        {optim_kernels(OptimLevel::kAvx512), optim_kernels(OptimLevel::kAvx2), &warp_kernels()}) {
     if (kernels == nullptr) continue;
-    for (const Format& f : kMapped) {
+    std::vector<Format> formats = kMapped;
+    for (const OptimFormat format : {OptimFormat::kInt8Compensated, OptimFormat::kInt4Compensated,
+                                     OptimFormat::kCompanded8Compensated}) {
+      formats.insert(formats.end(), {{format, true}, {format, false}});
+    }
+    for (const Format& f : formats) {
       for (int row = 0; row < 100; ++row) {
         const std::int64_t elements = any_size(random);
         std::vector<float> given =
@@ -209,7 +190,12 @@ TEST(Codec, BytesOfAState) {
   EXPECT_EQ(bytes(OptimFormat::kInt8, n), n + n / 64);
   EXPECT_EQ(bytes(OptimFormat::kInt4, n), n / 2 + n / 32);
   EXPECT_EQ(bytes(OptimFormat::kCompanded8, n), n + n / 16);
+  EXPECT_EQ(bytes(OptimFormat::kInt8Compensated, n), n + n / 2 + n / 64);
+  EXPECT_EQ(bytes(OptimFormat::kInt4Compensated, n), n + n / 32);
+  EXPECT_EQ(bytes(OptimFormat::kCompanded8Compensated, n), n + n / 2 + n / 16);
   EXPECT_EQ(bytes(OptimFormat::kInt8, 1), 5);
+  EXPECT_EQ(bytes(OptimFormat::kInt8Compensated, 1), 6);
+  EXPECT_EQ(bytes(OptimFormat::kInt8Compensated, 256 + 130), 384 + 130 + 128 + 8);
   EXPECT_EQ(bytes(OptimFormat::kInt4, 129), 128 + 8);
   for (const OptimFormat format : kFormats) EXPECT_EQ(bytes(format, 0), 0);
 }

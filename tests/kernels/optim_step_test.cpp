@@ -81,15 +81,26 @@ TEST_P(EveryKernel, EveryInstructionSetAndAWarpGiveTheSameBits) {
   }
 }
 
-// A 4-bit tile that is not whole has halves of bytes that are nobody's.
-std::vector<int> codes_of(const std::vector<std::byte>& bytes, OptimFormat format, std::int64_t elements) {
-  std::vector<int> codes;
-  for (std::int64_t i = 0; i < elements; ++i) {
-    const bool four = format == OptimFormat::kInt4;
-    const auto byte = static_cast<int>(bytes[static_cast<std::size_t>(four ? i / 256 * 128 + i % 128 : i)]);
-    codes.push_back(!four ? byte : i % 256 < 128 ? byte & 15 : byte >> 4);
+// Codes and, compensated, rests. A tile that is not whole has halves of bytes that are nobody's.
+struct Codes {
+  std::vector<int> codes, rests;
+};
+Codes codes_of(const std::vector<std::byte>& bytes, OptimFormat format, std::int64_t elements) {
+  const OptimFormat plain = uncompensated(format);
+  Codes found;
+  for (std::int64_t first = 0; first < elements; first += kTileElements) {
+    const std::int64_t here = std::min(kTileElements, elements - first);
+    const std::byte* const codes = bytes.data() + optim_codes_bytes(format, first);
+    const std::byte* const rests = codes + optim_codes_bytes(plain, here);
+    const auto half = [](const std::byte* of, std::int64_t i) {
+      return static_cast<int>(of[i % 128]) >> (i < 128 ? 0 : 4) & 15;
+    };
+    for (std::int64_t i = 0; i < here; ++i) {
+      found.codes.push_back(plain == OptimFormat::kInt4 ? half(codes, i) : static_cast<int>(codes[i]));
+      if (plain != format) found.rests.push_back(half(rests, i));
+    }
   }
-  return codes;
+  return found;
 }
 
 // A value within a float's rounding of the border between two codes may take either: see CodesAreTheNearest.
@@ -97,14 +108,21 @@ void expect_same_states(const Tensor& found, const Tensor& expected, OptimFormat
                         const std::string& where) {
   for (int k = 0; k < kMostStates; ++k) {
     ASSERT_EQ(found.scales[k], expected.scales[k]) << where;
-    const auto ours = codes_of(found.codes[k], format, found.plain.elements);
-    const auto theirs = codes_of(expected.codes[k], format, found.plain.elements);
+    const Codes ours = codes_of(found.codes[k], format, found.plain.elements);
+    const Codes theirs = codes_of(expected.codes[k], format, found.plain.elements);
     std::size_t differ = 0;
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      differ += ours[i] != theirs[i];
-      ASSERT_LE(std::abs(ours[i] - theirs[i]), 1) << where;
+    for (std::size_t i = 0; i < ours.codes.size(); ++i) {
+      ASSERT_LE(std::abs(ours.codes[i] - theirs.codes[i]), 1) << where;
+      bool same = ours.codes[i] == theirs.codes[i];
+      if (!ours.rests.empty()) {
+        // Half the way up from one code is half the way down from the next. And they round by chance.
+        const int apart = 14 * (ours.codes[i] - theirs.codes[i]) + ours.rests[i] - theirs.rests[i];
+        ASSERT_LE(std::abs(apart), 1) << where << ", element " << i;
+        same = true;
+      }
+      differ += same ? 0 : 1;
     }
-    ASSERT_LE(differ, ours.size() / 200 + 2) << where << ", state " << k;
+    ASSERT_LE(differ, ours.codes.size() / 200 + 2) << where << ", state " << k;
   }
 }
 
@@ -187,7 +205,14 @@ std::string kernel_name(const testing::TestParamInfo<std::tuple<int, int>>& test
                                     "Adagrad",
                                     "Lamb",
                                     "Lars"};
-  constexpr const char* kNames[] = {"Float32", "BFloat16", "Int8", "Int4", "Companded8"};
+  constexpr const char* kNames[] = {"Float32",
+                                    "BFloat16",
+                                    "Int8",
+                                    "Int4",
+                                    "Companded8",
+                                    "Int8Compensated",
+                                    "Int4Compensated",
+                                    "Companded8Compensated"};
   return std::string(kRules[std::get<0>(tested.param)]) + kNames[std::get<1>(tested.param)];
 }
 INSTANTIATE_TEST_SUITE_P(All, EveryKernel,

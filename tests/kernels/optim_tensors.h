@@ -9,8 +9,14 @@
 
 namespace reef::kernels {
 
-inline constexpr OptimFormat kFormats[] = {OptimFormat::kFloat32, OptimFormat::kBFloat16, OptimFormat::kInt8,
-                                           OptimFormat::kInt4, OptimFormat::kCompanded8};
+inline constexpr OptimFormat kFormats[] = {OptimFormat::kFloat32,
+                                           OptimFormat::kBFloat16,
+                                           OptimFormat::kInt8,
+                                           OptimFormat::kInt4,
+                                           OptimFormat::kCompanded8,
+                                           OptimFormat::kInt8Compensated,
+                                           OptimFormat::kInt4Compensated,
+                                           OptimFormat::kCompanded8Compensated};
 inline const OptimKernels& portable() { return *optim_kernels(OptimLevel::kPortable); }
 
 /// A tensor with memory of its own: comparable and copyable.
@@ -136,6 +142,33 @@ inline std::int64_t any_size(Random& random) {
   constexpr std::int64_t kSizes[] = {1,   2,   15,  16,  17,  100, 127, 128, 129,
                                      255, 256, 257, 300, 384, 385, 511, 513, 1000};
   return kSizes[random() % std::size(kSizes)];
+}
+
+/// One state's format.
+struct Format {
+  OptimFormat format;
+  bool is_signed;
+};
+inline std::vector<std::uint8_t> encoded(const Format& f, const std::vector<float>& given,
+                                         std::vector<std::byte>& scales,
+                                         const OptimKernels& kernels = portable()) {
+  const auto elements = static_cast<std::int64_t>(given.size());
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(optim_codes_bytes(f.format, elements)));
+  scales.resize(static_cast<std::size_t>(optim_scales_bytes(f.format, elements)));
+  kernels.encode[static_cast<std::size_t>(f.format)][f.is_signed](
+      given.data(), {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, elements, 0,
+      (elements + kTileElements - 1) / kTileElements);
+  return codes;
+}
+
+inline std::vector<float> decoded(const Format& f, std::vector<std::uint8_t> codes,
+                                  std::vector<std::byte> scales, std::int64_t elements,
+                                  const OptimKernels& kernels = portable()) {
+  std::vector<float> found(static_cast<std::size_t>(elements));
+  kernels.decode[static_cast<std::size_t>(f.format)][f.is_signed](
+      {reinterpret_cast<std::byte*>(codes.data()), scales.data()}, found.data(), elements, 0,
+      (elements + kTileElements - 1) / kTileElements);
+  return found;
 }
 
 }  // namespace reef::kernels

@@ -120,6 +120,9 @@ const OptimKernels& warp_kernels() {
     add_format<Int8State, OptimFormat::kInt8>(kernels);
     add_format<Int4State, OptimFormat::kInt4>(kernels);
     add_format<Companded8State, OptimFormat::kCompanded8>(kernels);
+    add_format<Int8CompensatedState, OptimFormat::kInt8Compensated>(kernels);
+    add_format<Int4CompensatedState, OptimFormat::kInt4Compensated>(kernels);
+    add_format<Companded8CompensatedState, OptimFormat::kCompanded8Compensated>(kernels);
     return kernels;
   }();
   return all;

@@ -68,8 +68,14 @@ std::vector<Case> cases() {
           make_case("LARS", LARSOptions(1.0).weight_decay(0.01))};
 }
 
-constexpr StateFormat kFormats[] = {StateFormat::kFloat32, StateFormat::kBFloat16, StateFormat::kInt8,
-                                    StateFormat::kInt4, StateFormat::kCompanded8};
+constexpr StateFormat kFormats[] = {StateFormat::kFloat32,
+                                    StateFormat::kBFloat16,
+                                    StateFormat::kInt8,
+                                    StateFormat::kInt4,
+                                    StateFormat::kCompanded8,
+                                    StateFormat::kInt8Compensated,
+                                    StateFormat::kInt4Compensated,
+                                    StateFormat::kCompanded8Compensated};
 
 struct EveryRule : testing::TestWithParam<Case> {};
 

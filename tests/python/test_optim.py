@@ -147,7 +147,9 @@ def test_threads_and_order_do_not_matter(rule, state):
 
 
 @pytest.mark.parametrize(
-    "state, expected", [("float32", 8), ("bfloat16", 4), ("int8", 2 + 2 / 64), ("int4", 1 + 2 / 32), ("companded8", 2.125)]
+    "state, expected",
+    [("float32", 8), ("bfloat16", 4), ("int8", 2 + 2 / 64), ("int4", 1 + 2 / 32), ("companded8", 2.125),
+     ("int8_compensated", 3 + 2 / 64), ("int4_compensated", 2 + 2 / 32), ("companded8_compensated", 3.125)],
 )
 def test_bytes_of_the_states_by_the_ledger(state, expected):
     params = parameters([(1024, 1024), (4096,)])
@@ -174,7 +176,10 @@ def test_small_tensors_stay_in_32_bits_by_a_rule_that_can_be_seen():
     assert optimizer.param_groups[0]["min_quantized_numel"] == 4096
 
 
-@pytest.mark.parametrize("state, close", [("bfloat16", 0.002), ("int8", 0.02), ("companded8", 0.02), ("int4", 0.2)])
+@pytest.mark.parametrize("state, close", [
+    ("bfloat16", 0.002), ("int8", 0.02), ("companded8", 0.02), ("int4", 0.2),
+    ("int8_compensated", 0.002), ("companded8_compensated", 0.002), ("int4_compensated", 0.05),
+])  # fmt: skip
 def test_few_bits_stay_close_to_32(state, close):
     expected, found = parameters(), parameters()
     run(optim.AdamW(expected, lr=1e-2), expected, 50)

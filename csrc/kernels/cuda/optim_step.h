@@ -46,5 +46,8 @@ const OptimCudaKernels& optim_bfloat16();
 const OptimCudaKernels& optim_int8();
 const OptimCudaKernels& optim_int4();
 const OptimCudaKernels& optim_companded8();
+const OptimCudaKernels& optim_int8_compensated();
+const OptimCudaKernels& optim_int4_compensated();
+const OptimCudaKernels& optim_companded8_compensated();
 
 }  // namespace reef::kernels::cuda

@@ -140,17 +140,8 @@ class CodedState {
   using I = typename L::Ints;
   static constexpr bool kSettles = true;
 
-  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
-    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kBytes;
-    scales_ = reinterpret_cast<Scale*>(state.scales) + tile * kBlocks;
-    prefetch_tile<L, kBytes>(codes_);
-    for (int block = 0; block < kBlocks; ++block) unit_[block] = code_.unit(as_float(scales_[block]));
-  }
-  F load(int i) const {
-    I code = L::load_bytes(codes_ + i % kBytes);
-    if constexpr (kPacked) code = i < kBytes ? code & L::all(15) : shift_right<4>(code);
-    return code_.decode(code, unit_[i / Code::kBlock]);
-  }
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) { open_at(state, tile, kBytes); }
+  F load(int i) const { return code_.decode(code_at(i), unit_[i / Code::kBlock]); }
   void put(int i, const F (&x)[4]) {
     new_.put(i, {Code::kept(x[0]), Code::kept(x[1]), Code::kept(x[2]), Code::kept(x[3])});
   }
@@ -179,11 +170,23 @@ class CodedState {
     if (i < kBytes) L::template store_bytes<Code::kAdded>(codes_ + i, codes);
   }
 
- private:
+ protected:
   using Scale = typename Code::Scale;
   static constexpr bool kPacked = Code::kBits == 4;
   static constexpr int kBytes = kTileElements * Code::kBits / 8;
   static constexpr int kBlocks = kTileElements / Code::kBlock;
+
+  void open_at(const OptimState& state, std::int64_t tile, int tile_bytes) {
+    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * tile_bytes;
+    scales_ = reinterpret_cast<Scale*>(state.scales) + tile * kBlocks;
+    prefetch_tile<L, kBytes>(codes_);
+    for (int block = 0; block < kBlocks; ++block) unit_[block] = code_.unit(as_float(scales_[block]));
+  }
+  I code_at(int i) const {
+    const I code = L::load_bytes(codes_ + i % kBytes);
+    if constexpr (kPacked) return i < kBytes ? code & L::all(15) : shift_right<4>(code);
+    return code;
+  }
 
   I nibble(int i) const { return code_.code(code_.find(new_[i], new_.units(i))); }
 
@@ -208,11 +211,75 @@ class CodedState {
   Waiting<L, Code::kBlock, kSigned> new_;
 };
 
+/// And four bits a code of what its rounding lost. All of it is written when the tile is closed.
+template <class L, class Code, bool kSigned>
+class CompensatedState : public CodedState<L, Code, kSigned> {
+  using Base = CodedState<L, Code, kSigned>;
+
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
+    key_ = key;
+    Base::open_at(state, tile, Base::kBytes + kHalf);
+    prefetch_tile<L, kHalf>(rests());
+  }
+  F load(int i) const {
+    const I pair = L::load_bytes(rests() + i % kHalf);
+    const I rest = i < kHalf ? pair & L::all(15) : shift_right<4>(pair);
+    return Rest<L, Code, kSigned>(Base::code_).decode(Base::code_at(i), rest, Base::unit_[i / Code::kBlock]);
+  }
+  void close() {
+    Base::close();
+    for (int block = 0; block < Base::kBlocks; ++block)
+      Base::unit_[block] = Base::code_.unit(Base::new_.scales()[block]);
+    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
+      I low[4], high[4], pairs[4];
+      for (int k = 0; k < 4; ++k) {
+        const int at = i + k * L::kLanes;
+        low[k] = code_of(at);
+        high[k] = code_of(at + kHalf);
+        pairs[k] = rest_of(at, low[k]) | shift_left<4>(rest_of(at + kHalf, high[k]));
+        if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
+      }
+      L::template store_bytes<0>(Base::codes_ + i, low);
+      if constexpr (!Base::kPacked) L::template store_bytes<0>(Base::codes_ + kHalf + i, high);
+      L::template store_bytes<0>(rests() + i, pairs);
+    }
+  }
+  I find(int) const { return L::all(0); }
+  I code(I found) const { return found; }
+  void store(int, const I (&)[4]) {}
+
+ private:
+  static constexpr int kHalf = kTileElements / 2;
+
+  std::uint8_t* rests() const { return Base::codes_ + Base::kBytes; }
+  I code_of(int i) const {
+    const I code = Base::code_.code(Base::code_.find(Base::new_[i], Base::new_.units(i)));
+    return max(min(code + L::all(Code::kAdded), L::all(255)), L::all(0));
+  }
+  I rest_of(int i, I code) const {
+    const F x = Code::restored(Base::new_[i]);
+    return Rest<L, Code, kSigned>(Base::code_)
+        .of(x, code, Base::unit_[i / Code::kBlock], random_bits<L>(key_, i));
+  }
+
+  std::uint32_t key_ = 0;
+};
+
 template <class L, bool kSigned>
 using Int8Codec = CodedState<L, Int8Code<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
 using Int4Codec = CodedState<L, Int4Code<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
 using Companded8Codec = CodedState<L, Companded8Code<L, kSigned>, kSigned>;
+template <class L, bool kSigned>
+using Int8CompensatedCodec = CompensatedState<L, Int8Code<L, kSigned>, kSigned>;
+template <class L, bool kSigned>
+using Int4CompensatedCodec = CompensatedState<L, Int4Code<L, kSigned>, kSigned>;
+template <class L, bool kSigned>
+using Companded8CompensatedCodec = CompensatedState<L, Companded8Code<L, kSigned>, kSigned>;
 
 }  // namespace reef::kernels

@@ -5,6 +5,7 @@
 
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codecs.h"
+#include "kernels/optim_step/side.h"
 
 namespace reef::kernels {
 
@@ -63,18 +64,10 @@ struct Coder {
         work(codec, begin, count);
         continue;
       }
-      alignas(64) std::byte codes[kTileElements * 4] = {};
-      alignas(64) std::byte scales[64] = {};
-      std::byte* const code = state.codes + optim_codes_bytes(kFormat, begin);
-      const auto code_bytes = static_cast<std::size_t>(optim_codes_bytes(kFormat, count));
-      const auto scale_bytes = static_cast<std::size_t>(optim_scales_bytes(kFormat, count));
-      std::byte* const scale = scale_bytes == 0 ? nullptr : state.scales + optim_scales_bytes(kFormat, begin);
-      std::memcpy(codes, code, code_bytes);
-      if (scale != nullptr) std::memcpy(scales, scale, scale_bytes);
-      codec.open({codes, scales}, 0, static_cast<std::uint32_t>(tile));
+      SideState<kFormat> side;
+      codec.open(side.read(state, tile, count), 0, static_cast<std::uint32_t>(tile));
       work(codec, begin, count);
-      std::memcpy(code, codes, code_bytes);
-      if (scale != nullptr) std::memcpy(scale, scales, scale_bytes);
+      side.write();
     }
   }
 };

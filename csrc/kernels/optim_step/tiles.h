@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "kernels/optim_step/coder.h"
 #include "kernels/optim_step/parameter.h"
 #include "kernels/optim_step/rules.h"
+#include "kernels/optim_step/side.h"
 
 namespace reef::kernels {
 
@@ -60,44 +60,23 @@ class Tiles {
     return nonfinite;
   }
 
-  // Padded with zeros, on the side: nothing else knows of tiles that are not whole.
   template <class Work>
   std::int64_t partial(std::int64_t tile, std::int64_t elements, std::uint32_t key, const Work& work) {
-    alignas(64) std::byte memory[3 + kMostStates][2][kTileElements * 4] = {};
+    Side<kTileElements * 4> gradient, parameter, master;
+    SideState<kFormat> states[kStates + 1];
     OptimTensor side = tensor_;
-    struct Part {
-      std::byte* whole;
-      std::byte* side;
-      std::int64_t bytes;
-    };
-    Part parts[3 + 2 * kMostStates];
-    int count = 0;
-    const auto take = [&](std::byte* whole, std::int64_t bytes_before, std::int64_t bytes, int row,
-                          int half) {
-      if (whole == nullptr || bytes == 0) return whole;
-      parts[count] = {whole + bytes_before, memory[row][half], bytes};
-      std::memcpy(parts[count].side, parts[count].whole, static_cast<std::size_t>(bytes));
-      return parts[count++].side;
-    };
-    const std::int64_t before = tile * kTileElements;
-    const auto element = [&](std::byte* whole, std::int64_t bytes, int row) {
-      return take(whole, before * bytes, elements * bytes, row, 0);
+    const auto read = [&](auto& to, std::byte* whole, std::int64_t bytes) {
+      return whole == nullptr ? whole : to.read(whole + tile * kTileElements * bytes, elements * bytes);
     };
     side.gradient =
-        element(const_cast<std::byte*>(tensor_.gradient), optim_dtype_bytes(tensor_.gradient_dtype), 0);
-    side.parameter = element(tensor_.parameter, optim_dtype_bytes(tensor_.parameter_dtype), 1);
-    side.master = element(tensor_.master, optim_master_bytes(tensor_.master_kind), 2);
-    for (int i = 0; i < kStates; ++i) {
-      const OptimState& state = tensor_.states[i];
-      side.states[i] = {take(state.codes, optim_codes_bytes(kFormat, before),
-                             optim_codes_bytes(kFormat, elements), 3 + i, 0),
-                        take(state.scales, optim_scales_bytes(kFormat, before),
-                             optim_scales_bytes(kFormat, elements), 3 + i, 1)};
-    }
+        read(gradient, const_cast<std::byte*>(tensor_.gradient), optim_dtype_bytes(tensor_.gradient_dtype));
+    side.parameter = read(parameter, tensor_.parameter, optim_dtype_bytes(tensor_.parameter_dtype));
+    side.master = read(master, tensor_.master, optim_master_bytes(tensor_.master_kind));
+    for (int i = 0; i < kStates; ++i) side.states[i] = states[i].read(tensor_.states[i], tile, elements);
     const std::int64_t nonfinite = work(side, 0, elements, key);
-    for (int i = 1; i < count; ++i) {  // all but the gradient
-      std::memcpy(parts[i].whole, parts[i].side, static_cast<std::size_t>(parts[i].bytes));
-    }
+    parameter.write();
+    master.write();
+    for (int i = 0; i < kStates; ++i) states[i].write();
     return nonfinite;
   }
 
@@ -331,6 +310,9 @@ OptimKernels all_kernels() {
   add_format<L, Int8Codec, OptimFormat::kInt8>(kernels);
   add_format<L, Int4Codec, OptimFormat::kInt4>(kernels);
   add_format<L, Companded8Codec, OptimFormat::kCompanded8>(kernels);
+  add_format<L, Int8CompensatedCodec, OptimFormat::kInt8Compensated>(kernels);
+  add_format<L, Int4CompensatedCodec, OptimFormat::kInt4Compensated>(kernels);
+  add_format<L, Companded8CompensatedCodec, OptimFormat::kCompanded8Compensated>(kernels);
   return kernels;
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/reference/optim_step.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -49,7 +50,7 @@ float bfloat16_not_below(float x) {
 }
 
 int block_of(OptimFormat format) {
-  switch (format) {
+  switch (uncompensated(format)) {
     case OptimFormat::kInt4:
       return 128;
     case OptimFormat::kCompanded8:
@@ -69,9 +70,13 @@ int companded_code(float x) {
 class State {
  public:
   State(const OptimState& state, OptimFormat format, bool is_signed, std::int64_t elements)
-      : state_(state), format_(format), signed_(is_signed), values_(static_cast<std::size_t>(elements)) {
-    if (format != OptimFormat::kFloat32) map_ = map_of(format, is_signed);
-    if (format == OptimFormat::kInt8) lines_ = dynamic_lines(is_signed);
+      : state_(state),
+        format_(uncompensated(format)),
+        compensated_(format_ != format),
+        signed_(is_signed),
+        values_(static_cast<std::size_t>(elements)) {
+    if (format_ != OptimFormat::kFloat32) map_ = map_of(format_, is_signed);
+    if (format_ == OptimFormat::kInt8) lines_ = dynamic_lines(is_signed);
     for (std::int64_t i = 0; i < elements; ++i) values_[static_cast<std::size_t>(i)] = read(i);
   }
   float& operator[](std::int64_t i) { return values_[static_cast<std::size_t>(i)]; }
@@ -111,8 +116,33 @@ class State {
     for (std::int64_t i = begin; i < end; ++i) {
       const float x = (is_root() ? std::sqrt((*this)[i]) : (*this)[i]) * inverse;
       const bool companded = format_ == OptimFormat::kCompanded8 && signed_;
-      put_code(i, companded ? companded_code(x) : nearest_code(map_, signed_, x));
+      const int code = companded ? companded_code(x) : nearest_code(map_, signed_, x);
+      put_code(i, code);
+      // What the root had to give up of a value is no rounding of its code.
+      const float value = std::min(std::fabs((*this)[i]), is_root() ? 0x1.FEP63F * 0x1.FEP63F : FLT_MAX);
+      if (compensated_) put_rest(i, rest_of(i, std::copysign(value, (*this)[i]), code));
     }
+  }
+
+  // In 7ths of half the way from the code's value to that of the code beside it, on the value's side; to the
+  // nearest: the kernels round by chance.
+  int rest_of(std::int64_t i, float value, int code) const {
+    if (is_root()) {
+      const float root = std::sqrt(value);
+      value = root * root;
+    }
+    const float lost = value - decoded(i, code);
+    const float way = std::fabs(beside(i, code, lost < 0) - decoded(i, code));
+    const auto parts = std::nearbyintf(std::min(std::fabs(lost) * 14 / std::max(way, FLT_MIN), 7.0F));
+    return static_cast<int>(std::copysign(parts, lost));
+  }
+  // The value of the next code up or down; below the first, one that lets half the way to it come down to
+  // minus the scale or, unsigned, to the eighth of the first.
+  float beside(std::int64_t i, int code, bool below) const {
+    const int last = format_ == OptimFormat::kInt4 ? 15 : 255;
+    if (!below) return decoded(i, std::min(code + 1, last));
+    if (code > 0) return decoded(i, code - 1);
+    return signed_ ? -2 * decoded(i, last) - decoded(i, 0) : -0.75F * decoded(i, 0);
   }
 
   float scale(std::int64_t i) const {
@@ -127,8 +157,20 @@ class State {
 
   // Two 4-bit codes a byte: elements 0 to 127 of a tile in the low halves, the others in the high ones.
   std::uint8_t& byte(std::int64_t i) const {
-    auto* const bytes = reinterpret_cast<std::uint8_t*>(state_.codes);
+    auto* const bytes = reinterpret_cast<std::uint8_t*>(state_.codes) + (compensated_ ? i / 256 * 128 : 0);
     return format_ == OptimFormat::kInt4 ? bytes[i / 256 * 128 + i % 128] : bytes[i];
+  }
+  // After the codes of its tile; two a byte, as 4-bit codes.
+  std::uint8_t& rest_byte(std::int64_t i) const {
+    const auto elements = static_cast<std::int64_t>(values_.size());
+    const std::int64_t tile = i / 256 * 256;
+    auto* const bytes = reinterpret_cast<std::uint8_t*>(state_.codes);
+    const std::int64_t codes = optim_codes_bytes(format_, std::min<std::int64_t>(elements - tile, 256));
+    return bytes[optim_codes_bytes(format_, tile) + tile / 2 + codes + i % 128];
+  }
+  void put_rest(std::int64_t i, int parts) {
+    const int at = i % 256 < 128 ? 0 : 4;
+    rest_byte(i) = static_cast<std::uint8_t>((rest_byte(i) & ~(15 << at)) | (parts + 8) << at);
   }
   int shift(std::int64_t i) const { return format_ == OptimFormat::kInt4 && i % 256 >= 128 ? 4 : 0; }
   void put_code(std::int64_t i, int code) {
@@ -143,6 +185,14 @@ class State {
     if (format_ == OptimFormat::kFloat32) return reinterpret_cast<const float*>(state_.codes)[i];
     int code = byte(i);
     if (format_ == OptimFormat::kInt4) code = code >> shift(i) & 15;
+    const float value = decoded(i, code);
+    if (!compensated_) return value;
+    const int parts = (rest_byte(i) >> (i % 256 < 128 ? 0 : 4) & 15) - 8;
+    const float way = parts == 0 ? 0 : beside(i, code, parts < 0) - value;
+    return std::fmaf(static_cast<float>(std::abs(parts)) * (1.0F / 14), way, value);
+  }
+
+  float decoded(std::int64_t i, int code) const {
     if (is_root()) {
       const float root = static_cast<float>(code) * (scale(i) * (1.0F / 255));
       return root * root;
@@ -153,6 +203,7 @@ class State {
 
   OptimState state_;
   OptimFormat format_;
+  bool compensated_;
   bool signed_;
   std::vector<float> map_;
   std::vector<Line> lines_;
@@ -289,8 +340,7 @@ std::vector<float> map_of(OptimFormat format, bool is_signed) {
         map.push_back(is_signed ? number / (254 - std::fabs(number)) : static_cast<float>(code) / 255);
       }
       return map;
-    case OptimFormat::kFloat32:
-    case OptimFormat::kBFloat16:
+    default:
       break;
   }
   return map;

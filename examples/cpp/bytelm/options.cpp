@@ -32,7 +32,7 @@ po::options_description describe(Options& options) {
   add("steps", number(options.steps), "training steps");
   add("optimizer", po::value(&options.optimizer)->default_value(options.optimizer), "adamw or sgd");
   add("state", po::value(&options.state)->value_name("FORMAT"),
-      "step by reef::optim with states in float32, bfloat16, int8, int4 or companded8");
+      "step by reef::optim with states in float32, bfloat16, int8, int4, companded8, int8_compensated, ...");
   add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");

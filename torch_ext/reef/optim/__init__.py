@@ -5,7 +5,8 @@ optimizer here takes
 
 ``state``: how its states are kept. ``"float32"``; ``"bfloat16"`` (rounded stochastically); ``"int8"`` (one byte on a
 dynamic map, a scale for each 256: 2.03 bytes a parameter for Adam); ``"int4"`` (half a byte, a scale for each 128: 1.06);
-``"companded8"`` (one byte, companded, a scale for each 32: 2.13). Tensors of fewer than ``min_quantized_numel`` elements
+``"companded8"`` (one byte, companded, a scale for each 32: 2.13); ``"int8_compensated"``, ``"int4_compensated"`` and
+``"companded8_compensated"`` (and half a byte of what rounding lost, rounded by chance: 3.03, 2.06, 3.13). Tensors of fewer than ``min_quantized_numel`` elements
 stay in float32.
 
 ``master``: what parameters of 16 bits keep of what their rounding loses. ``"none"`` (they are rounded to the nearest, as

@@ -14,7 +14,9 @@ from reef.ledger import category_scope
 if TYPE_CHECKING:
     from .gradient_release import GradientRelease
 
-STATES = ("float32", "bfloat16", "int8", "int4", "companded8")
+STATES = (
+    "float32", "bfloat16", "int8", "int4", "companded8", "int8_compensated", "int4_compensated", "companded8_compensated",
+)  # fmt: skip
 MASTERS = ("none", "float32", "split", "stochastic")
 
 _MASTER_DTYPES = {"float32": torch.float32, "split": torch.uint8}

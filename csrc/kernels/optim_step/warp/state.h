@@ -51,7 +51,7 @@ struct BFloat16State {
   }
 };
 
-template <class Code, bool kSigned>
+template <class Code, bool kSigned, bool kCompensated>
 struct CodedState {
   using Map = typename Code::Map;
   static decltype(auto) map() { return Code::map(); }
@@ -61,8 +61,10 @@ struct CodedState {
 
   REEF_LANE static void begin(const OptimState& state, const Part& part, const Map& map, F (&x)[kOwn]) {
     const Code code(map);
-    const auto low = load4<std::uint8_t>(state.codes, at(part, 0), count(part, 0));
-    const auto high = kPacked ? low : load4<std::uint8_t>(state.codes, at(part, 1), count(part, 1));
+    const auto low = load4<std::uint8_t>(state.codes, at(part, 0), part.there(0));
+    const auto high = kPacked ? low : load4<std::uint8_t>(state.codes, at(part, 1), part.there(1));
+    Four<std::uint8_t> pairs{};
+    if constexpr (kCompensated) pairs = load4<std::uint8_t>(state.codes, rests_at(part), part.there(0));
     REEF_UNROLL
     for (int half = 0; half < 2; ++half) {
       const auto unit = code.unit(scale(state, part, half));
@@ -70,7 +72,13 @@ struct CodedState {
       for (int k = 0; k < 4; ++k) {
         I byte{half == 0 ? low.v[k] : high.v[k]};
         if constexpr (kPacked) byte = half == 0 ? byte & I{15} : scalar::shift_right<4>(byte);
-        x[4 * half + k] = code.decode(byte, unit);
+        if constexpr (kCompensated) {
+          const I pair{pairs.v[k]};
+          const I rest = half == 0 ? pair & I{15} : scalar::shift_right<4>(pair);
+          x[4 * half + k] = Rest<Lanes, Code, kSigned>(code).decode(byte, rest, unit);
+        } else {
+          x[4 * half + k] = code.decode(byte, unit);
+        }
       }
     }
   }
@@ -86,11 +94,11 @@ struct CodedState {
     }
   }
 
-  REEF_LANE static void end(const OptimState& state, const Part& part, const Map& map, std::uint32_t,
-                            const float* largest, F (&x)[kOwn]) {
+  REEF_LANE static void end(const OptimState& state, const Part& part, const Map& map,
+                            [[maybe_unused]] std::uint32_t key, const float* largest, F (&x)[kOwn]) {
     const Code code(map);
     const F limit{FLT_MAX};  // an infinity (a square that overflowed) becomes the largest float
-    Four<std::uint8_t> bytes[2];
+    Four<std::uint8_t> bytes[2], rests[2];
     REEF_UNROLL
     for (int half = 0; half < 2; ++half) {
       const F scale = Code::scale(min(F{largest[kBlocks == 1 ? 0 : half]}, limit));
@@ -101,23 +109,44 @@ struct CodedState {
         F& own = x[4 * half + k];
         own = max(min(own, limit), F{-FLT_MAX});
         const I added = code.code(code.find(own, units)) + I{Code::kAdded};
-        bytes[half].v[k] = static_cast<std::uint8_t>(max(min(added, I{255}), I{0}).v);
+        const I byte = max(min(added, I{255}), I{0});
+        bytes[half].v[k] = static_cast<std::uint8_t>(byte.v);
+        if constexpr (kCompensated) {
+          const I rest =
+              Rest<Lanes, Code, kSigned>(code).of(Code::restored(own), byte, code.unit(scale.v),
+                                                  random_bits<Lanes>(key, part.element(4 * half + k)));
+          rests[half].v[k] = static_cast<std::uint8_t>(rest.v);
+        }
       }
     }
+    if constexpr (kCompensated) store4(state.codes, rests_at(part), part.there(0), paired(rests));
     if constexpr (kPacked) {
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) bytes[0].v[k] |= static_cast<std::uint8_t>(bytes[1].v[k] << 4);
+      store4(state.codes, at(part, 0), part.there(0), paired(bytes));
+    } else {
+      store4(state.codes, at(part, 0), part.there(0), bytes[0]);
+      store4(state.codes, at(part, 1), part.there(1), bytes[1]);
     }
-    store4(state.codes, at(part, 0), count(part, 0), bytes[0]);
-    if constexpr (!kPacked) store4(state.codes, at(part, 1), count(part, 1), bytes[1]);
   }
 
  private:
-  // Of the four codes in a half: where, and how many are there. Packed, there is one half.
+  static constexpr int kBytes = static_cast<int>(kTileElements) * Code::kBits / 8;
+  // Where the four codes in a half are; packed, there is one half. And where their rests are, after all
+  // codes.
   REEF_LANE static std::int64_t at(const Part& part, int half) {
-    return kPacked ? part.tile * kHalf + 4 * part.thread : part.first(half);
+    const std::int64_t begin = part.tile * (kBytes + (kCompensated ? kHalf : 0));
+    return begin + (kPacked ? 4 * part.thread : part.element(4 * half));
   }
-  REEF_LANE static int count(const Part& part, int half) { return part.there(half); }
+  REEF_LANE static std::int64_t rests_at(const Part& part) {
+    const int codes = part.elements < kBytes ? part.elements : kBytes;
+    return part.tile * (kBytes + kHalf) + codes + 4 * part.thread;
+  }
+  // Of elements of both halves, in one byte.
+  REEF_LANE static Four<std::uint8_t> paired(const Four<std::uint8_t> (&of)[2]) {
+    Four<std::uint8_t> pairs;
+    REEF_UNROLL
+    for (int k = 0; k < 4; ++k) pairs.v[k] = static_cast<std::uint8_t>(of[0].v[k] | of[1].v[k] << 4);
+    return pairs;
+  }
 
   REEF_LANE static int block_of(const Part& part, int half) { return part.element(4 * half) / Code::kBlock; }
   REEF_LANE static bool is_there(const Part& part, int half) {
@@ -147,11 +176,17 @@ struct CodedState {
 };
 
 template <bool kSigned>
-using Int8State = CodedState<Int8Code<Lanes, kSigned>, kSigned>;
+using Int8State = CodedState<Int8Code<Lanes, kSigned>, kSigned, false>;
 template <bool kSigned>
-using Int4State = CodedState<Int4Code<Lanes, kSigned>, kSigned>;
+using Int4State = CodedState<Int4Code<Lanes, kSigned>, kSigned, false>;
 template <bool kSigned>
-using Companded8State = CodedState<Companded8Code<Lanes, kSigned>, kSigned>;
+using Companded8State = CodedState<Companded8Code<Lanes, kSigned>, kSigned, false>;
+template <bool kSigned>
+using Int8CompensatedState = CodedState<Int8Code<Lanes, kSigned>, kSigned, true>;
+template <bool kSigned>
+using Int4CompensatedState = CodedState<Int4Code<Lanes, kSigned>, kSigned, true>;
+template <bool kSigned>
+using Companded8CompensatedState = CodedState<Companded8Code<Lanes, kSigned>, kSigned, true>;
 
 /// The tables of a format's signed and unsigned states.
 template <template <bool> class State>
