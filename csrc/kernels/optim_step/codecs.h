@@ -6,6 +6,7 @@
 
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codes.h"
+#include "kernels/optim_step/fine_codes.h"
 #include "kernels/optim_step/rounding.h"
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
@@ -211,10 +212,11 @@ class CodedState {
   Waiting<L, Code::kBlock, kSigned> new_;
 };
 
-/// And four bits a code of what its rounding lost. All of it is written when the tile is closed.
-template <class L, class Code, bool kSigned>
-class CompensatedState : public CodedState<L, Code, kSigned> {
-  using Base = CodedState<L, Code, kSigned>;
+/// And four bits of what a code's rounding lost, two elements a byte as codes of four bits. All of it is
+/// written when the tile is closed.
+template <class L, class FineCode, bool kSigned>
+class CompensatedState : public CodedState<L, FineCode, kSigned> {
+  using Base = CodedState<L, FineCode, kSigned>;
 
  public:
   using F = typename L::Floats;
@@ -228,24 +230,25 @@ class CompensatedState : public CodedState<L, Code, kSigned> {
   F load(int i) const {
     const I pair = L::load_bytes(rests() + i % kHalf);
     const I rest = i < kHalf ? pair & L::all(15) : shift_right<4>(pair);
-    return Rest<L, Code, kSigned>(Base::code_).decode(Base::code_at(i), rest, Base::unit_[i / Code::kBlock]);
+    return Base::code_.decode(shift_left<4>(Base::code_at(i)) | rest, Base::unit_[i / FineCode::kBlock]);
   }
   void close() {
     Base::close();
-    for (int block = 0; block < Base::kBlocks; ++block)
-      Base::unit_[block] = Base::code_.unit(Base::new_.scales()[block]);
     for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
-      I low[4], high[4], pairs[4];
+      I low[4], high[4], rest[4];
       for (int k = 0; k < 4; ++k) {
         const int at = i + k * L::kLanes;
-        low[k] = code_of(at);
-        high[k] = code_of(at + kHalf);
-        pairs[k] = rest_of(at, low[k]) | shift_left<4>(rest_of(at + kHalf, high[k]));
+        const I random = random_bits<L>(key_, at);  // sixteen bits for each
+        low[k] = number(at, random);
+        high[k] = number(at + kHalf, shift_right<16>(random));
+        rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
+        low[k] = shift_right<4>(low[k]);
+        high[k] = shift_right<4>(high[k]);
         if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
       }
       L::template store_bytes<0>(Base::codes_ + i, low);
       if constexpr (!Base::kPacked) L::template store_bytes<0>(Base::codes_ + kHalf + i, high);
-      L::template store_bytes<0>(rests() + i, pairs);
+      L::template store_bytes<0>(rests() + i, rest);
     }
   }
   I find(int) const { return L::all(0); }
@@ -256,14 +259,8 @@ class CompensatedState : public CodedState<L, Code, kSigned> {
   static constexpr int kHalf = kTileElements / 2;
 
   std::uint8_t* rests() const { return Base::codes_ + Base::kBytes; }
-  I code_of(int i) const {
-    const I code = Base::code_.code(Base::code_.find(Base::new_[i], Base::new_.units(i)));
-    return max(min(code + L::all(Code::kAdded), L::all(255)), L::all(0));
-  }
-  I rest_of(int i, I code) const {
-    const F x = Code::restored(Base::new_[i]);
-    return Rest<L, Code, kSigned>(Base::code_)
-        .of(x, code, Base::unit_[i / Code::kBlock], random_bits<L>(key_, i));
+  I number(int i, I random) const {
+    return Base::code_.number(Base::new_[i], Base::new_.units(i), chance<L>(random));
   }
 
   std::uint32_t key_ = 0;
@@ -276,10 +273,10 @@ using Int4Codec = CodedState<L, Int4Code<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
 using Companded8Codec = CodedState<L, Companded8Code<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
-using Int8CompensatedCodec = CompensatedState<L, Int8Code<L, kSigned>, kSigned>;
+using Int8CompensatedCodec = CompensatedState<L, Int8FineCode<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
-using Int4CompensatedCodec = CompensatedState<L, Int4Code<L, kSigned>, kSigned>;
+using Int4CompensatedCodec = CompensatedState<L, Int4FineCode<L, kSigned>, kSigned>;
 template <class L, bool kSigned>
-using Companded8CompensatedCodec = CompensatedState<L, Companded8Code<L, kSigned>, kSigned>;
+using Companded8CompensatedCodec = CompensatedState<L, Companded8FineCode<L, kSigned>, kSigned>;
 
 }  // namespace reef::kernels

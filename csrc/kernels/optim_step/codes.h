@@ -9,24 +9,37 @@
 /// What the codes of a format stand for, and which a value gets: formulas for any lanes, those of a CUDA
 /// thread too. Where codes are and how they get there is the business of codecs.h and of warp.h.
 ///
-/// A code stands for a value in units of its block's scale: decode(code, unit(scale)). The other way, kept(x)
-/// is what of a new value waits for its block to be whole (restored() makes the value of it again);
-/// scale(largest kept size) is the block's scale; and code(find(kept, kUnits / scale)), plus kAdded, is the
-/// code, in two halves so that a processor can be at the first for some lanes and the second for others.
-/// Values must not be NaN.
+/// A code stands for a value in units of its block's scale: decode(code, unit(scale)); the last signed one
+/// for last(unit(scale)). The other way, kept(x) is what of a new value waits for its block to be whole
+/// (restored() makes the value of it again); scale(largest kept size) is the block's scale; and
+/// code(find(kept, kUnits / scale)), plus kAdded, is the code, in two halves so that a processor can be at
+/// the first for some lanes and the second for others. Values must not be NaN.
 namespace reef::kernels {
+
+/// A block's scale is its largest value, in float32.
+template <class L, int kElements, int kCodeBits>
+struct Float32Scaled {
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Scale = float;
+  static constexpr int kBlock = kElements;
+  static constexpr int kBits = kCodeBits;
+  REEF_LANE static F kept(F x) { return x; }
+  REEF_LANE static F scale(F largest) { return largest; }
+};
+template <class L>
+using Int8Scaled = Float32Scaled<L, 256, 8>;
+template <class L>
+using Int4Scaled = Float32Scaled<L, 128, 4>;
 
 /// On the dynamic map (maps.h), by arithmetic.
 template <class L, bool kSigned>
-class Int8Code {
+class Int8Code : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Table16 = typename L::Table16;
   using Map = DynamicMap;
-  using Scale = float;
-  static constexpr int kBlock = 256;
-  static constexpr int kBits = 8;
   static constexpr float kUnits = 1;
   static constexpr int kAdded = kSigned ? 127 : 0;
   static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
@@ -55,9 +68,6 @@ class Int8Code {
     }
   }
 
-  REEF_LANE static F kept(F x) { return x; }
-  REEF_LANE static F restored(F kept) { return kept; }
-  REEF_LANE static F scale(F largest) { return largest; }
   struct Found {
     F x, size;
     I where;
@@ -90,14 +100,11 @@ class Int8Code {
 /// Signed: on the map of maps.h. Else a sixteenth to sixteen sixteenths: no code stands for zero, for a step
 /// divides by the root (2309.01507, section 4.1).
 template <class L, bool kSigned>
-class Int4Code {
+class Int4Code : public Int4Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Map = DynamicMap4;
-  using Scale = float;
-  static constexpr int kBlock = 128;
-  static constexpr int kBits = 4;
   static constexpr float kUnits = kSigned ? 1 : 16;
   static constexpr int kAdded = 0;
   static const Map& map() { return signed_dynamic_map4(); }
@@ -114,9 +121,6 @@ class Int4Code {
     }
   }
 
-  REEF_LANE static F kept(F x) { return x; }
-  REEF_LANE static F restored(F kept) { return kept; }
-  REEF_LANE static F scale(F largest) { return largest; }
   REEF_LANE I find(F kept, F units) const {
     if constexpr (kSigned) {
       const F x = kept * units;
@@ -184,10 +188,6 @@ class Companded8Code {
     if constexpr (kSigned) return x;
     return min(sqrt(x), L::all(0x1.FEP63F));  // at most a bfloat16: the scale is not rounded up to 2^64
   }
-  REEF_LANE static F restored(F kept) {
-    if constexpr (kSigned) return kept;
-    return kept * kept;
-  }
   REEF_LANE static F scale(F largest) {  // a bfloat16
     const I up = shift_left<16>(shift_right<16>(bits_of(largest) + L::all(0xFFFF)));
     return floats_of_bits(min(up, L::all(0x7F7F0000)));
@@ -201,49 +201,6 @@ class Companded8Code {
       return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
   }
-};
-
-/// What rounding a value to its code lost, in four bits: as a fraction, -7/7 to 7/7, of half the way to the
-/// code beside it on the value's side; 8 added. Rounded up or down by chance, so that what comes back is
-/// right in the mean: a moving average that changes by less than the last place does not stand still. Below
-/// the first code there is as much as lets a signed value come down to minus the scale, another to an eighth
-/// of the first.
-template <class L, class Code, bool kSigned>
-class Rest {
- public:
-  using F = typename L::Floats;
-  using I = typename L::Ints;
-  using Unit = typename Code::Unit;
-  REEF_LANE explicit Rest(const Code& code) : code_(code) {}
-
-  REEF_LANE F decode(I code, I rest, const Unit& unit) const {
-    const I parts = rest - L::all(8);
-    const F value = code_.decode(code, unit);
-    const F way = beside(code, L::all(0) > parts, value, unit) - value;
-    return fma(to_floats(abs(parts)) * L::all(1.0F / 14), way, value);
-  }
-  /// Of a value that has been given this code.
-  REEF_LANE I of(F x, I code, const Unit& unit, I random) const {
-    const F value = code_.decode(code, unit);
-    const F lost = x - value;
-    const F way = abs(beside(code, L::all(0.0F) > lost, value, unit) - value);
-    const F parts = abs(lost) * L::all(14.0F) / max(way, L::all(FLT_MIN));
-    const F chance = to_floats(random & L::all(0xFFFF)) * L::all(1.0F / 65536);
-    const F whole = to_floats(to_ints(min(parts, L::all(7.0F)) + chance));
-    return to_ints(copysign(min(whole, L::all(7.0F)), lost)) + L::all(8);
-  }
-
- private:
-  template <class Below>
-  REEF_LANE F beside(I code, Below below, F value, const Unit& unit) const {
-    const I last = L::all((1 << Code::kBits) - 1);
-    const I next = select(below, code - L::all(1), code + L::all(1));
-    const F found = code_.decode(min(max(next, L::all(0)), last), unit);
-    const F beyond = kSigned ? L::all(-2.0F) * code_.decode(last, unit) - value : L::all(-0.75F) * value;
-    return select(L::all(0) > next, beyond, found);
-  }
-
-  const Code& code_;
 };
 
 }  // namespace reef::kernels

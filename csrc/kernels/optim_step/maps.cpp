@@ -22,6 +22,27 @@ float as_float(std::int32_t bits) {
   return value;
 }
 
+// Of a part of the number line [begin, end), in which at most one of the edges lies: that one, and the region
+// at its beginning, as the bits of an integer.
+void set_edge(float& edge, float& region, const double* edges, int count, double begin, double end) {
+  std::int32_t at_begin = 0;
+  edge = kNever;
+  for (int i = 0; i < count; ++i) {
+    if (edges[i] <= begin) {
+      at_begin = i + 1;
+    } else if (edges[i] < end) {
+      edge = not_below(edges[i]);
+    }
+  }
+  region = as_float(at_begin);
+}
+
+constexpr double kValues4[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
+constexpr int kFirstQuarter = 477;  // of DynamicMap4::kLeast: exponent and first two binary digits
+double quarter_begin(int number) {
+  return number == kFirstQuarter ? 0 : std::ldexp(1 + 0.25 * (number % 4), number / 4 - 127);
+}
+
 }  // namespace
 
 DynamicMap::DynamicMap(bool is_signed) : shift(is_signed ? 0.5F : 1.0F) {
@@ -65,16 +86,7 @@ DynamicMap::DynamicMap(bool is_signed) : shift(is_signed ? 0.5F : 1.0F) {
   for (int binade = 0; binade < 32; ++binade) {
     const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
     const double end = std::ldexp(1.0, binade - 30);
-    std::int32_t at_begin = 0;
-    edge[binade] = kNever;
-    for (int i = 0; i <= kDecades; ++i) {
-      if (edges[i] <= begin) {
-        at_begin = i + 1;
-      } else if (edges[i] < end) {
-        edge[binade] = not_below(edges[i]);
-      }
-    }
-    region[binade] = as_float(at_begin);
+    set_edge(edge[binade], region[binade], edges, kDecades + 1, begin, end);
   }
 }
 
@@ -89,30 +101,82 @@ const DynamicMap& unsigned_dynamic_map() {
 }
 
 DynamicMap4::DynamicMap4() {
-  constexpr double kValues[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
   for (int code = 0; code < 16; ++code) {
-    const double size = kValues[code < 7 ? 7 - code : code - 7];
+    const double size = kValues4[code < 7 ? 7 - code : code - 7];
     value[code] = static_cast<float>(code < 7 ? -size : size);
   }
-  constexpr int kFirst = 477;  // of kLeast: exponent and first two binary digits
-  for (int number = kFirst; number < kFirst + 32; ++number) {
-    const auto begin_of = [](int n) { return n == kFirst ? 0 : std::ldexp(1 + 0.25 * (n % 4), n / 4 - 127); };
+  double borders[8];
+  for (int i = 0; i < 8; ++i) borders[i] = (double{value[7 + i]} + value[8 + i]) / 2;
+  for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
     const int quarter = number & 31;
-    rank[quarter] = 0;
-    edge[quarter] = kNever;
-    for (int i = 0; i < 8; ++i) {
-      const double border = (double{value[7 + i]} + value[8 + i]) / 2;
-      if (border <= begin_of(number)) {
-        rank[quarter] = static_cast<float>(i + 1);
-      } else if (border < begin_of(number + 1)) {
-        edge[quarter] = not_below(border);
-      }
-    }
+    float region = 0;
+    set_edge(edge[quarter], region, borders, 8, quarter_begin(number), quarter_begin(number + 1));
+    std::int32_t at_begin = 0;
+    std::memcpy(&at_begin, &region, sizeof region);
+    rank[quarter] = static_cast<float>(at_begin);
   }
 }
 
 const DynamicMap4& signed_dynamic_map4() {
   static const DynamicMap4 map;
+  return map;
+}
+
+FineDynamicMap::FineDynamicMap(bool is_signed) {
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = 0;
+  const double shift = is_signed ? 0.5 : 1;  // added to a rank before its exponent is taken
+  // In a region: value = at + part * (shifted rank - begin), from `begin` on.
+  const auto set = [&](int region_number, double begin, double at, double part) {
+    const int e = (127 + std::ilogb(begin)) & 15;
+    width[e] = static_cast<float>(part);
+    base[e] = static_cast<float>(at - part * begin);
+    gain[region_number] = part == 0 ? 0 : static_cast<float>(16 / part);
+    offset[region_number] = static_cast<float>(16 * (begin - shift - (part == 0 ? 0 : at / part)));
+  };
+  double edges[kDecades + 1];              // from edges[i] on: region i + 1
+  const double codes = is_signed ? 1 : 2;  // of the first decade
+  set(0, shift, 0, 1e-7 / (codes - shift));
+  for (int i = 0; i < kDecades; ++i) {
+    edges[i] = std::pow(10.0, i - kDecades);
+    set(i + 1, std::ldexp(codes, i), edges[i], 9 * edges[i] / std::ldexp(codes, i));
+  }
+  edges[kDecades] = 1;
+  set(kDecades + 1, std::ldexp(codes, kDecades), 1, 0);
+  for (int binade = 0; binade < 32; ++binade) {
+    const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
+    const double end = std::ldexp(1.0, binade - 30);
+    set_edge(edge[binade], region[binade], edges, kDecades + 1, begin, end);
+  }
+}
+
+const FineDynamicMap& signed_fine_map() {
+  static const FineDynamicMap map(true);
+  return map;
+}
+
+const FineDynamicMap& unsigned_fine_map() {
+  static const FineDynamicMap map(false);
+  return map;
+}
+
+FineDynamicMap4::FineDynamicMap4() {
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = 0;
+  for (int i = 0; i < 8; ++i) {
+    const double from = kValues4[i];
+    const double part = (kValues4[i + 1] - from) / (i < 7 ? 16 : 8);
+    width[i] = static_cast<float>(part);
+    base[i] = static_cast<float>(from - part * 16 * i);
+    gain[i] = static_cast<float>(1 / part);
+    offset[i] = static_cast<float>(16 * i - from / part);
+  }
+  for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
+    set_edge(edge[number & 31], region[number & 31], kValues4 + 1, 7, quarter_begin(number),
+             quarter_begin(number + 1));
+  }
+}
+
+const FineDynamicMap4& signed_fine_map4() {
+  static const FineDynamicMap4 map;
   return map;
 }
 

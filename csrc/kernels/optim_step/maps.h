@@ -33,4 +33,33 @@ struct DynamicMap4 {
 };
 const DynamicMap4& signed_dynamic_map4();
 
+/// The dynamic map as a continuous one, in sixteenths of a rank: decade i has the values from 0.1 to 1 times
+/// 10^(i-6), and what is below the first decade is a line to zero.
+struct FineDynamicMap {
+  explicit FineDynamicMap(bool is_signed);
+
+  float base[16];  ///< by the exponent's low four bits of rank + 1/2 or, unsigned, + 1: value = base + width
+                   ///< * it
+  float width[16];
+  float edge[32];    ///< by binade, from 2^-31: from here on it is the next region's
+  float region[32];  ///< by binade: region of its beginning, as the bits of an integer
+  float offset[16];  ///< by region (below the decades, the decades, 1): 16 ranks = offset + gain * value
+  float gain[16];
+};
+const FineDynamicMap& signed_fine_map();
+const FineDynamicMap& unsigned_fine_map();
+
+/// The signed 4-bit map as lines from one value to the next, in sixteenths; half of the way to 1 has eight.
+struct FineDynamicMap4 {
+  FineDynamicMap4();
+
+  float base[16];  ///< by whole ranks: value = base + width * sixteenths
+  float width[16];
+  float edge[32];  ///< by quarter of a binade, as DynamicMap4's
+  float region[32];
+  float offset[16];  ///< by whole ranks: sixteenths = offset + gain * value
+  float gain[16];
+};
+const FineDynamicMap4& signed_fine_map4();
+
 }  // namespace reef::kernels

@@ -35,6 +35,12 @@ REEF_LANE typename L::Ints random_bits(std::uint32_t key, int i) {
   return x ^ shift_right<16>(x);
 }
 
+/// Of their low sixteen: from 0 to below 1.
+template <class L>
+REEF_LANE typename L::Floats chance(typename L::Ints random) {
+  return to_floats(random & L::all(0xFFFF)) * L::all(1.0F / 65536);
+}
+
 /// To the nearest, ties to even. Not for NaN.
 template <class L>
 REEF_LANE typename L::Ints to_bfloat16(typename L::Floats x) {
@@ -81,7 +87,7 @@ REEF_LANE typename L::Floats half_unit(OptimDtype dtype, typename L::Floats x) {
 template <class L>
 REEF_LANE typename L::Floats stochastic_float16(typename L::Floats x, typename L::Ints random) {
   const auto most = L::all(65504.0F);
-  const auto part = to_floats(random & L::all(0xFFFF)) * L::all(1.0F / 65536);
+  const auto part = chance<L>(random);
   const auto unit = half_unit<L>(OptimDtype::kFloat16, x) + half_unit<L>(OptimDtype::kFloat16, x);
   const auto units = abs(x) / unit + part;  // at most 2^11: exact to 2^-13
   return copysign(min(to_floats(to_ints(units)) * unit, most), x);

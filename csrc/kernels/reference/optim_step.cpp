@@ -66,6 +66,60 @@ int companded_code(float x) {
   return 128 + static_cast<int>(std::nearbyintf(std::copysign(size * 254.0F / (1 + size), x)));
 }
 
+// As the maps above, continued between their values: sixteen numbers for each code.
+float fine_value(OptimFormat format, bool is_signed, int number, float scale) {
+  const int zero = !is_signed                     ? 0
+                   : format == OptimFormat::kInt8 ? 2040
+                   : format == OptimFormat::kInt4 ? 120
+                                                  : 2056;
+  const auto rank = static_cast<float>(number - zero) / 16;
+  const float size = std::fabs(rank);
+  switch (format) {
+    case OptimFormat::kInt8: {
+      const float shifted = size + (is_signed ? 0.5F : 1.0F);
+      const double first = is_signed ? 1 : 2;  // codes of the first decade
+      const int decade = shifted < first ? -1 : static_cast<int>(std::floor(std::log2(shifted / first)));
+      if (decade == 7) return std::copysign(scale, rank);
+      const double begin = decade < 0 ? first / 2 : std::ldexp(first, decade);
+      const double from = decade < 0 ? 0 : std::pow(10.0, decade - 7);
+      const double part = decade < 0 ? 1e-7 / (first - begin) : 9 * from / begin;
+      const Line line{static_cast<float>(from - part * begin), static_cast<float>(part), shifted};
+      return std::copysign(line.value(scale), rank);
+    }
+    case OptimFormat::kInt4: {
+      if (!is_signed) return std::fmaf(static_cast<float>(number), scale / 256, scale / 256);
+      constexpr double kValues[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
+      const auto below = static_cast<std::size_t>(size);
+      const double part = (kValues[below + 1] - kValues[below]) / (below < 7 ? 16 : 8);
+      const auto base = static_cast<float>(kValues[below] - part * 16 * static_cast<double>(below));
+      return std::copysign(std::fmaf(static_cast<float>(part), size * 16, base), rank) * scale;
+    }
+    default:
+      break;
+  }
+  if (is_signed) return rank / (254 - size) * scale;
+  const float root = rank * (scale * (1.0F / 255));
+  return root * root;
+}
+
+// Of every number: what is kept of a value, in units of its scale.
+std::vector<float> fine_map(OptimFormat format, bool is_signed) {
+  const bool companded = format == OptimFormat::kCompanded8;
+  const int numbers = format == OptimFormat::kInt4 ? (is_signed ? 241 : 256)
+                      : companded && is_signed     ? 4089
+                                                   : 4081;
+  std::vector<float> map;
+  for (int number = 0; number < numbers; ++number) {
+    if (companded) {
+      const auto y = static_cast<float>(number - 2056) / 16;
+      map.push_back(is_signed ? y / (254 - std::fabs(y)) : static_cast<float>(number) / 4080);
+    } else {
+      map.push_back(fine_value(format, is_signed, number, 1));
+    }
+  }
+  return map;
+}
+
 /// A state as floats; what writes it back finds the codes anew.
 class State {
  public:
@@ -77,6 +131,7 @@ class State {
         values_(static_cast<std::size_t>(elements)) {
     if (format_ != OptimFormat::kFloat32) map_ = map_of(format_, is_signed);
     if (format_ == OptimFormat::kInt8) lines_ = dynamic_lines(is_signed);
+    if (compensated_) fine_ = fine_map(format_, is_signed);
     for (std::int64_t i = 0; i < elements; ++i) values_[static_cast<std::size_t>(i)] = read(i);
   }
   float& operator[](std::int64_t i) { return values_[static_cast<std::size_t>(i)]; }
@@ -116,33 +171,12 @@ class State {
     for (std::int64_t i = begin; i < end; ++i) {
       const float x = (is_root() ? std::sqrt((*this)[i]) : (*this)[i]) * inverse;
       const bool companded = format_ == OptimFormat::kCompanded8 && signed_;
-      const int code = companded ? companded_code(x) : nearest_code(map_, signed_, x);
-      put_code(i, code);
-      // What the root had to give up of a value is no rounding of its code.
-      const float value = std::min(std::fabs((*this)[i]), is_root() ? 0x1.FEP63F * 0x1.FEP63F : FLT_MAX);
-      if (compensated_) put_rest(i, rest_of(i, std::copysign(value, (*this)[i]), code));
+      if (compensated_) {
+        put_number(i, nearest_number(x));
+        continue;
+      }
+      put_code(i, companded ? companded_code(x) : nearest_code(map_, signed_, x));
     }
-  }
-
-  // In 7ths of half the way from the code's value to that of the code beside it, on the value's side; to the
-  // nearest: the kernels round by chance.
-  int rest_of(std::int64_t i, float value, int code) const {
-    if (is_root()) {
-      const float root = std::sqrt(value);
-      value = root * root;
-    }
-    const float lost = value - decoded(i, code);
-    const float way = std::fabs(beside(i, code, lost < 0) - decoded(i, code));
-    const auto parts = std::nearbyintf(std::min(std::fabs(lost) * 14 / std::max(way, FLT_MIN), 7.0F));
-    return static_cast<int>(std::copysign(parts, lost));
-  }
-  // The value of the next code up or down; below the first, one that lets half the way to it come down to
-  // minus the scale or, unsigned, to the eighth of the first.
-  float beside(std::int64_t i, int code, bool below) const {
-    const int last = format_ == OptimFormat::kInt4 ? 15 : 255;
-    if (!below) return decoded(i, std::min(code + 1, last));
-    if (code > 0) return decoded(i, code - 1);
-    return signed_ ? -2 * decoded(i, last) - decoded(i, 0) : -0.75F * decoded(i, 0);
   }
 
   float scale(std::int64_t i) const {
@@ -168,10 +202,6 @@ class State {
     const std::int64_t codes = optim_codes_bytes(format_, std::min<std::int64_t>(elements - tile, 256));
     return bytes[optim_codes_bytes(format_, tile) + tile / 2 + codes + i % 128];
   }
-  void put_rest(std::int64_t i, int parts) {
-    const int at = i % 256 < 128 ? 0 : 4;
-    rest_byte(i) = static_cast<std::uint8_t>((rest_byte(i) & ~(15 << at)) | (parts + 8) << at);
-  }
   int shift(std::int64_t i) const { return format_ == OptimFormat::kInt4 && i % 256 >= 128 ? 4 : 0; }
   void put_code(std::int64_t i, int code) {
     if (format_ != OptimFormat::kInt4) {
@@ -180,19 +210,27 @@ class State {
     }
     byte(i) = static_cast<std::uint8_t>((byte(i) & ~(15 << shift(i))) | code << shift(i));
   }
+  void put_number(std::int64_t i, int number) {
+    put_code(i, number >> 4);
+    const int at = i % 256 < 128 ? 0 : 4;
+    rest_byte(i) = static_cast<std::uint8_t>((rest_byte(i) & ~(15 << at)) | (number & 15) << at);
+  }
+  // The kernels round by chance: to this one or the one beside it.
+  int nearest_number(float x) const {
+    const auto above = std::lower_bound(fine_.begin(), fine_.end(), x) - fine_.begin();
+    if (above == 0) return 0;
+    if (above == static_cast<std::ptrdiff_t>(fine_.size())) return static_cast<int>(fine_.size()) - 1;
+    const auto at = static_cast<std::size_t>(above);
+    return static_cast<int>(fine_[at] - x < x - fine_[at - 1] ? above : above - 1);
+  }
 
   float read(std::int64_t i) const {
     if (format_ == OptimFormat::kFloat32) return reinterpret_cast<const float*>(state_.codes)[i];
     int code = byte(i);
     if (format_ == OptimFormat::kInt4) code = code >> shift(i) & 15;
-    const float value = decoded(i, code);
-    if (!compensated_) return value;
-    const int parts = (rest_byte(i) >> (i % 256 < 128 ? 0 : 4) & 15) - 8;
-    const float way = parts == 0 ? 0 : beside(i, code, parts < 0) - value;
-    return std::fmaf(static_cast<float>(std::abs(parts)) * (1.0F / 14), way, value);
-  }
-
-  float decoded(std::int64_t i, int code) const {
+    if (compensated_)
+      return fine_value(format_, signed_, code << 4 | (rest_byte(i) >> (i % 256 < 128 ? 0 : 4) & 15),
+                        scale(i));
     if (is_root()) {
       const float root = static_cast<float>(code) * (scale(i) * (1.0F / 255));
       return root * root;
@@ -207,6 +245,7 @@ class State {
   bool signed_;
   std::vector<float> map_;
   std::vector<Line> lines_;
+  std::vector<float> fine_;
   std::vector<float> values_;
 };
 

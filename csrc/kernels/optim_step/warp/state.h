@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/optim_step/codes.h"
+#include "kernels/optim_step/fine_codes.h"
 #include "kernels/optim_step/warp/part.h"
 
 namespace reef::kernels::warp {
@@ -71,14 +72,9 @@ struct CodedState {
       REEF_UNROLL
       for (int k = 0; k < 4; ++k) {
         I byte{half == 0 ? low.v[k] : high.v[k]};
-        if constexpr (kPacked) byte = half == 0 ? byte & I{15} : scalar::shift_right<4>(byte);
-        if constexpr (kCompensated) {
-          const I pair{pairs.v[k]};
-          const I rest = half == 0 ? pair & I{15} : scalar::shift_right<4>(pair);
-          x[4 * half + k] = Rest<Lanes, Code, kSigned>(code).decode(byte, rest, unit);
-        } else {
-          x[4 * half + k] = code.decode(byte, unit);
-        }
+        if constexpr (kPacked) byte = nibble(byte, half);
+        if constexpr (kCompensated) byte = scalar::shift_left<4>(byte) | nibble(I{pairs.v[k]}, half);
+        x[4 * half + k] = code.decode(byte, unit);
       }
     }
   }
@@ -108,14 +104,15 @@ struct CodedState {
       for (int k = 0; k < 4; ++k) {
         F& own = x[4 * half + k];
         own = max(min(own, limit), F{-FLT_MAX});
-        const I added = code.code(code.find(own, units)) + I{Code::kAdded};
-        const I byte = max(min(added, I{255}), I{0});
-        bytes[half].v[k] = static_cast<std::uint8_t>(byte.v);
         if constexpr (kCompensated) {
-          const I rest =
-              Rest<Lanes, Code, kSigned>(code).of(Code::restored(own), byte, code.unit(scale.v),
-                                                  random_bits<Lanes>(key, part.element(4 * half + k)));
-          rests[half].v[k] = static_cast<std::uint8_t>(rest.v);
+          const I drawn = random_bits<Lanes>(key, part.element(k));  // sixteen bits for each half
+          const I random = half == 0 ? drawn : scalar::shift_right<16>(drawn);
+          const I number = code.number(own, units, chance<Lanes>(random));
+          bytes[half].v[k] = static_cast<std::uint8_t>(number.v >> 4);
+          rests[half].v[k] = static_cast<std::uint8_t>(number.v & 15);
+        } else {
+          const I added = code.code(code.find(own, units)) + I{Code::kAdded};
+          bytes[half].v[k] = static_cast<std::uint8_t>(max(min(added, I{255}), I{0}).v);
         }
       }
     }
@@ -139,6 +136,9 @@ struct CodedState {
   REEF_LANE static std::int64_t rests_at(const Part& part) {
     const int codes = part.elements < kBytes ? part.elements : kBytes;
     return part.tile * (kBytes + kHalf) + codes + 4 * part.thread;
+  }
+  REEF_LANE static I nibble(I pair, int half) {
+    return half == 0 ? pair & I{15} : scalar::shift_right<4>(pair);
   }
   // Of elements of both halves, in one byte.
   REEF_LANE static Four<std::uint8_t> paired(const Four<std::uint8_t> (&of)[2]) {
@@ -182,11 +182,11 @@ using Int4State = CodedState<Int4Code<Lanes, kSigned>, kSigned, false>;
 template <bool kSigned>
 using Companded8State = CodedState<Companded8Code<Lanes, kSigned>, kSigned, false>;
 template <bool kSigned>
-using Int8CompensatedState = CodedState<Int8Code<Lanes, kSigned>, kSigned, true>;
+using Int8CompensatedState = CodedState<Int8FineCode<Lanes, kSigned>, kSigned, true>;
 template <bool kSigned>
-using Int4CompensatedState = CodedState<Int4Code<Lanes, kSigned>, kSigned, true>;
+using Int4CompensatedState = CodedState<Int4FineCode<Lanes, kSigned>, kSigned, true>;
 template <bool kSigned>
-using Companded8CompensatedState = CodedState<Companded8Code<Lanes, kSigned>, kSigned, true>;
+using Companded8CompensatedState = CodedState<Companded8FineCode<Lanes, kSigned>, kSigned, true>;
 
 /// The tables of a format's signed and unsigned states.
 template <template <bool> class State>

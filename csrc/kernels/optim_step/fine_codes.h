@@ -1,0 +1,164 @@
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/lane.h"
+#include "kernels/optim_step/codes.h"
+#include "kernels/optim_step/maps.h"
+
+/// Codes with four bits of what their rounding loses: sixteen numbers for each code, on the same maps made
+/// continuous. A number is rounded up or down by chance, so that what comes back is right in the mean: a
+/// moving average that changes by less than the last place does not stand still. Zero is a number of its own,
+/// and nothing else becomes it in an unsigned state.
+///
+/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, chance) gives them; chance
+/// is from 0 to below 1.
+namespace reef::kernels {
+
+template <class L, bool kSigned>
+class Int8FineCode : public Int8Scaled<L> {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Table16 = typename L::Table16;
+  using Map = FineDynamicMap;
+  static constexpr float kUnits = 1;
+  static const Map& map() { return kSigned ? signed_fine_map() : unsigned_fine_map(); }
+
+  REEF_LANE explicit Int8FineCode(const Map& map)
+      : base_(map.base),
+        width_(map.width),
+        edge_(map.edge),
+        region_(map.region),
+        offset_(map.offset),
+        gain_(map.gain) {}
+
+  struct Unit {
+    Table16 base, width;
+  };
+  REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  REEF_LANE F decode(I number, const Unit& unit) const {
+    const F sixteenth = L::all(1.0F / 16);
+    if constexpr (kSigned) {
+      const F rank = to_floats(number - L::all(kZero)) * sixteenth;
+      return copysign(value(abs(rank) + L::all(0.5F), unit), rank);
+    } else {
+      return value(fma(to_floats(number), sixteenth, L::all(1.0F)), unit);
+    }
+  }
+
+  REEF_LANE I number(F kept, F units, F chance) const {
+    const F x = kept * units;
+    const F size = kSigned ? abs(x) : x;
+    const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
+    const I region = add_where(size >= edge_[binade], bits_of(region_[binade]), L::all(1));
+    const F rank = fma(size, gain_[region], offset_[region]) + chance;
+    if constexpr (kSigned) {
+      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+    } else {
+      return max(to_ints(min(rank, L::all(4080.0F))), min(bits_of(x), L::all(1)));  // not 0 unless x is
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kZero = 127 * 16 + 8;
+  REEF_LANE static F value(F shifted_rank, const Unit& unit) {
+    const I exponent = shift_right<23>(bits_of(shifted_rank));
+    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
+  }
+
+  Table16 base_, width_;
+  typename L::Table32 edge_, region_;
+  Table16 offset_, gain_;
+};
+
+template <class L, bool kSigned>
+class Int4FineCode : public Int4Scaled<L> {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Map = FineDynamicMap4;
+  static constexpr float kUnits = kSigned ? 1 : 256;
+  static const Map& map() { return signed_fine_map4(); }
+
+  REEF_LANE explicit Int4FineCode(const Map& map)
+      : base_(map.base),
+        width_(map.width),
+        edge_(map.edge),
+        region_(map.region),
+        offset_(map.offset),
+        gain_(map.gain) {}
+
+  using Unit = float;
+  REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 256); }
+  REEF_LANE F decode(I number, Unit unit) const {
+    if constexpr (kSigned) {
+      const F rank = to_floats(number - L::all(kZero));
+      const F size = abs(rank);
+      const I between = shift_right<4>(to_ints(size));
+      return copysign(fma(width_[between], size, base_[between]), rank) * L::all(unit);
+    } else {
+      return fma(to_floats(number), L::all(unit), L::all(unit));
+    }
+  }
+
+  REEF_LANE I number(F kept, F units, F chance) const {
+    if constexpr (kSigned) {
+      const F x = kept * units;
+      const F size = abs(x);
+      const I quarter =
+          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
+      const I region = add_where(size >= edge_[quarter], bits_of(region_[quarter]), L::all(1));
+      const F rank = fma(size, gain_[region], offset_[region]) + chance;
+      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+    } else {
+      const F rank = fma(kept, units, L::all(-1.0F)) + chance;
+      return to_ints(max(min(rank, L::all(255.0F)), L::all(0.0F)));
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kZero = 7 * 16 + 8;
+  typename L::Table16 base_, width_;
+  typename L::Table32 edge_, region_;
+  typename L::Table16 offset_, gain_;
+};
+
+template <class L, bool kSigned>
+class Companded8FineCode : public Companded8Code<L, kSigned> {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Base = Companded8Code<L, kSigned>;
+  using Map = typename Base::Map;
+  REEF_LANE explicit Companded8FineCode(Map map) : Base(map) {}
+
+  using Unit = float;
+  REEF_LANE F decode(I number, Unit unit) const {
+    const F sixteenth = L::all(1.0F / 16);
+    if constexpr (kSigned) {
+      const F y = to_floats(number - L::all(kZero)) * sixteenth;
+      return y / (L::all(254.0F) - abs(y)) * L::all(unit);
+    } else {
+      const F root = to_floats(number) * sixteenth * L::all(unit);
+      return root * root;
+    }
+  }
+  REEF_LANE I number(F kept, F units, F chance) const {
+    const F x = kept * units;
+    const F sixteen = L::all(16.0F);
+    if constexpr (kSigned) {
+      const F part = L::all(1.0F / 254);
+      const F y = x * inverse_within<L, 1, 254>(fma(abs(x), part, part));
+      return to_ints(fma(y, sixteen, L::all(static_cast<float>(kZero))) + chance);
+    } else {
+      return max(to_ints(fma(x, sixteen, chance)), min(bits_of(x), L::all(1)));  // not 0 unless x is
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kZero = 128 * 16 + 8;
+};
+
+}  // namespace reef::kernels
