@@ -7,11 +7,10 @@
 #include "kernels/optim_step/maps.h"
 
 /// What the codes of a format stand for, and which a value gets: formulas for any lanes, those of a CUDA
-/// thread too. Where codes are and how they get there is the business of codecs.h and of warp.h.
+/// thread too. Where codes are and how they get there is the business of codecs.h and of warp/state.h.
 ///
-/// A code stands for a value in units of its block's scale: decode(code, unit(scale)); the last signed one
-/// for last(unit(scale)). The other way, kept(x) is what of a new value waits for its block to be whole
-/// (restored() makes the value of it again); scale(largest kept size) is the block's scale; and
+/// A code stands for a value in units of its block's scale: decode(code, unit(scale)). The other way, kept(x)
+/// is what of a new value waits for its block to be whole; scale(largest kept size) is the block's scale; and
 /// code(find(kept, kUnits / scale)), plus kAdded, is the code, in two halves so that a processor can be at
 /// the first for some lanes and the second for others. Values must not be NaN.
 namespace reef::kernels {
