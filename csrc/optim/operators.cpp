@@ -1,6 +1,5 @@
 #include "optim/operators.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 
 #include "optim/operands.h"
 #include "optim/step.h"
+#include "optim/typed_operator.h"
 #include "page/pager.h"
 #include "reef/error.h"
 
@@ -144,21 +144,13 @@ TORCH_LIBRARY_IMPL(reef, CUDA, m) { m.impl("optim_step_", &reef::optim::optim_st
 TORCH_LIBRARY_IMPL(reef, Meta, m) { m.impl("optim_step_", &reef::optim::optim_step_meta); }
 
 namespace reef::optim::ops {
-namespace {
-
-template <class Signature>
-auto found(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-}  // namespace
 
 Tensor step(const std::string& rule, const std::string& state, const std::string& master,
             at::TensorList parameters, at::TensorList gradients, at::TensorList states,
             at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
             const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
             const std::optional<Tensor>& found_inf) {
-  static const auto op = found<decltype(optim_step)>("reef::optim_step_");
+  static const auto op = typed_operator<decltype(optim_step)>("reef::optim_step_");
   return op.call(rule, state, master, parameters, gradients, states, masters, steps, numbers, lr, grad_scale,
                  found_inf);
 }

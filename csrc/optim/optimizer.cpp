@@ -3,6 +3,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <utility>
 
 #include "optim/operators.h"
@@ -201,15 +202,20 @@ Tensor Optimizer::step(LossClosure closure) {
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const std::vector<Tensor>& all = param_groups_[group].params();
     std::vector<std::size_t> indices;
+    std::optional<c10::Device> device;
     std::int64_t bytes = 0;
+    std::int64_t most = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].grad().defined() || all[i].numel() == 0) continue;
       const auto size = static_cast<std::int64_t>(all[i].nbytes());
-      const bool fits = indices.empty() || (all[indices.back()].device() == all[i].device() &&
-                                            bytes + size <= ops::slice_bytes(all[i].device()));
-      if (!fits) {
+      const bool moves = device != all[i].device();
+      if (!indices.empty() && (moves || bytes + size > most)) {
         stepped.push_back(step_these(group, std::exchange(indices, {})));
         bytes = 0;
+      }
+      if (moves) {
+        device = all[i].device();
+        most = ops::slice_bytes(*device);
       }
       indices.push_back(i);
       bytes += size;

@@ -1,4 +1,3 @@
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -11,6 +10,7 @@
 #include "optim/operands.h"
 #include "optim/operators.h"
 #include "optim/step.h"
+#include "optim/typed_operator.h"
 
 namespace reef::optim {
 namespace {
@@ -162,28 +162,20 @@ TORCH_LIBRARY_IMPL(reef, Meta, m) {
 }
 
 namespace reef::optim::ops {
-namespace {
-
-template <class Signature>
-auto found(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-}  // namespace
 
 std::tuple<Tensor, Tensor> state(const Tensor& parameter, const std::string& state) {
-  static const auto op = found<decltype(optim_state)>("reef::optim_state");
+  static const auto op = typed_operator<decltype(optim_state)>("reef::optim_state");
   return op.call(parameter, state);
 }
 
 std::tuple<Tensor, Tensor> encode(const Tensor& values, const std::string& state, bool is_signed) {
-  static const auto op = found<decltype(optim_encode)>("reef::optim_encode");
+  static const auto op = typed_operator<decltype(optim_encode)>("reef::optim_encode");
   return op.call(values, state, is_signed);
 }
 
 Tensor decode(const Tensor& codes, const Tensor& scales, const Tensor& like, const std::string& state,
               bool is_signed) {
-  static const auto op = found<decltype(optim_decode)>("reef::optim_decode");
+  static const auto op = typed_operator<decltype(optim_decode)>("reef::optim_decode");
   return op.call(codes, scales, like, state, is_signed);
 }
 

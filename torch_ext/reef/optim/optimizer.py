@@ -282,16 +282,18 @@ def name_of(group: dict[str, Any], index: int) -> str:
 def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
     """What one call steps: on one device, and its working set, of which a budget must hold all."""
     indices: list[int] = []
-    size = 0
+    device = None
+    size = most = 0
     for index, p in enumerate(params):
         if p.grad is None or p.numel() == 0:
             continue
-        if indices and (
-            p.device != params[indices[-1]].device
-            or size + p.nbytes > torch.ops.reef.optim_slice_bytes(p.device)
-        ):
+        moves = p.device != device
+        if indices and (moves or size + p.nbytes > most):
             yield indices
             indices, size = [], 0
+        if moves:
+            device = p.device
+            most = torch.ops.reef.optim_slice_bytes(device)
         indices.append(index)
         size += p.nbytes
     if indices:
