@@ -23,10 +23,6 @@ void exchange(float (&largest)[kThreads][kMostStates * 2 + 1], int blocks) {
   }
 }
 
-Part part_of(std::int64_t tile, std::int64_t elements, int thread) {
-  return {tile, static_cast<int>(std::min(kTileElements, elements - tile * kTileElements)), thread};
-}
-
 template <class Rule, template <bool> class State>
 struct Kernel {
   using Thread = Step<Rule, State>;

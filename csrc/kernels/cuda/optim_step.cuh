@@ -19,22 +19,20 @@ namespace groups = cooperative_groups;
 inline constexpr int kBlockThreads = 256;
 inline constexpr int kWarps = kBlockThreads / warp::kThreads;
 
-/// A format's tables where a block's threads look them up.
-template <template <bool> class State>
-struct SharedMaps {
-  using Maps = warp::Maps<State>;
-  static __device__ const Maps& copied(const Maps& maps, std::byte* shared) {
-    const auto* const from = reinterpret_cast<const std::byte*>(&maps);
-    for (unsigned i = threadIdx.x; i < sizeof(Maps); i += kBlockThreads) shared[i] = from[i];
-    __syncthreads();
-    return *reinterpret_cast<const Maps*>(shared);
-  }
-};
+/// A format's tables, copied to where a block's threads look them up.
+template <class Maps>
+__device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
+  const auto* const from = reinterpret_cast<const std::byte*>(&maps);
+  for (unsigned i = threadIdx.x; i < sizeof(Maps); i += kBlockThreads) shared[i] = from[i];
+  __syncthreads();
+  return *reinterpret_cast<const Maps*>(shared);
+}
 
+inline __host__ __device__ std::int64_t tiles_of(std::int64_t elements) {
+  return (elements + kTileElements - 1) / kTileElements;
+}
 inline __device__ warp::Part part_of(std::int64_t tile, std::int64_t elements) {
-  const std::int64_t rest = elements - tile * kTileElements;
-  return {tile, static_cast<int>(rest < kTileElements ? rest : kTileElements),
-          static_cast<int>(threadIdx.x % warp::kThreads)};
+  return warp::part_of(tile, elements, static_cast<int>(threadIdx.x % warp::kThreads));
 }
 
 /// Calls `work(entry, tile)` for the tiles of a piece that are this warp's.
@@ -50,7 +48,7 @@ __device__ void each_tile(const OptimBatch& batch, std::int64_t piece, const Wor
     }
   }
   const OptimEntry& entry = batch.entries[at];
-  const std::int64_t tiles = (entry.tensor.elements + kTileElements - 1) / kTileElements;
+  const std::int64_t tiles = tiles_of(entry.tensor.elements);
   const std::int64_t first = (piece - entry.first_piece) * kPieceTiles;
   const std::int64_t last = first + kPieceTiles < tiles ? first + kPieceTiles : tiles;
   for (std::int64_t tile = first + threadIdx.x / warp::kThreads; tile < last; tile += kWarps)
@@ -72,7 +70,7 @@ template <class Rule, template <bool> class State>
 __global__ void __launch_bounds__(kBlockThreads)
     step_kernel(const OptimBatch batch, const __grid_constant__ warp::Maps<State> given) {
   __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
-  const auto& maps = SharedMaps<State>::copied(given, shared);
+  const auto& maps = shared_maps(given, shared);
   for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
     each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
       using Step = warp::Step<Rule, State>;
@@ -105,7 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   using Sum = cub::BlockReduce<double, kBlockThreads>;
   __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
   __shared__ typename Sum::TempStorage scratch[2];
-  const auto& maps = SharedMaps<State>::copied(given, shared);
+  const auto& maps = shared_maps(given, shared);
   for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
     OptimSquares own;
     each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     encode_kernel(const float* values, const OptimState state, std::int64_t elements, std::int64_t tiles,
                   const __grid_constant__ warp::Maps<State> given) {
   __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
-  const auto& maps = SharedMaps<State>::copied(given, shared);
+  const auto& maps = shared_maps(given, shared);
   constexpr int kLargest = State<kSigned>::kBlocks;
   for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
        tile += gridDim.x * std::int64_t{kWarps}) {
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     decode_kernel(const OptimState state, float* values, std::int64_t elements, std::int64_t tiles,
                   const __grid_constant__ warp::Maps<State> given) {
   __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
-  const auto& maps = SharedMaps<State>::copied(given, shared);
+  const auto& maps = shared_maps(given, shared);
   for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
        tile += gridDim.x * std::int64_t{kWarps}) {
     warp::decode<State, kSigned>(state, values, part_of(tile, elements), maps.template of<kSigned>());
@@ -166,8 +164,6 @@ cudaError_t launch(Kernel* kernel, std::int64_t blocks_wanted, cudaStream_t stre
   kernel<<<blocks, kBlockThreads, 0, stream>>>(given...);
   return cudaGetLastError();
 }
-
-inline std::int64_t tiles_of(std::int64_t elements) { return (elements + kTileElements - 1) / kTileElements; }
 
 template <template <bool> class State, bool kSigned>
 void add_coding(OptimCudaKernels& kernels) {
@@ -192,20 +188,14 @@ cudaError_t launch_measure(const OptimBatch& batch, OptimSquares* squares, cudaS
   return launch(&measure_kernel<Rule, State>, batch.pieces, stream, batch, squares, warp::Maps<State>::all());
 }
 
-struct AddRule {
-  template <class Rule, template <bool> class State>
-  static void to(OptimCudaKernels& kernels, OptimRule rule) {
-    kernels.step[static_cast<std::size_t>(rule)] = &launch_step<Rule, State>;
-    if constexpr (requires { &Rule::measured; })
-      kernels.measure[static_cast<std::size_t>(rule)] = &launch_measure<Rule, State>;
-  }
-};
-
 template <template <bool> class State, OptimFormat kFormat>
 OptimCudaKernels all_kernels() {
   OptimCudaKernels kernels{};
-  for_every_rule<warp::Lanes, rounds_as_torch(kFormat)>(
-      [&]<class Rule>(OptimRule rule) { AddRule::to<Rule, State>(kernels, rule); });
+  for_every_rule<warp::Lanes, rounds_as_torch(kFormat)>([&]<class Rule>(OptimRule rule) {
+    const auto r = static_cast<std::size_t>(rule);
+    kernels.step[r] = &launch_step<Rule, State>;
+    if constexpr (requires { &Rule::measured; }) kernels.measure[r] = &launch_measure<Rule, State>;
+  });
   add_coding<State, false>(kernels);
   add_coding<State, true>(kernels);
   return kernels;

@@ -31,6 +31,28 @@ using Int8Scaled = Float32Scaled<L, 256, 8>;
 template <class L>
 using Int4Scaled = Float32Scaled<L, 128, 4>;
 
+/// A value as a line in its rank, chosen by the rank's exponent.
+template <class L>
+class RankLines {
+ public:
+  using F = typename L::Floats;
+  using Table16 = typename L::Table16;
+  struct Unit {
+    Table16 base, width;
+  };
+  template <class Map>
+  REEF_LANE explicit RankLines(const Map& map) : base_(map.base), width_(map.width) {}
+
+  REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  REEF_LANE static F value(F shifted_rank, const Unit& unit) {
+    const auto exponent = shift_right<23>(bits_of(shifted_rank));
+    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
+  }
+
+ private:
+  Table16 base_, width_;
+};
+
 /// On the dynamic map (maps.h), by arithmetic.
 template <class L, bool kSigned>
 class Int8Code : public Int8Scaled<L> {
@@ -38,32 +60,30 @@ class Int8Code : public Int8Scaled<L> {
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Table16 = typename L::Table16;
+  using Lines = RankLines<L>;
+  using Unit = typename Lines::Unit;
   using Map = DynamicMap;
   static constexpr float kUnits = 1;
   static constexpr int kAdded = kSigned ? 127 : 0;
   static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
 
   REEF_LANE explicit Int8Code(const Map& map)
-      : shift_(L::all(map.shift)),
-        base_(map.base),
-        width_(map.width),
+      : lines_(map),
+        shift_(L::all(map.shift)),
         edge_(map.edge),
         region_(map.region),
         offset_(map.offset),
         gain_(map.gain),
         last_(map.last) {}
 
-  struct Unit {
-    Table16 base, width;
-  };
-  REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I code, const Unit& unit) const {
     const F number = to_floats(code);
     if constexpr (kSigned) {
       const F rank = number - L::all(127.0F);
-      return copysign(value(abs(rank) + shift_, unit), rank);
+      return copysign(Lines::value(abs(rank) + shift_, unit), rank);
     } else {
-      return value(number + shift_, unit);
+      return Lines::value(number + shift_, unit);
     }
   }
 
@@ -85,13 +105,8 @@ class Int8Code : public Int8Scaled<L> {
   }
 
  private:
-  REEF_LANE static F value(F shifted_rank, const Unit& unit) {
-    const I exponent = shift_right<23>(bits_of(shifted_rank));
-    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
-  }
-
+  Lines lines_;
   F shift_;
-  Table16 base_, width_;
   typename L::Table32 edge_, region_;
   Table16 offset_, gain_, last_;
 };
@@ -174,13 +189,7 @@ class Companded8Code {
   using Unit = float;
   REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 255); }
   REEF_LANE F decode(I code, Unit unit) const {
-    if constexpr (kSigned) {
-      const F number = to_floats(code) - L::all(128.0F);
-      return number / (L::all(254.0F) - abs(number)) * L::all(unit);  // the divider is idle here
-    } else {
-      const F root = to_floats(code) * L::all(unit);
-      return root * root;
-    }
+    return expanded(to_floats(code) - L::all(static_cast<float>(kAdded)), unit);
   }
 
   REEF_LANE static F kept(F x) {
@@ -193,12 +202,19 @@ class Companded8Code {
   }
   REEF_LANE F find(F kept, F units) const { return kept * units; }
   REEF_LANE I code(F x) const {
-    if constexpr (kSigned) {
-      const F part = L::all(1.0F / 254);
-      return rounded(x * inverse_within<L, 1, 254>(fma(abs(x), part, part)));
-    } else {
-      return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
-    }
+    if constexpr (kSigned) return rounded(companded(x));
+    return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
+  }
+
+ protected:
+  REEF_LANE static F companded(F x) {
+    const F part = L::all(1.0F / 254);
+    return x * inverse_within<L, 1, 254>(fma(abs(x), part, part));
+  }
+  REEF_LANE static F expanded(F y, Unit unit) {
+    if constexpr (kSigned) return y / (L::all(254.0F) - abs(y)) * L::all(unit);  // the divider is idle here
+    const F root = y * L::all(unit);
+    return root * root;
   }
 };
 

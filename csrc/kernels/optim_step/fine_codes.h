@@ -16,35 +16,46 @@
 /// is from 0 to below 1.
 namespace reef::kernels {
 
+/// Numbers as lines in the values of a region; a part of the number line has at most one edge of regions.
+template <class L>
+class Regions {
+ public:
+  using F = typename L::Floats;
+  template <class Map>
+  REEF_LANE explicit Regions(const Map& map)
+      : edge_(map.edge), region_(map.region), offset_(map.offset), gain_(map.gain) {}
+
+  REEF_LANE F number(F size, typename L::Ints part) const {
+    const auto region = add_where(size >= edge_[part], bits_of(region_[part]), L::all(1));
+    return fma(size, gain_[region], offset_[region]);
+  }
+
+ private:
+  typename L::Table32 edge_, region_;
+  typename L::Table16 offset_, gain_;
+};
+
 template <class L, bool kSigned>
 class Int8FineCode : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Table16 = typename L::Table16;
+  using Lines = RankLines<L>;
+  using Unit = typename Lines::Unit;
   using Map = FineDynamicMap;
   static constexpr float kUnits = 1;
   static const Map& map() { return kSigned ? signed_fine_map() : unsigned_fine_map(); }
 
-  REEF_LANE explicit Int8FineCode(const Map& map)
-      : base_(map.base),
-        width_(map.width),
-        edge_(map.edge),
-        region_(map.region),
-        offset_(map.offset),
-        gain_(map.gain) {}
+  REEF_LANE explicit Int8FineCode(const Map& map) : lines_(map), regions_(map) {}
 
-  struct Unit {
-    Table16 base, width;
-  };
-  REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I number, const Unit& unit) const {
     const F sixteenth = L::all(1.0F / 16);
     if constexpr (kSigned) {
       const F rank = to_floats(number - L::all(kZero)) * sixteenth;
-      return copysign(value(abs(rank) + L::all(0.5F), unit), rank);
+      return copysign(Lines::value(abs(rank) + L::all(0.5F), unit), rank);
     } else {
-      return value(fma(to_floats(number), sixteenth, L::all(1.0F)), unit);
+      return Lines::value(fma(to_floats(number), sixteenth, L::all(1.0F)), unit);
     }
   }
 
@@ -52,8 +63,7 @@ class Int8FineCode : public Int8Scaled<L> {
     const F x = kept * units;
     const F size = kSigned ? abs(x) : x;
     const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
-    const I region = add_where(size >= edge_[binade], bits_of(region_[binade]), L::all(1));
-    const F rank = fma(size, gain_[region], offset_[region]) + chance;
+    const F rank = regions_.number(size, binade) + chance;
     if constexpr (kSigned) {
       return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
     } else {
@@ -63,14 +73,8 @@ class Int8FineCode : public Int8Scaled<L> {
 
  private:
   static constexpr std::int32_t kZero = 127 * 16 + 8;
-  REEF_LANE static F value(F shifted_rank, const Unit& unit) {
-    const I exponent = shift_right<23>(bits_of(shifted_rank));
-    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
-  }
-
-  Table16 base_, width_;
-  typename L::Table32 edge_, region_;
-  Table16 offset_, gain_;
+  Lines lines_;
+  Regions<L> regions_;
 };
 
 template <class L, bool kSigned>
@@ -82,13 +86,7 @@ class Int4FineCode : public Int4Scaled<L> {
   static constexpr float kUnits = kSigned ? 1 : 256;
   static const Map& map() { return signed_fine_map4(); }
 
-  REEF_LANE explicit Int4FineCode(const Map& map)
-      : base_(map.base),
-        width_(map.width),
-        edge_(map.edge),
-        region_(map.region),
-        offset_(map.offset),
-        gain_(map.gain) {}
+  REEF_LANE explicit Int4FineCode(const Map& map) : base_(map.base), width_(map.width), regions_(map) {}
 
   using Unit = float;
   REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 256); }
@@ -109,8 +107,7 @@ class Int4FineCode : public Int4Scaled<L> {
       const F size = abs(x);
       const I quarter =
           shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
-      const I region = add_where(size >= edge_[quarter], bits_of(region_[quarter]), L::all(1));
-      const F rank = fma(size, gain_[region], offset_[region]) + chance;
+      const F rank = regions_.number(size, quarter) + chance;
       return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
     } else {
       const F rank = fma(kept, units, L::all(-1.0F)) + chance;
@@ -121,8 +118,7 @@ class Int4FineCode : public Int4Scaled<L> {
  private:
   static constexpr std::int32_t kZero = 7 * 16 + 8;
   typename L::Table16 base_, width_;
-  typename L::Table32 edge_, region_;
-  typename L::Table16 offset_, gain_;
+  Regions<L> regions_;
 };
 
 template <class L, bool kSigned>
@@ -136,29 +132,20 @@ class Companded8FineCode : public Companded8Code<L, kSigned> {
 
   using Unit = float;
   REEF_LANE F decode(I number, Unit unit) const {
-    const F sixteenth = L::all(1.0F / 16);
-    if constexpr (kSigned) {
-      const F y = to_floats(number - L::all(kZero)) * sixteenth;
-      return y / (L::all(254.0F) - abs(y)) * L::all(unit);
-    } else {
-      const F root = to_floats(number) * sixteenth * L::all(unit);
-      return root * root;
-    }
+    return Base::expanded(to_floats(number - L::all(kZero)) * L::all(1.0F / 16), unit);
   }
   REEF_LANE I number(F kept, F units, F chance) const {
     const F x = kept * units;
     const F sixteen = L::all(16.0F);
     if constexpr (kSigned) {
-      const F part = L::all(1.0F / 254);
-      const F y = x * inverse_within<L, 1, 254>(fma(abs(x), part, part));
-      return to_ints(fma(y, sixteen, L::all(static_cast<float>(kZero))) + chance);
+      return to_ints(fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero))) + chance);
     } else {
       return max(to_ints(fma(x, sixteen, chance)), min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
   }
 
  private:
-  static constexpr std::int32_t kZero = 128 * 16 + 8;
+  static constexpr std::int32_t kZero = kSigned ? 128 * 16 + 8 : 0;
 };
 
 }  // namespace reef::kernels

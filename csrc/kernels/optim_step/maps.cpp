@@ -22,9 +22,9 @@ float as_float(std::int32_t bits) {
   return value;
 }
 
-// Of a part of the number line [begin, end), in which at most one of the edges lies: that one, and the region
-// at its beginning, as the bits of an integer.
-void set_edge(float& edge, float& region, const double* edges, int count, double begin, double end) {
+// Of a part of the number line [begin, end), in which at most one of the edges lies: that one. Gives the
+// region at its beginning.
+std::int32_t set_edge(float& edge, const double* edges, int count, double begin, double end) {
   std::int32_t at_begin = 0;
   edge = kNever;
   for (int i = 0; i < count; ++i) {
@@ -34,7 +34,7 @@ void set_edge(float& edge, float& region, const double* edges, int count, double
       edge = not_below(edges[i]);
     }
   }
-  region = as_float(at_begin);
+  return at_begin;
 }
 
 constexpr double kValues4[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
@@ -86,7 +86,7 @@ DynamicMap::DynamicMap(bool is_signed) : shift(is_signed ? 0.5F : 1.0F) {
   for (int binade = 0; binade < 32; ++binade) {
     const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
     const double end = std::ldexp(1.0, binade - 30);
-    set_edge(edge[binade], region[binade], edges, kDecades + 1, begin, end);
+    region[binade] = as_float(set_edge(edge[binade], edges, kDecades + 1, begin, end));
   }
 }
 
@@ -109,11 +109,8 @@ DynamicMap4::DynamicMap4() {
   for (int i = 0; i < 8; ++i) borders[i] = (double{value[7 + i]} + value[8 + i]) / 2;
   for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
     const int quarter = number & 31;
-    float region = 0;
-    set_edge(edge[quarter], region, borders, 8, quarter_begin(number), quarter_begin(number + 1));
-    std::int32_t at_begin = 0;
-    std::memcpy(&at_begin, &region, sizeof region);
-    rank[quarter] = static_cast<float>(at_begin);
+    rank[quarter] = static_cast<float>(
+        set_edge(edge[quarter], borders, 8, quarter_begin(number), quarter_begin(number + 1)));
   }
 }
 
@@ -145,7 +142,7 @@ FineDynamicMap::FineDynamicMap(bool is_signed) {
   for (int binade = 0; binade < 32; ++binade) {
     const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
     const double end = std::ldexp(1.0, binade - 30);
-    set_edge(edge[binade], region[binade], edges, kDecades + 1, begin, end);
+    region[binade] = as_float(set_edge(edge[binade], edges, kDecades + 1, begin, end));
   }
 }
 
@@ -170,8 +167,8 @@ FineDynamicMap4::FineDynamicMap4() {
     offset[i] = static_cast<float>(16 * i - from / part);
   }
   for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
-    set_edge(edge[number & 31], region[number & 31], kValues4 + 1, 7, quarter_begin(number),
-             quarter_begin(number + 1));
+    region[number & 31] = as_float(
+        set_edge(edge[number & 31], kValues4 + 1, 7, quarter_begin(number), quarter_begin(number + 1)));
   }
 }
 

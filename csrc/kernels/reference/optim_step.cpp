@@ -202,18 +202,18 @@ class State {
     const std::int64_t codes = optim_codes_bytes(format_, std::min<std::int64_t>(elements - tile, 256));
     return bytes[optim_codes_bytes(format_, tile) + tile / 2 + codes + i % 128];
   }
-  int shift(std::int64_t i) const { return format_ == OptimFormat::kInt4 && i % 256 >= 128 ? 4 : 0; }
+  static int shift(std::int64_t i) { return i % 256 < 128 ? 0 : 4; }
+  static int nibble(std::uint8_t pair, std::int64_t i) { return pair >> shift(i) & 15; }
+  static void put_nibble(std::uint8_t& pair, std::int64_t i, int number) {
+    pair = static_cast<std::uint8_t>((pair & ~(15 << shift(i))) | number << shift(i));
+  }
   void put_code(std::int64_t i, int code) {
-    if (format_ != OptimFormat::kInt4) {
-      byte(i) = static_cast<std::uint8_t>(code);
-      return;
-    }
-    byte(i) = static_cast<std::uint8_t>((byte(i) & ~(15 << shift(i))) | code << shift(i));
+    if (format_ == OptimFormat::kInt4) return put_nibble(byte(i), i, code);
+    byte(i) = static_cast<std::uint8_t>(code);
   }
   void put_number(std::int64_t i, int number) {
     put_code(i, number >> 4);
-    const int at = i % 256 < 128 ? 0 : 4;
-    rest_byte(i) = static_cast<std::uint8_t>((rest_byte(i) & ~(15 << at)) | (number & 15) << at);
+    put_nibble(rest_byte(i), i, number & 15);
   }
   // The kernels round by chance: to this one or the one beside it.
   int nearest_number(float x) const {
@@ -226,11 +226,8 @@ class State {
 
   float read(std::int64_t i) const {
     if (format_ == OptimFormat::kFloat32) return reinterpret_cast<const float*>(state_.codes)[i];
-    int code = byte(i);
-    if (format_ == OptimFormat::kInt4) code = code >> shift(i) & 15;
-    if (compensated_)
-      return fine_value(format_, signed_, code << 4 | (rest_byte(i) >> (i % 256 < 128 ? 0 : 4) & 15),
-                        scale(i));
+    const int code = format_ == OptimFormat::kInt4 ? nibble(byte(i), i) : byte(i);
+    if (compensated_) return fine_value(format_, signed_, code << 4 | nibble(rest_byte(i), i), scale(i));
     if (is_root()) {
       const float root = static_cast<float>(code) * (scale(i) * (1.0F / 255));
       return root * root;

@@ -48,6 +48,11 @@ struct Part {
   REEF_LANE bool has(int k) const { return element(k) < elements; }
 };
 
+REEF_LANE Part part_of(std::int64_t tile, std::int64_t elements, int thread) {
+  const std::int64_t rest = elements - tile * kTileElements;
+  return {tile, static_cast<int>(rest < kTileElements ? rest : kTileElements), thread};
+}
+
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
   T v[4];

@@ -13,17 +13,19 @@ namespace reef::kernels::warp {
 /// the kBlocks blocks that the thread has elements of, which kSharing threads share; end() writes what was
 /// kept, when it knows the largest of the whole blocks, and leaves in x what the rule's second half is to
 /// see.
-template <bool kSigned>
-struct Float32State {
+struct Uncoded {
   struct Map {};
   static Map map() { return {}; }
   static constexpr int kBlocks = 0;
   static constexpr int kSharing = kThreads;
+  REEF_LANE static void keep(F (&)[kOwn], float*) {}
+};
 
+template <bool kSigned>
+struct Float32State : Uncoded {
   REEF_LANE static void begin(const OptimState& state, const Part& part, const Map&, F (&x)[kOwn]) {
     read(OptimDtype::kFloat32, state.codes, part, x);
   }
-  REEF_LANE static void keep(F (&)[kOwn], float*) {}
   REEF_LANE static void end(const OptimState& state, const Part& part, const Map&, std::uint32_t,
                             const float*, F (&x)[kOwn]) {
     write32(state.codes, part, x);
@@ -31,16 +33,10 @@ struct Float32State {
 };
 
 template <bool kSigned>
-struct BFloat16State {
-  struct Map {};
-  static Map map() { return {}; }
-  static constexpr int kBlocks = 0;
-  static constexpr int kSharing = kThreads;
-
+struct BFloat16State : Uncoded {
   REEF_LANE static void begin(const OptimState& state, const Part& part, const Map&, F (&x)[kOwn]) {
     read(OptimDtype::kBFloat16, state.codes, part, x);
   }
-  REEF_LANE static void keep(F (&)[kOwn], float*) {}
   REEF_LANE static void end(const OptimState& state, const Part& part, const Map&, std::uint32_t key,
                             const float*, F (&x)[kOwn]) {
     I halves[kOwn];
