@@ -29,6 +29,7 @@ const std::vector<Format> kFormats = {{"float32", ro::StateFormat::kFloat32},
                                       {"int8", ro::StateFormat::kInt8},
                                       {"companded8", ro::StateFormat::kCompanded8},
                                       {"int4", ro::StateFormat::kInt4},
+                                      {"int4_rank1", ro::StateFormat::kInt4Rank1},
                                       {"int8_compensated", ro::StateFormat::kInt8Compensated},
                                       {"int4_compensated", ro::StateFormat::kInt4Compensated}};
 

@@ -23,13 +23,14 @@ std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements) {
     case OptimFormat::kBFloat16:
       return 2 * elements;
     case OptimFormat::kInt4:
+    case OptimFormat::kInt4Rank1:
       return paired_bytes(elements);
     default:
       return elements;
   }
 }
 
-std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements) {
+std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements, const OptimMatrix& matrix) {
   const auto blocks = [&](std::int64_t of) { return (elements + of - 1) / of; };
   switch (uncompensated(format)) {
     case OptimFormat::kInt8:
@@ -38,6 +39,8 @@ std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements) {
       return 4 * blocks(kTileElements / 2);
     case OptimFormat::kCompanded8:
       return 2 * blocks(32);
+    case OptimFormat::kInt4Rank1:
+      return 4 * (matrix.rows + matrix.columns);
     default:
       return 0;
   }

@@ -36,8 +36,9 @@ enum class OptimFormat : std::uint8_t {
   kInt8Compensated,  ///< as the formats of their names, and 4 bits of what rounding to the code lost
   kInt4Compensated,
   kCompanded8Compensated,
+  kInt4Rank1,  ///< as kInt4, but unsigned states of matrices have a float32 for each row and each column
 };
-inline constexpr int kOptimFormats = 8;
+inline constexpr int kOptimFormats = 9;
 /// The format without what is kept of its rounding.
 constexpr OptimFormat uncompensated(OptimFormat format) {
   switch (format) {
@@ -75,12 +76,27 @@ struct OptimConstants {
 /// nothing else.
 inline constexpr std::int64_t kTileElements = 256;
 
+/// A tensor as rows of elements that lie together, one row for each place in its outermost dimension.
+struct OptimMatrix {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+/// Whether a state of kInt4Rank1 has scales of rows and columns: where they need at most a bit an element.
+constexpr bool has_rank1_scales(const OptimMatrix& matrix) {
+  return matrix.rows + matrix.columns <= matrix.rows * matrix.columns / 32;
+}
+
 /// Codes and, for the formats that have them, scales. Sizes: optim_codes_bytes(), optim_scales_bytes(). A
 /// tile's codes lie together; after them, compensated, what their rounding lost: two elements a byte, number
 /// i of the tile and number i + 128.
 struct OptimState {
   std::byte* codes = nullptr;
   std::byte* scales = nullptr;
+  /// Unsigned, in kInt4Rank1: scales of rows, then of columns; those of the new values, which survey() finds;
+  /// and which element tile 0 begins with.
+  OptimMatrix matrix = {};
+  float* new_scales = nullptr;
+  std::int64_t first = 0;
 };
 
 enum class OptimDtype : std::uint8_t { kFloat32, kBFloat16, kFloat16 };
@@ -106,9 +122,9 @@ struct OptimTensor {
   OptimConstants constants;
 };
 
-/// Bytes of a state of `elements`.
+/// Bytes of a state of `elements`. Those of kInt4Rank1 are of a matrix.
 std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements);
-std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements);
+std::int64_t optim_scales_bytes(OptimFormat format, std::int64_t elements, const OptimMatrix& matrix = {});
 
 /// Bytes of an element; of a master, 0 if there is no tensor for it.
 std::int64_t optim_dtype_bytes(OptimDtype dtype);
@@ -138,11 +154,17 @@ using OptimEncode = void (*)(const float* values, const OptimState& state, std::
 using OptimDecode = void (*)(const OptimState& state, float* values, std::int64_t elements,
                              std::int64_t first, std::int64_t last);
 
+/// kInt4Rank1 needs all of a tensor's new values before it can encode one: `survey` raises the new scales,
+/// zero before, to what these tiles need. If none of the tensor's tiles was found not to be finite, `step`
+/// may follow; then the new scales are the scales. Rules without an unsigned state, and signed states, have
+/// no kernels of it: theirs are kInt4's.
 struct OptimKernels {
   OptimKernel step[kOptimRules][kOptimFormats];
   OptimMeasure measure[kOptimRules][kOptimFormats];  ///< nullptr: the rule needs no trust ratio
   OptimEncode encode[kOptimFormats][2];              ///< [1]: signed
   OptimDecode decode[kOptimFormats][2];
+  OptimKernel survey[kOptimRules];
+  OptimEncode survey_values;  ///< before `encode`
 };
 /// nullptr if the level is not to be had.
 const OptimKernels* optim_kernels(OptimLevel level);

@@ -1,5 +1,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -37,9 +38,11 @@ const OptimCudaKernels& kernels_of(OptimFormat format) {
     case OptimFormat::kInt4Compensated:
       return kernels::cuda::optim_int4_compensated();
     case OptimFormat::kCompanded8Compensated:
+      return kernels::cuda::optim_companded8_compensated();
+    case OptimFormat::kInt4Rank1:
       break;
   }
-  return kernels::cuda::optim_companded8_compensated();
+  return kernels::cuda::optim_int4_rank1();
 }
 
 std::int64_t pieces_of(std::int64_t elements) {
@@ -98,6 +101,9 @@ void step_on_cuda(c10::Device device, OptimRule rule, const OptimHyper& hyper, s
                   std::int64_t* nonfinite) {
   const c10::cuda::CUDAGuard guard(device);
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  const at::Tensor new_scales =
+      at::zeros({new_scales_of(works)}, at::TensorOptions().dtype(at::kFloat).device(device));
+  set_new_scales(works, new_scales.mutable_data_ptr<float>());
   Batch batches[kernels::kOptimFormats];
   for (std::size_t i = 0; i < works.size(); ++i) {
     if (works[i].tensor.elements == 0) continue;
@@ -113,7 +119,10 @@ void step_on_cuda(c10::Device device, OptimRule rule, const OptimHyper& hyper, s
       set_trusts(rule, hyper, kernels, batch, works, device, stream);
       upload(batch, works, nonfinite, device);
     }
-    C10_CUDA_CHECK(kernels.step[static_cast<std::size_t>(rule)](batch.launched, stream));
+    const auto r = static_cast<std::size_t>(rule);
+    if (kernels.survey[r] != nullptr) C10_CUDA_CHECK(kernels.survey[r](batch.launched, stream));
+    C10_CUDA_CHECK(kernels.step[r](batch.launched, stream));
+    if (kernels.survey[r] != nullptr) C10_CUDA_CHECK(kernels.settle(batch.launched, stream));
   }
 }
 
@@ -121,8 +130,16 @@ void encode_on_cuda(c10::Device device, OptimFormat format, bool is_signed, cons
                     const kernels::OptimState& state, std::int64_t elements) {
   if (elements == 0) return;
   const c10::cuda::CUDAGuard guard(device);
-  C10_CUDA_CHECK(
-      kernels_of(format).encode[is_signed](values, state, elements, c10::cuda::getCurrentCUDAStream()));
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  const OptimCudaKernels& kernels = kernels_of(format);
+  kernels::OptimState to = state;
+  if (kernels.survey_values != nullptr) {
+    to.new_scales = reinterpret_cast<float*>(state.scales);
+    const auto bytes = static_cast<std::size_t>(state.matrix.rows + state.matrix.columns) * sizeof(float);
+    C10_CUDA_CHECK(cudaMemsetAsync(to.new_scales, 0, bytes, stream));
+    C10_CUDA_CHECK(kernels.survey_values(values, to, elements, stream));
+  }
+  C10_CUDA_CHECK(kernels.encode[is_signed](values, to, elements, stream));
 }
 
 void decode_on_cuda(c10::Device device, OptimFormat format, bool is_signed, const kernels::OptimState& state,

@@ -39,26 +39,47 @@ void check_device(const Subject& subject, const Tensor& tensor, const char* what
                       "; move a model before its optimizer is made, and load states after that");
 }
 
-OptimFormat format_of(OptimFormat asked, const Tensor& codes) {
-  return codes.scalar_type() == at::kFloat ? OptimFormat::kFloat32 : asked;
+kernels::OptimMatrix matrix_of(const Tensor& dense) {
+  const auto strides = dense.sym_strides();
+  const auto sizes = dense.sym_sizes();
+  kernels::OptimMatrix matrix{1, 1};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::int64_t size = sizes[i].guard_int(__FILE__, __LINE__);
+    const std::int64_t stride = strides[i].guard_int(__FILE__, __LINE__);
+    if (size > 1 && stride >= matrix.columns) matrix = {size, stride};
+  }
+  return matrix;
+}
+
+OptimFormat format_for(OptimFormat asked, const Tensor& parameter, bool is_signed) {
+  if (asked != OptimFormat::kInt4Rank1) return asked;
+  return !is_signed && has_rank1_scales(matrix_of(parameter)) ? asked : OptimFormat::kInt4;
+}
+
+OptimFormat format_of(OptimFormat asked, const Tensor& codes, const Tensor& parameter, bool is_signed) {
+  if (codes.scalar_type() == at::kFloat) return OptimFormat::kFloat32;
+  return format_for(asked, parameter, is_signed);
 }
 
 kernels::OptimState state_of(const Subject& subject, const char* state, OptimFormat format,
-                             const Tensor& codes, const Tensor& scales, std::int64_t elements,
+                             const Tensor& codes, const Tensor& scales, const Tensor& parameter,
                              c10::Device device) {
   if (!codes.is_contiguous() && format != OptimFormat::kFloat32 && format != OptimFormat::kBFloat16)
     refuse(subject, std::string("has codes of ") + state + " that are not contiguous");
   check_device(subject, codes, state, device);
   check_device(subject, scales, state, device);
-  if (bytes_in(codes) != kernels::optim_codes_bytes(format, elements) ||
-      bytes_in(scales) != kernels::optim_scales_bytes(format, elements)) {
+  kernels::OptimState found{bytes_of(codes), bytes_of(scales)};
+  if (format == OptimFormat::kInt4Rank1) found.matrix = matrix_of(parameter);
+  const std::int64_t elements = parameter.numel();
+  const std::int64_t code_bytes = kernels::optim_codes_bytes(format, elements);
+  const std::int64_t scale_bytes = kernels::optim_scales_bytes(format, elements, found.matrix);
+  if (bytes_in(codes) != code_bytes || bytes_in(scales) != scale_bytes) {
     refuse(subject, "of " + std::to_string(elements) + " elements has a state " + state + " of " +
                         std::to_string(bytes_in(codes)) + " and " + std::to_string(bytes_in(scales)) +
-                        " bytes, not " + std::to_string(kernels::optim_codes_bytes(format, elements)) +
-                        " and " + std::to_string(kernels::optim_scales_bytes(format, elements)) + " (" +
-                        std::string(name(format)) + "); load the state again, or begin anew");
+                        " bytes, not " + std::to_string(code_bytes) + " and " + std::to_string(scale_bytes) +
+                        " (" + std::string(name(format)) + "); load the state again, or begin anew");
   }
-  return {bytes_of(codes), bytes_of(scales)};
+  return found;
 }
 
 }  // namespace reef::optim

@@ -31,12 +31,19 @@ inline std::int64_t bytes_in(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
-/// A state says by its dtype whether it was kept in 32 bits although the others are not.
-kernels::OptimFormat format_of(kernels::OptimFormat asked, const at::Tensor& codes);
+/// A dense tensor by the dimension that is outermost in its memory.
+kernels::OptimMatrix matrix_of(const at::Tensor& dense);
 
-/// Codes and scales of so many elements, on `device`.
+/// What a state of this parameter is kept in: kInt4Rank1 is kInt4 but for unsigned states of matrices.
+kernels::OptimFormat format_for(kernels::OptimFormat asked, const at::Tensor& parameter, bool is_signed);
+/// The same of one that is there: it says by its dtype whether it was kept in 32 bits although others are
+/// not.
+kernels::OptimFormat format_of(kernels::OptimFormat asked, const at::Tensor& codes,
+                               const at::Tensor& parameter, bool is_signed);
+
+/// Codes and scales of a state of `parameter`, on `device`.
 kernels::OptimState state_of(const Subject& subject, const char* name, kernels::OptimFormat format,
-                             const at::Tensor& codes, const at::Tensor& scales, std::int64_t elements,
+                             const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& parameter,
                              c10::Device device);
 
 }  // namespace reef::optim

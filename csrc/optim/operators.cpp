@@ -83,10 +83,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     for (std::size_t k = 0; k < names.size(); ++k) {
       const Tensor& codes = states[(i * names.size() + k) * 2];
       const Tensor& scales = states[(i * names.size() + k) * 2 + 1];
-      const OptimFormat format = format_of(asked, codes);
-      if (k > 0 && format != work.format) refuse(subject, "has states in two formats");
-      work.format = format;
-      tensor.states[k] = state_of(subject, names[k].name, format, codes, scales, tensor.elements, device);
+      const OptimFormat format = format_of(asked, codes, parameter, names[k].is_signed);
+      const bool wide = format == OptimFormat::kFloat32;
+      if (k > 0 && wide != (work.format == OptimFormat::kFloat32))
+        refuse(subject, "has states in two formats");
+      if (k == 0 || format == OptimFormat::kInt4Rank1) work.format = format;
+      tensor.states[k] = state_of(subject, names[k].name, format, codes, scales, parameter, device);
     }
     work.step = *static_cast<const float*>(steps[i].const_data_ptr()) + 1;
     tensor.key = static_cast<std::uint32_t>(static_cast<std::int64_t>(work.step)) * 0x9E3779B1U;

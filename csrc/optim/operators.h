@@ -17,7 +17,8 @@ at::Tensor step(const std::string& rule, const std::string& state, const std::st
                 const std::optional<at::Tensor>& lr, const std::optional<at::Tensor>& grad_scale,
                 const std::optional<at::Tensor>& found_inf);
 /// Codes and scales of a state that is zero.
-std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state);
+std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state,
+                                         bool is_signed);
 std::tuple<at::Tensor, at::Tensor> encode(const at::Tensor& values, const std::string& state, bool is_signed);
 at::Tensor decode(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& like,
                   const std::string& state, bool is_signed);

@@ -127,7 +127,7 @@ ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& param
   state.step = at::zeros({}, at::kFloat);
   const std::string format = format_name(options, parameter);
   for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
-    auto [codes, scales] = ops::state(parameter, format);
+    auto [codes, scales] = ops::state(parameter, format, kept.is_signed);
     if (options.has("initial_accumulator_value") &&
         options.get("initial_accumulator_value").toDouble() != 0) {
       std::tie(codes, scales) = ops::encode(
@@ -188,8 +188,10 @@ void Optimizer::report(const std::vector<Stepped>& all) const {
     }
   }
   if (found.empty()) return;
-  throw NonFiniteGradient(rule_ + ": gradients are not finite: " + found +
-                          "; blocks of 256 elements that hold such a one have been left as they were");
+  throw NonFiniteGradient(
+      rule_ + ": gradients are not finite: " + found +
+      "; blocks of 256 elements that hold such a one, and whole matrices of int4_rank1, have "
+      "been left as they were");
 }
 
 Tensor Optimizer::step(LossClosure closure) {

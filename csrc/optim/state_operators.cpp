@@ -18,11 +18,13 @@ namespace {
 using at::Tensor;
 using kernels::OptimFormat;
 
-Tensor empty_like_scales(OptimFormat format, std::int64_t elements, c10::Device device) {
+Tensor empty_like_scales(OptimFormat format, const Tensor& like) {
   const auto dtype = uncompensated(format) == OptimFormat::kCompanded8 ? at::kBFloat16 : at::kFloat;
   const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
-  return at::zeros({kernels::optim_scales_bytes(format, elements) / width},
-                   at::TensorOptions().dtype(dtype).device(device));
+  const kernels::OptimMatrix matrix =
+      format == OptimFormat::kInt4Rank1 ? matrix_of(like) : kernels::OptimMatrix{};
+  return at::zeros({kernels::optim_scales_bytes(format, like.numel(), matrix) / width},
+                   at::TensorOptions().dtype(dtype).device(like.device()));
 }
 
 // Codes as wide as the parameter keep its shape and layout.
@@ -36,23 +38,21 @@ Tensor empty_like_codes(OptimFormat format, const Tensor& like) {
   return at::zeros({kernels::optim_codes_bytes(format, like.numel())}, options.dtype(at::kByte));
 }
 
-std::tuple<Tensor, Tensor> optim_state(const Tensor& parameter, const std::string& state) {
-  const OptimFormat format = optim_format(state);
-  return {empty_like_codes(format, parameter),
-          empty_like_scales(format, parameter.numel(), parameter.device())};
+std::tuple<Tensor, Tensor> optim_state(const Tensor& parameter, const std::string& state, bool is_signed) {
+  const OptimFormat format = format_for(optim_format(state), parameter, is_signed);
+  return {empty_like_codes(format, parameter), empty_like_scales(format, parameter)};
 }
 
 using Encoded = std::tuple<Tensor, Tensor>;
 
 void optim_encode_out(const Tensor& values, const std::string& state, bool is_signed, Tensor& codes,
                       Tensor& scales) {
-  const OptimFormat format = optim_format(state);
   const Subject subject{"optim_encode"};
   check_dense(subject, values, "values");
+  const OptimFormat format = format_for(optim_format(state), values, is_signed);
   if (values.scalar_type() != at::kFloat) refuse(subject, "values are encoded from float32");
   const c10::Device device = values.device();
-  const kernels::OptimState to =
-      state_of(subject, "to encode", format, codes, scales, values.numel(), device);
+  const kernels::OptimState to = state_of(subject, "to encode", format, codes, scales, values, device);
   if (device.is_cuda()) {
     encode_on_cuda(device, format, is_signed, values.const_data_ptr<float>(), to, values.numel());
   } else {
@@ -61,19 +61,19 @@ void optim_encode_out(const Tensor& values, const std::string& state, bool is_si
 }
 
 Encoded optim_encode(const Tensor& values, const std::string& state, bool is_signed) {
-  auto [codes, scales] = optim_state(values, state);
+  auto [codes, scales] = optim_state(values, state, is_signed);
   optim_encode_out(values, state, is_signed, codes, scales);
   return {codes, scales};
 }
 
 void optim_decode_out(const Tensor& codes, const Tensor& scales, const std::string& state, bool is_signed,
                       Tensor& out) {
-  const OptimFormat format = format_of(optim_format(state), codes);
   const Subject subject{"optim_decode"};
   check_dense(subject, out, "memory to decode to");
+  const OptimFormat format = format_of(optim_format(state), codes, out, is_signed);
   if (out.scalar_type() != at::kFloat) refuse(subject, "states are decoded to float32");
   const c10::Device device = out.device();
-  const kernels::OptimState from = state_of(subject, "to decode", format, codes, scales, out.numel(), device);
+  const kernels::OptimState from = state_of(subject, "to decode", format, codes, scales, out, device);
   if (device.is_cuda()) {
     decode_on_cuda(device, format, is_signed, from, out.mutable_data_ptr<float>(), out.numel());
   } else {
@@ -89,31 +89,36 @@ Tensor optim_decode(const Tensor& codes, const Tensor& scales, const Tensor& lik
 }
 
 // Without memory, and of sizes that may be symbols.
-Encoded optim_state_meta(const Tensor& parameter, const std::string& state) {
-  const OptimFormat format = optim_format(state);
+Encoded optim_state_meta(const Tensor& parameter, const std::string& state, bool is_signed) {
+  const OptimFormat format = format_for(optim_format(state), parameter, is_signed);
   const auto wide = parameter.options().dtype(format == OptimFormat::kBFloat16 ? at::kBFloat16 : at::kFloat);
   const c10::SymInt tile = kernels::kTileElements;
   const c10::SymInt n = parameter.sym_numel();
   const c10::SymInt pairs = n / tile * (tile / 2) + (n % tile).min(tile / 2);
-  const auto made = [&](const c10::SymInt& codes, const c10::SymInt& block, at::ScalarType scale) {
+  const auto made = [&](const c10::SymInt& codes, const c10::SymInt& scales, at::ScalarType scale) {
     const c10::SymInt rests = uncompensated(format) == format ? c10::SymInt(0) : pairs;
     return Encoded{at::empty_symint({codes + rests}, wide.dtype(at::kByte)),
-                   at::empty_symint({(n + block - 1) / block}, wide.dtype(scale))};
+                   at::empty_symint({scales}, wide.dtype(scale))};
   };
+  const auto blocks = [&](const c10::SymInt& of) { return (n + of - 1) / of; };
   switch (uncompensated(format)) {
     case OptimFormat::kInt8:
-      return made(n, tile, at::kFloat);
+      return made(n, blocks(tile), at::kFloat);
     case OptimFormat::kInt4:
-      return made(pairs, tile / 2, at::kFloat);
+      return made(pairs, blocks(tile / 2), at::kFloat);
+    case OptimFormat::kInt4Rank1: {
+      const kernels::OptimMatrix matrix = matrix_of(parameter);
+      return made(pairs, matrix.rows + matrix.columns, at::kFloat);
+    }
     case OptimFormat::kCompanded8:
-      return made(n, 32, at::kBFloat16);
+      return made(n, blocks(32), at::kBFloat16);
     default:
       return {at::empty_like(parameter, wide), at::empty_symint({0}, wide.dtype(at::kFloat))};
   }
 }
 
-Encoded optim_encode_meta(const Tensor& values, const std::string& state, bool) {
-  return optim_state_meta(values, state);
+Encoded optim_encode_meta(const Tensor& values, const std::string& state, bool is_signed) {
+  return optim_state_meta(values, state, is_signed);
 }
 
 void optim_encode_out_meta(const Tensor&, const std::string&, bool, Tensor&, Tensor&) {}
@@ -128,7 +133,7 @@ void optim_decode_out_meta(const Tensor&, const Tensor&, const std::string&, boo
 }  // namespace reef::optim
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
-  m.def("optim_state(Tensor parameter, str state) -> (Tensor, Tensor)");
+  m.def("optim_state(Tensor parameter, str state, bool signed) -> (Tensor, Tensor)");
   m.def("optim_encode(Tensor values, str state, bool signed) -> (Tensor, Tensor)");
   m.def(
       "optim_encode.out(Tensor values, str state, bool signed, *, Tensor(a!) codes, Tensor(b!) scales) -> "
@@ -163,9 +168,9 @@ TORCH_LIBRARY_IMPL(reef, Meta, m) {
 
 namespace reef::optim::ops {
 
-std::tuple<Tensor, Tensor> state(const Tensor& parameter, const std::string& state) {
+std::tuple<Tensor, Tensor> state(const Tensor& parameter, const std::string& state, bool is_signed) {
   static const auto op = typed_operator<decltype(optim_state)>("reef::optim_state");
-  return op.call(parameter, state);
+  return op.call(parameter, state, is_signed);
 }
 
 std::tuple<Tensor, Tensor> encode(const Tensor& values, const std::string& state, bool is_signed) {

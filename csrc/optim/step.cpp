@@ -25,7 +25,8 @@ constexpr std::string_view kFormatNames[] = {"float32",
                                              "companded8",
                                              "int8_compensated",
                                              "int4_compensated",
-                                             "companded8_compensated"};
+                                             "companded8_compensated",
+                                             "int4_rank1"};
 constexpr std::string_view kMasterNames[] = {"none", "float32", "split", "stochastic"};
 
 template <class Enum, std::size_t kCount>
@@ -64,12 +65,36 @@ void add_pieces(std::vector<Piece>& pieces, std::size_t work, std::int64_t eleme
   }
 }
 
+void count(std::int64_t& nonfinite, std::int64_t found) {
+  if (found > 0) std::atomic_ref(nonfinite).fetch_add(found, std::memory_order_relaxed);
+}
+
 template <class Work>
 void over(const std::vector<Piece>& pieces, const Work& work) {
   kernels::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1,
                         [&](std::int64_t begin, std::int64_t end) {
                           for (std::int64_t i = begin; i < end; ++i) work(static_cast<std::size_t>(i));
                         });
+}
+
+// Raises the new scales of works in kInt4Rank1, and drops the pieces of those that are not finite.
+void survey(OptimRule rule, const std::vector<OptimWork>& works, std::vector<Piece>& pieces,
+            std::int64_t* nonfinite) {
+  const auto kernel = best_kernels().survey[static_cast<std::size_t>(rule)];
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const OptimWork& work = works[piece.work];
+    if (work.format != OptimFormat::kInt4Rank1) return;
+    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
+  });
+  std::erase_if(pieces, [&](const Piece& piece) { return nonfinite[piece.work] > 0; });
+}
+
+void settle(const OptimWork& work) {
+  for (const kernels::OptimState& state : work.tensor.states) {
+    const std::int64_t count = state.matrix.rows + state.matrix.columns;
+    std::copy_n(state.new_scales, count, reinterpret_cast<float*>(state.scales));
+  }
 }
 
 void set_trusts(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,
@@ -111,6 +136,25 @@ void set_trust(OptimRule rule, const OptimHyper& hyper, const kernels::OptimSqua
       static_cast<float>(optim_trust(rule, hyper, std::sqrt(sum.parameter), std::sqrt(sum.measured)));
 }
 
+std::int64_t new_scales_of(const std::vector<OptimWork>& works) {
+  std::int64_t count = 0;
+  for (const OptimWork& work : works) {
+    for (const kernels::OptimState& state : work.tensor.states) {
+      count += state.matrix.rows + state.matrix.columns;
+    }
+  }
+  return count;
+}
+
+void set_new_scales(std::vector<OptimWork>& works, float* memory) {
+  for (OptimWork& work : works) {
+    for (kernels::OptimState& state : work.tensor.states) {
+      state.new_scales = memory;
+      memory += state.matrix.rows + state.matrix.columns;
+    }
+  }
+}
+
 void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
                  std::int64_t* nonfinite) {
   std::vector<Piece> pieces;
@@ -120,14 +164,20 @@ void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>
   }
   const auto r = static_cast<std::size_t>(rule);
   if (best_kernels().measure[r][0] != nullptr) set_trusts(rule, hyper, pieces, works);
+  std::vector<float> new_scales(static_cast<std::size_t>(new_scales_of(works)));
+  set_new_scales(works, new_scales.data());
+  if (!new_scales.empty()) survey(rule, works, pieces, nonfinite);
   const auto& kernels = best_kernels().step[r];
   over(pieces, [&](std::size_t i) {
     const Piece& piece = pieces[i];
     const OptimWork& work = works[piece.work];
-    const std::int64_t found =
-        kernels[static_cast<std::size_t>(work.format)](work.tensor, piece.first, piece.last);
-    if (found > 0) std::atomic_ref(nonfinite[piece.work]).fetch_add(found, std::memory_order_relaxed);
+    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
+    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
   });
+  if (new_scales.empty()) return;
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    if (nonfinite[i] == 0) settle(works[i]);
+  }
 }
 
 void encode_on_cpu(OptimFormat format, bool is_signed, const float* values, const kernels::OptimState& state,
@@ -135,7 +185,16 @@ void encode_on_cpu(OptimFormat format, bool is_signed, const float* values, cons
   const auto encode = best_kernels().encode[static_cast<std::size_t>(format)][is_signed ? 1 : 0];
   std::vector<Piece> pieces;
   add_pieces(pieces, 0, elements);
-  over(pieces, [&](std::size_t i) { encode(values, state, elements, pieces[i].first, pieces[i].last); });
+  const auto run = [&](kernels::OptimEncode kernel, const kernels::OptimState& to) {
+    over(pieces, [&](std::size_t i) { kernel(values, to, elements, pieces[i].first, pieces[i].last); });
+  };
+  kernels::OptimState to = state;
+  if (format == OptimFormat::kInt4Rank1) {
+    to.new_scales = reinterpret_cast<float*>(state.scales);
+    std::fill_n(to.new_scales, state.matrix.rows + state.matrix.columns, 0.0F);
+    run(best_kernels().survey_values, to);
+  }
+  run(encode, to);
 }
 
 void decode_on_cpu(OptimFormat format, bool is_signed, const kernels::OptimState& state, float* values,

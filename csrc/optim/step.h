@@ -25,8 +25,9 @@ struct OptimWork {
   double step = 1;
 };
 
-/// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are;
-/// `nonfinite`, of as many as there are works and zero, takes the numbers of such elements.
+/// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are,
+/// and so does all of a tensor in kInt4Rank1 that has one; `nonfinite`, of as many as there are works and
+/// zero, takes the numbers of such elements.
 void step_on_cpu(kernels::OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
                  std::int64_t* nonfinite);
 
@@ -45,6 +46,10 @@ void encode_on_cuda(c10::Device device, kernels::OptimFormat format, bool is_sig
                     const kernels::OptimState& state, std::int64_t elements);
 void decode_on_cuda(c10::Device device, kernels::OptimFormat format, bool is_signed,
                     const kernels::OptimState& state, float* values, std::int64_t elements);
+
+/// For works in kInt4Rank1: how many new scales they need, and memory for them.
+std::int64_t new_scales_of(const std::vector<OptimWork>& works);
+void set_new_scales(std::vector<OptimWork>& works, float* memory);
 
 /// What a step computes with, but for the trust ratio, which is made of sums of squares.
 void set_constants(kernels::OptimRule rule, const OptimHyper& hyper, OptimWork& work);

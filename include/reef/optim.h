@@ -28,10 +28,11 @@ enum class StateFormat : std::uint8_t {
   kInt8Compensated,        ///< 3.03; as kInt8, and four bits a code of what its rounding lost
   kInt4Compensated,        ///< 2.06
   kCompanded8Compensated,  ///< 3.13
+  kInt4Rank1,              ///< as kInt4; second moments of matrices have a scale for each row and each column
 };
 
 /// By the name that Python gives it: "float32", "bfloat16", "int8", "int4", "companded8", and
-/// "int8_compensated" and so on. Throws ConfigError.
+/// "int8_compensated" and so on, "int4_rank1". Throws ConfigError.
 REEF_API StateFormat state_format(const std::string& name);
 
 /// What parameters of 16 bits keep of what their rounding loses.

@@ -81,28 +81,6 @@ TEST_P(EveryKernel, EveryInstructionSetAndAWarpGiveTheSameBits) {
   }
 }
 
-// Codes and, compensated, rests. A tile that is not whole has halves of bytes that are nobody's.
-struct Codes {
-  std::vector<int> codes, rests;
-};
-Codes codes_of(const std::vector<std::byte>& bytes, OptimFormat format, std::int64_t elements) {
-  const OptimFormat plain = uncompensated(format);
-  Codes found;
-  for (std::int64_t first = 0; first < elements; first += kTileElements) {
-    const std::int64_t here = std::min(kTileElements, elements - first);
-    const std::byte* const codes = bytes.data() + optim_codes_bytes(format, first);
-    const std::byte* const rests = codes + optim_codes_bytes(plain, here);
-    const auto half = [](const std::byte* of, std::int64_t i) {
-      return static_cast<int>(of[i % 128]) >> (i < 128 ? 0 : 4) & 15;
-    };
-    for (std::int64_t i = 0; i < here; ++i) {
-      found.codes.push_back(plain == OptimFormat::kInt4 ? half(codes, i) : static_cast<int>(codes[i]));
-      if (plain != format) found.rests.push_back(half(rests, i));
-    }
-  }
-  return found;
-}
-
 // A value within a float's rounding of the border between two codes may take either: see CodesAreTheNearest.
 void expect_same_states(const Tensor& found, const Tensor& expected, OptimFormat format,
                         const std::string& where) {
@@ -214,7 +192,8 @@ std::string kernel_name(const testing::TestParamInfo<std::tuple<int, int>>& test
   return std::string(kRules[std::get<0>(tested.param)]) + kNames[std::get<1>(tested.param)];
 }
 INSTANTIATE_TEST_SUITE_P(All, EveryKernel,
-                         testing::Combine(testing::Range(0, kOptimRules), testing::Range(0, kOptimFormats)),
+                         testing::Combine(testing::Range(0, kOptimRules),
+                                          testing::Range(0, static_cast<int>(std::size(kFormats)))),
                          kernel_name);
 
 // A number rounded up or down by chance is right in the mean, and never off by a whole unit.

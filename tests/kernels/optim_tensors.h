@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -9,6 +10,7 @@
 
 namespace reef::kernels {
 
+/// But kInt4Rank1, which has tests of its own.
 inline constexpr OptimFormat kFormats[] = {OptimFormat::kFloat32,
                                            OptimFormat::kBFloat16,
                                            OptimFormat::kInt8,
@@ -106,6 +108,28 @@ inline Tensor random_tensor(Random& random, OptimFormat format, std::int64_t ele
     tensor.scales[i].resize(static_cast<std::size_t>(optim_scales_bytes(format, elements)));
   }
   return tensor;
+}
+
+/// Codes and, compensated, rests. A tile that is not whole has halves of bytes that are nobody's.
+struct Codes {
+  std::vector<int> codes, rests;
+};
+inline Codes codes_of(const std::vector<std::byte>& bytes, OptimFormat format, std::int64_t elements) {
+  const OptimFormat plain = uncompensated(format);
+  Codes found;
+  for (std::int64_t first = 0; first < elements; first += kTileElements) {
+    const std::int64_t here = std::min(kTileElements, elements - first);
+    const std::byte* const codes = bytes.data() + optim_codes_bytes(format, first);
+    const std::byte* const rests = codes + optim_codes_bytes(plain, here);
+    const auto half = [](const std::byte* of, std::int64_t i) {
+      return static_cast<int>(of[i % 128]) >> (i < 128 ? 0 : 4) & 15;
+    };
+    for (std::int64_t i = 0; i < here; ++i) {
+      found.codes.push_back(plain == OptimFormat::kInt4 ? half(codes, i) : static_cast<int>(codes[i]));
+      if (plain != format) found.rests.push_back(half(rests, i));
+    }
+  }
+  return found;
 }
 
 inline OptimConstants random_constants(Random& random) {

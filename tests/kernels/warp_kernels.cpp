@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/optim_step/rules.h"
+#include "kernels/optim_step/warp/rank1.h"
 #include "kernels/optim_step/warp/step.h"
 
 namespace reef::kernels {
@@ -47,6 +48,14 @@ struct Kernel {
       for (std::size_t t = 0; t < all.size(); ++t) all[t].begin(largest[t]);
       if (!all.empty()) exchange<Thread>(largest, Rule::kStates * Thread::kBlocks);
       for (std::size_t t = 0; t < all.size(); ++t) all[t].end(largest[t]);
+    }
+    return nonfinite;
+  }
+
+  static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    std::int64_t nonfinite = 0;
+    for (std::int64_t tile = first; tile < last; ++tile) {
+      for (Thread& thread : threads(tensor, tile, nonfinite)) thread.survey();
     }
     return nonfinite;
   }
@@ -106,6 +115,30 @@ void add_format(OptimKernels& kernels) {
   kernels.decode[f][1] = &Coder<State, true>::decode;
 }
 
+void survey_values(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
+                   std::int64_t last) {
+  for (std::int64_t tile = first; tile < last; ++tile) {
+    for (int t = 0; t < kThreads; ++t) survey(values, state, part_of(tile, elements, t));
+  }
+}
+
+void add_rank1(OptimKernels& kernels) {
+  constexpr auto f = static_cast<std::size_t>(OptimFormat::kInt4Rank1);
+  for_every_rule<Lanes, false>([&]<class Rule>(OptimRule rule) {
+    const auto r = static_cast<std::size_t>(rule);
+    if constexpr (has_unsigned<Rule>()) {
+      using Of = Kernel<Rule, Int4Rank1State>;
+      kernels.step[r][f] = &Of::step;
+      kernels.survey[r] = &Of::survey;
+      if constexpr (requires { &Rule::measured; }) kernels.measure[r][f] = &Of::measure;
+    }
+  });
+  using Unsigned = Coder<Int4Rank1State, false>;
+  kernels.encode[f][0] = &Unsigned::encode;
+  kernels.decode[f][0] = &Unsigned::decode;
+  kernels.survey_values = &survey_values;
+}
+
 }  // namespace
 
 const OptimKernels& warp_kernels() {
@@ -119,6 +152,7 @@ const OptimKernels& warp_kernels() {
     add_format<Int8CompensatedState, OptimFormat::kInt8Compensated>(kernels);
     add_format<Int4CompensatedState, OptimFormat::kInt4Compensated>(kernels);
     add_format<Companded8CompensatedState, OptimFormat::kCompanded8Compensated>(kernels);
+    add_rank1(kernels);
     return kernels;
   }();
   return all;

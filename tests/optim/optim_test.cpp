@@ -75,7 +75,8 @@ constexpr StateFormat kFormats[] = {StateFormat::kFloat32,
                                     StateFormat::kCompanded8,
                                     StateFormat::kInt8Compensated,
                                     StateFormat::kInt4Compensated,
-                                    StateFormat::kCompanded8Compensated};
+                                    StateFormat::kCompanded8Compensated,
+                                    StateFormat::kInt4Rank1};
 
 struct EveryRule : testing::TestWithParam<Case> {};
 

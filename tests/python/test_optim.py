@@ -149,7 +149,8 @@ def test_threads_and_order_do_not_matter(rule, state):
 @pytest.mark.parametrize(
     "state, expected",
     [("float32", 8), ("bfloat16", 4), ("int8", 2 + 2 / 64), ("int4", 1 + 2 / 32), ("companded8", 2.125),
-     ("int8_compensated", 3 + 2 / 64), ("int4_compensated", 2 + 2 / 32), ("companded8_compensated", 3.125)],
+     ("int8_compensated", 3 + 2 / 64), ("int4_compensated", 2 + 2 / 32), ("companded8_compensated", 3.125),
+     ("int4_rank1", 1 + 1 / 32 + 4 * (1024 + 1024 + 4096 / 128) / (1024 * 1024 + 4096))],
 )
 def test_bytes_of_the_states_by_the_ledger(state, expected):
     params = parameters([(1024, 1024), (4096,)])
@@ -166,6 +167,48 @@ def test_bytes_of_the_states_by_the_ledger(state, expected):
     assert sum(grown.values()) == grown["optimizer state"]
 
 
+@pytest.mark.parametrize(
+    "shape, scales",
+    [((64, 96), 64 + 96), ((96, 8, 8), 96 + 64), ((2048,), 16), ((2, 1024), 16), ((1, 2048), 16)],
+)  # fmt: skip
+def test_rank1_scales_are_of_rows_and_columns_where_that_is_little(shape, scales):
+    (p,) = params = parameters([shape])
+    optimizer = optim.AdamW(params, state="int4_rank1", min_quantized_numel=0)
+    run(optimizer, params, 2)
+    assert optimizer.state[p]["exp_avg_scale"].numel() == p.numel() // 128
+    assert optimizer.state[p]["exp_avg_sq_scale"].numel() == scales
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_rank1_scales_are_the_largest_of_rows_and_columns_in_memory(layout):
+    (p,) = params = [torch.nn.Parameter(torch.randn(64, 8, 16, 4).to(memory_format=layout))]
+    optimizer = optim.AdamW(params, state="int4_rank1")
+    give_gradients(params, 0)
+    optimizer.step()
+    inner = (0, 2, 3, 1) if layout == torch.channels_last else (0, 1, 2, 3)
+    v = (0.001 * p.grad**2).permute(inner).reshape(64, -1)
+    rows, columns = v.amax(1, keepdim=True), v.amax(0, keepdim=True)
+    torch.testing.assert_close(optimizer.state[p]["exp_avg_sq_scale"], torch.cat([rows.flatten(), columns.flatten()]))
+    back = optimizer.torch_state_dict()["state"][0]["exp_avg_sq"].permute(inner).reshape(64, -1)
+    assert ((back - v).abs() <= torch.minimum(rows, columns) / 16 * 1.0001).all() and (back > 0).all()
+
+
+def test_rank1_leaves_a_matrix_whose_gradient_is_not_finite():
+    params = parameters([(64, 96), (8192,)])
+    optimizer = optim.AdamW(params, lr=1e-2, state="int4_rank1")
+    run(optimizer, params, 2)
+    give_gradients(params, 2)
+    params[0].grad[3, 5] = float("nan")
+    before = [p.detach().clone() for p in params]
+    kept = {k: v.clone() for k, v in optimizer.state[params[0]].items() if k != "step"}
+    with pytest.raises(optim.NonFiniteGradient, match=r"parameter 0 of shape \(64, 96\) \(1 elements\)"):
+        optimizer.step()
+    assert torch.equal(params[0], before[0]) and not torch.equal(params[1], before[1])
+    assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in kept.items())
+    run(optimizer, params, 1, 3)
+    assert not torch.equal(params[0], before[0]) and params[0].isfinite().all()
+
+
 def test_small_tensors_stay_in_32_bits_by_a_rule_that_can_be_seen():
     params = parameters([(4095,), (4096,)])
     optimizer = optim.AdamW8bit(params)
@@ -179,6 +222,7 @@ def test_small_tensors_stay_in_32_bits_by_a_rule_that_can_be_seen():
 @pytest.mark.parametrize("state, close", [
     ("bfloat16", 0.002), ("int8", 0.02), ("companded8", 0.02), ("int4", 0.2),
     ("int8_compensated", 0.002), ("companded8_compensated", 0.002), ("int4_compensated", 0.05),
+    ("int4_rank1", 0.2),
 ])  # fmt: skip
 def test_few_bits_stay_close_to_32(state, close):
     expected, found = parameters(), parameters()

@@ -55,6 +55,15 @@ __device__ void each_tile(const OptimBatch& batch, std::int64_t piece, const Wor
     work(entry, tile);
 }
 
+/// Adds up what a warp's threads found, and says whether it is anything.
+inline __device__ bool counted(int nonfinite, unsigned long long* to) {
+  const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
+  if (!all.any(nonfinite > 0)) return false;
+  const int sum = groups::reduce(all, nonfinite, groups::plus<int>());
+  if (all.thread_rank() == 0) atomicAdd(to, static_cast<unsigned long long>(sum));
+  return true;
+}
+
 /// The largest of those that share a block. Sizes compare as the integers of their bits do.
 template <class Of, int kCount>
 __device__ void exchange(float (&largest)[kCount]) {
@@ -75,14 +84,10 @@ __global__ void __launch_bounds__(kBlockThreads)
     each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
       using Step = warp::Step<Rule, State>;
       constexpr int kLargest = Step::kStates * Step::kBlocks;
+      constexpr bool kSurveyed = requires { &State<false>::raise; };
+      if (kSurveyed && *entry.nonfinite > 0) return;  // all of such a tensor is left
       Step step(entry.tensor, part_of(tile, entry.tensor.elements), maps);
-      const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
-      const int nonfinite = step.nonfinite();
-      if (all.any(nonfinite > 0)) {
-        const int sum = groups::reduce(all, nonfinite, groups::plus<int>());
-        if (all.thread_rank() == 0) atomicAdd(entry.nonfinite, static_cast<unsigned long long>(sum));
-        return;
-      }
+      if (counted(step.nonfinite(), entry.nonfinite)) return;
       if constexpr (kLargest == 0) {
         step.begin(nullptr);
         step.end(nullptr);
@@ -188,14 +193,18 @@ cudaError_t launch_measure(const OptimBatch& batch, OptimSquares* squares, cudaS
   return launch(&measure_kernel<Rule, State>, batch.pieces, stream, batch, squares, warp::Maps<State>::all());
 }
 
+template <class Rule, template <bool> class State>
+void add_rule(OptimCudaKernels& kernels, OptimRule rule) {
+  const auto r = static_cast<std::size_t>(rule);
+  kernels.step[r] = &launch_step<Rule, State>;
+  if constexpr (requires { &Rule::measured; }) kernels.measure[r] = &launch_measure<Rule, State>;
+}
+
 template <template <bool> class State, OptimFormat kFormat>
 OptimCudaKernels all_kernels() {
   OptimCudaKernels kernels{};
-  for_every_rule<warp::Lanes, rounds_as_torch(kFormat)>([&]<class Rule>(OptimRule rule) {
-    const auto r = static_cast<std::size_t>(rule);
-    kernels.step[r] = &launch_step<Rule, State>;
-    if constexpr (requires { &Rule::measured; }) kernels.measure[r] = &launch_measure<Rule, State>;
-  });
+  for_every_rule<warp::Lanes, rounds_as_torch(kFormat)>(
+      [&]<class Rule>(OptimRule rule) { add_rule<Rule, State>(kernels, rule); });
   add_coding<State, false>(kernels);
   add_coding<State, true>(kernels);
   return kernels;

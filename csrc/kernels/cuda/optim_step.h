@@ -34,12 +34,19 @@ using OptimCudaEncode = cudaError_t (*)(const float* values, const OptimState& s
 using OptimCudaDecode = cudaError_t (*)(const OptimState& state, float* values, std::int64_t elements,
                                         cudaStream_t stream);
 
+/// Makes the new scales of a batch of kInt4Rank1 its scales, where no gradient was found not to be finite.
+using OptimCudaSettle = cudaError_t (*)(const OptimBatch& batch, cudaStream_t stream);
+
 /// Of one format.
 struct OptimCudaKernels {
   OptimCudaStep step[kOptimRules];
   OptimCudaMeasure measure[kOptimRules];  ///< nullptr: the rule needs no trust ratio
   OptimCudaEncode encode[2];              ///< [1]: signed
   OptimCudaDecode decode[2];
+  OptimCudaStep
+      survey[kOptimRules];  ///< kInt4Rank1: before the step, whose tensors are left if it counts any
+  OptimCudaEncode survey_values;
+  OptimCudaSettle settle;
 };
 const OptimCudaKernels& optim_float32();
 const OptimCudaKernels& optim_bfloat16();
@@ -49,5 +56,6 @@ const OptimCudaKernels& optim_companded8();
 const OptimCudaKernels& optim_int8_compensated();
 const OptimCudaKernels& optim_int4_compensated();
 const OptimCudaKernels& optim_companded8_compensated();
+const OptimCudaKernels& optim_int4_rank1();
 
 }  // namespace reef::kernels::cuda

@@ -19,13 +19,7 @@ struct Coder {
       const float* from = values + begin;
       if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
       if constexpr (Codec<L, kSigned>::kSettles) {
-        for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
-          const auto lanes = [&](int k) {
-            prefetch_ahead<L>(from + i + k * L::kLanes);
-            return L::load(from + i + k * L::kLanes);
-          };
-          codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
-        }
+        put(codec, from);
         codec.close();
         for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
           typename L::Ints codes[4];
@@ -41,6 +35,18 @@ struct Coder {
     });
   }
 
+  /// Instead, where all of the values must be known first.
+  [[REEF_FLAT]] static void survey(const float* values, const OptimState& state, std::int64_t elements,
+                                   std::int64_t first, std::int64_t last) {
+    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+      alignas(64) float side[kTileElements] = {};
+      const float* from = values + begin;
+      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
+      put(codec, from);
+      codec.raise();
+    });
+  }
+
   [[REEF_FLAT]] static void decode(const OptimState& state, float* values, std::int64_t elements,
                                    std::int64_t first, std::int64_t last) {
     each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
@@ -52,6 +58,16 @@ struct Coder {
   }
 
  private:
+  static void put(Codec<L, kSigned>& codec, const float* from) {
+    for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
+      const auto lanes = [&](int k) {
+        prefetch_ahead<L>(from + i + k * L::kLanes);
+        return L::load(from + i + k * L::kLanes);
+      };
+      codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
+    }
+  }
+
   template <class Work>
   static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
                    const Work& work) {

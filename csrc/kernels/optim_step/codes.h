@@ -131,9 +131,11 @@ class Int4Code : public Int4Scaled<L> {
     if constexpr (kSigned) {
       return value_[code] * L::all(unit);
     } else {
-      return fma(to_floats(code), L::all(unit), L::all(unit));
+      return value(code, L::all(unit));
     }
   }
+  /// Unsigned, in units that differ.
+  REEF_LANE static F value(I code, F unit) { return fma(to_floats(code), unit, unit); }
 
   REEF_LANE I find(F kept, F units) const {
     if constexpr (kSigned) {

@@ -258,6 +258,14 @@ void for_every_rule(const Each& each) {
   each.template operator()<Lars<L>>(OptimRule::kLars);
 }
 
+template <class Rule>
+constexpr bool has_unsigned() {
+  for (int state = 0; state < Rule::kStates; ++state) {
+    if (!Rule::is_signed(state)) return true;
+  }
+  return false;
+}
+
 /// States of fewer bits have no step of torch's to agree with.
 constexpr bool rounds_as_torch(OptimFormat format) { return format == OptimFormat::kFloat32; }
 

@@ -47,8 +47,9 @@ class SideState {
     side.codes = codes_.read(codes, bytes);
     codes_.read(codes + bytes, optim_codes_bytes(kFormat, elements) - bytes,
                 optim_codes_bytes(kPlain, kTileElements));
+    side.first = before;
     const std::int64_t scale_bytes = optim_scales_bytes(kFormat, elements);
-    if (scale_bytes > 0)
+    if (scale_bytes > 0 && state.matrix.rows == 0)
       side.scales = scales_.read(state.scales + optim_scales_bytes(kFormat, before), scale_bytes);
     return side;
   }

@@ -8,6 +8,7 @@
 #include "kernels/optim_step/codecs.h"
 #include "kernels/optim_step/coder.h"
 #include "kernels/optim_step/parameter.h"
+#include "kernels/optim_step/rank1.h"
 #include "kernels/optim_step/rules.h"
 #include "kernels/optim_step/side.h"
 
@@ -23,6 +24,11 @@ class Tiles {
   [[REEF_FLAT]] static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     Tiles tiles(tensor);
     return tiles.each(first, last, [&](const auto&... where) { return tiles.update(where...); });
+  }
+
+  [[REEF_FLAT]] static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    Tiles tiles(tensor);
+    return tiles.each(first, last, [&](const auto&... where) { return tiles.raise(where...); });
   }
 
   [[REEF_FLAT]] static OptimSquares measure(const OptimTensor& tensor, std::int64_t first,
@@ -253,6 +259,20 @@ class Tiles {
     std::apply([&](auto&... codec) { (codec.store(i, *of_state++), ...); }, codecs_);
   }
 
+  // New states, of which only their scales are kept.
+  std::int64_t raise(const OptimTensor& tensor, std::int64_t tile, std::int64_t elements, std::uint32_t key) {
+    open(tensor, tile, key);
+    const Float32Lanes<L> g = gradient_.open(tensor, tile);
+    const Float32Lanes<L> p = parameter_.open(tensor, tile, key);
+    if (!first_pass<false>(p, g, elements)) return count_nonfinite(tensor, tile);
+    std::apply([](auto&... codec) { (raise(codec), ...); }, codecs_);
+    return 0;
+  }
+  template <class State>
+  static void raise(State& codec) {
+    if constexpr (requires { codec.raise(); }) codec.raise();
+  }
+
   // In sixteen sums, whatever the lanes: the order of additions is the same everywhere.
   std::int64_t add(OptimSquares& squares, const OptimTensor& tensor, std::int64_t tile, std::int64_t elements,
                    std::uint32_t key) {
@@ -303,6 +323,24 @@ void add_format(OptimKernels& kernels) {
 }
 
 template <class L>
+void add_rank1(OptimKernels& kernels) {
+  constexpr auto f = static_cast<std::size_t>(OptimFormat::kInt4Rank1);
+  for_every_rule<L, false>([&]<class Rule>(OptimRule rule) {
+    const auto r = static_cast<std::size_t>(rule);
+    if constexpr (has_unsigned<Rule>()) {
+      using Of = Tiles<L, Rule, Int4Rank1Codec, OptimFormat::kInt4>;
+      kernels.step[r][f] = &Of::step;
+      kernels.survey[r] = &Of::survey;
+      if constexpr (requires { &Rule::measured; }) kernels.measure[r][f] = &Of::measure;
+    }
+  });
+  using Unsigned = Coder<L, Int4Rank1Codec, OptimFormat::kInt4, false>;
+  kernels.encode[f][0] = &Unsigned::encode;
+  kernels.decode[f][0] = &Unsigned::decode;
+  kernels.survey_values = &Unsigned::survey;
+}
+
+template <class L>
 OptimKernels all_kernels() {
   OptimKernels kernels{};
   add_format<L, Float32Codec, OptimFormat::kFloat32>(kernels);
@@ -313,6 +351,7 @@ OptimKernels all_kernels() {
   add_format<L, Int8CompensatedCodec, OptimFormat::kInt8Compensated>(kernels);
   add_format<L, Int4CompensatedCodec, OptimFormat::kInt4Compensated>(kernels);
   add_format<L, Companded8CompensatedCodec, OptimFormat::kCompanded8Compensated>(kernels);
+  add_rank1<L>(kernels);
   return kernels;
 }
 

@@ -125,8 +125,9 @@ class State {
  public:
   State(const OptimState& state, OptimFormat format, bool is_signed, std::int64_t elements)
       : state_(state),
-        format_(uncompensated(format)),
-        compensated_(format_ != format),
+        format_(format == OptimFormat::kInt4Rank1 ? OptimFormat::kInt4 : uncompensated(format)),
+        compensated_(uncompensated(format) != format),
+        rank1_(state.matrix.rows > 0),
         signed_(is_signed),
         values_(static_cast<std::size_t>(elements)) {
     if (format_ != OptimFormat::kFloat32) map_ = map_of(format_, is_signed);
@@ -138,6 +139,7 @@ class State {
 
   // The tile's new values.
   void write(std::int64_t first, std::int64_t last) {
+    if (rank1_) return;
     if (format_ == OptimFormat::kFloat32) {
       std::memcpy(reinterpret_cast<float*>(state_.codes) + first, &values_[static_cast<std::size_t>(first)],
                   static_cast<std::size_t>(last - first) * sizeof(float));
@@ -146,6 +148,23 @@ class State {
     const int block = block_of(format_);
     for (std::int64_t begin = first; begin < last; begin += block) {
       write_block(begin, std::min(begin + block, last));
+    }
+  }
+
+  // When all tiles have theirs.
+  void close() {
+    if (!rank1_) return;
+    const auto [rows, columns] = state_.matrix;
+    auto* const scales = reinterpret_cast<float*>(state_.scales);
+    std::fill_n(scales, rows + columns, 0.0F);
+    const auto elements = static_cast<std::int64_t>(values_.size());
+    for (std::int64_t i = 0; i < elements; ++i) {
+      for (float* const most : {scales + i / columns, scales + rows + i % columns}) {
+        *most = std::max(*most, (*this)[i]);
+      }
+    }
+    for (std::int64_t i = 0; i < elements; ++i) {
+      put_code(i, nearest_code(map_, signed_, (*this)[i] * (1 / std::max(scale(i), 0x1p-126F))));
     }
   }
 
@@ -180,6 +199,11 @@ class State {
   }
 
   float scale(std::int64_t i) const {
+    if (rank1_) {
+      const auto* const scales = reinterpret_cast<const float*>(state_.scales);
+      return std::min(scales[i / state_.matrix.columns],
+                      scales[state_.matrix.rows + i % state_.matrix.columns]);
+    }
     const std::int64_t block = i / block_of(format_);
     if (format_ != OptimFormat::kCompanded8) return reinterpret_cast<const float*>(state_.scales)[block];
     const std::uint32_t bits = std::uint32_t{reinterpret_cast<const std::uint16_t*>(state_.scales)[block]}
@@ -239,6 +263,7 @@ class State {
   OptimState state_;
   OptimFormat format_;
   bool compensated_;
+  bool rank1_;
   bool signed_;
   std::vector<float> map_;
   std::vector<Line> lines_;
@@ -404,10 +429,13 @@ std::int64_t step(const OptimTensor& tensor, OptimRule rule, OptimFormat format)
   for (const bool is_signed : signs_of(rule)) {
     states.emplace_back(tensor.states[states.size()], format, is_signed, tensor.elements);
   }
+  const auto is_bad = [](float x) { return !std::isfinite(x); };
   std::int64_t nonfinite = 0;
+  if (format == OptimFormat::kInt4Rank1) nonfinite = std::count_if(g, g + tensor.elements, is_bad);
+  if (nonfinite > 0) return nonfinite;
   for (std::int64_t first = 0; first < tensor.elements; first += kTileElements) {
     const std::int64_t last = std::min(first + kTileElements, tensor.elements);
-    const auto bad = std::count_if(g + first, g + last, [](float x) { return !std::isfinite(x); });
+    const auto bad = std::count_if(g + first, g + last, is_bad);
     nonfinite += bad;
     if (bad > 0) continue;
     for (std::int64_t i = first; i < last; ++i) {
@@ -418,6 +446,7 @@ std::int64_t step(const OptimTensor& tensor, OptimRule rule, OptimFormat format)
     }
     for (State& state : states) state.write(first, last);
   }
+  for (State& state : states) state.close();
   return nonfinite;
 }
 

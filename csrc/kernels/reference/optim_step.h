@@ -16,7 +16,8 @@ std::vector<float> map_of(OptimFormat format, bool is_signed);
 /// not 0 never becomes 0.
 int nearest_code(const std::vector<float>& map, bool is_signed, float value);
 
-/// A whole step of a float32 tensor without master weights. bfloat16 is not for it: chance has no oracle.
+/// A whole step of a float32 tensor without master weights; in kInt4Rank1 with its survey. bfloat16 is not
+/// for it: chance has no oracle.
 std::int64_t step(const OptimTensor& tensor, OptimRule rule, OptimFormat format);
 
 }  // namespace reef::kernels::reference

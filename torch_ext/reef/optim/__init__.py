@@ -5,16 +5,17 @@ optimizer here takes
 
 ``state``: how its states are kept. ``"float32"``; ``"bfloat16"`` (rounded stochastically); ``"int8"`` (one byte on a
 dynamic map, a scale for each 256: 2.03 bytes a parameter for Adam); ``"int4"`` (half a byte, a scale for each 128: 1.06);
-``"companded8"`` (one byte, companded, a scale for each 32: 2.13); ``"int8_compensated"``, ``"int4_compensated"`` and
-``"companded8_compensated"`` (and half a byte of what rounding lost, rounded by chance: 3.03, 2.06, 3.13). Tensors of fewer than ``min_quantized_numel`` elements
-stay in float32.
+``"int4_rank1"`` (and a scale for each row and each column of a matrix's second moment); ``"companded8"`` (one byte,
+companded, a scale for each 32: 2.13); ``"int8_compensated"``, ``"int4_compensated"`` and ``"companded8_compensated"`` (and
+half a byte of what rounding lost, rounded by chance: 3.03, 2.06, 3.13). Tensors of fewer than ``min_quantized_numel``
+elements stay in float32.
 
 ``master``: what parameters of 16 bits keep of what their rounding loses. ``"none"`` (they are rounded to the nearest, as
 torch does), ``"float32"`` (a copy), ``"split"`` (a byte: 24 bits in all), ``"stochastic"`` (nothing, but rounded so that
 the mean is right; the same on every rank and in every run).
 
 A gradient that is not finite raises ``NonFiniteGradient`` with the parameter's name; blocks of 256 elements that hold
-such a one are left as they were, parameter and state.
+such a one, and whole matrices of ``"int4_rank1"``, are left as they were, parameter and state.
 """
 
 from .adagrad import Adagrad

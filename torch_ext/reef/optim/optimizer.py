@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STATES = (
     "float32", "bfloat16", "int8", "int4", "companded8", "int8_compensated", "int4_compensated", "companded8_compensated",
+    "int4_rank1",
 )  # fmt: skip
 MASTERS = ("none", "float32", "split", "stochastic")
 
@@ -130,8 +131,8 @@ class Optimizer(torch.optim.Optimizer):
     def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
         state = self.state[p]
         state["step"] = torch.zeros((), dtype=torch.float32)
-        for name, _ in self._names(self._numbers(group)):
-            state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p))
+        for name, is_signed in self._names(self._numbers(group)):
+            state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
             if scale.numel() > 0:
                 state[name + "_scale"] = scale
 
@@ -164,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
         if bad := [text for these in stepped for text in these.nonfinite_gradients()]:
             raise NonFiniteGradient(
                 f"{type(self).__name__}: gradients are not finite: {', '.join(bad)}; blocks of 256 elements that hold "
-                "such a one have been left as they were"
+                "such a one, and whole matrices of int4_rank1, have been left as they were"
             )
         return loss
 

@@ -48,6 +48,15 @@ struct BFloat16State : Uncoded {
   }
 };
 
+/// Of elements of both halves, two 4-bit codes a byte.
+REEF_LANE I nibble(I pair, int half) { return half == 0 ? pair & I{15} : scalar::shift_right<4>(pair); }
+REEF_LANE Four<std::uint8_t> paired(const Four<std::uint8_t> (&of)[2]) {
+  Four<std::uint8_t> pairs;
+  REEF_UNROLL
+  for (int k = 0; k < 4; ++k) pairs.v[k] = static_cast<std::uint8_t>(of[0].v[k] | of[1].v[k] << 4);
+  return pairs;
+}
+
 template <class Code, bool kSigned, bool kCompensated>
 struct CodedState {
   using Map = typename Code::Map;
@@ -132,16 +141,6 @@ struct CodedState {
   REEF_LANE static std::int64_t rests_at(const Part& part) {
     const int codes = part.elements < kBytes ? part.elements : kBytes;
     return part.tile * (kBytes + kHalf) + codes + 4 * part.thread;
-  }
-  REEF_LANE static I nibble(I pair, int half) {
-    return half == 0 ? pair & I{15} : scalar::shift_right<4>(pair);
-  }
-  // Of elements of both halves, in one byte.
-  REEF_LANE static Four<std::uint8_t> paired(const Four<std::uint8_t> (&of)[2]) {
-    Four<std::uint8_t> pairs;
-    REEF_UNROLL
-    for (int k = 0; k < 4; ++k) pairs.v[k] = static_cast<std::uint8_t>(of[0].v[k] | of[1].v[k] << 4);
-    return pairs;
   }
 
   REEF_LANE static int block_of(const Part& part, int half) { return part.element(4 * half) / Code::kBlock; }

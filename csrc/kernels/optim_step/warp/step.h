@@ -35,19 +35,7 @@ class Step {
 
   /// If none of the warp is not finite: new states, and for each of them the largest of its blocks here.
   REEF_LANE void begin(float* largest) {
-    read_all(std::make_index_sequence<kStates>());
-    REEF_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      F s[kStates + 1];
-      gather(s, k);
-      if constexpr (kHalves) {
-        half_[k] = rule_.begin(p_[k], g_[k], s);
-      } else {
-        rule_.step(p_[k], g_[k], s);
-      }
-      REEF_UNROLL
-      for (int i = 0; i < kStates; ++i) s_[i][k] = part_.has(k) ? s[i] : F{0};  // what is padded stays zero
-    }
+    advance();
     keep(largest, std::make_index_sequence<kStates>());
   }
 
@@ -62,7 +50,13 @@ class Step {
     parameter_.write(part_, key, p_);
   }
 
-  /// Instead of begin() and end(): squares of the elements here, of which a trust ratio is made.
+  /// Instead: new states, of which only scales that must be known first are kept.
+  REEF_LANE void survey() {
+    advance();
+    raise(std::make_index_sequence<kStates>());
+  }
+
+  /// Instead: squares of the elements here, of which a trust ratio is made.
   REEF_LANE OptimSquares squares() {
     OptimSquares sum;
     read_all(std::make_index_sequence<kStates>());
@@ -89,6 +83,22 @@ class Step {
     parameter_.read(part_, p_);
     (StateOf<i>::begin(tensor_.states[i], part_, maps_.template of<Rule::is_signed(i)>(), s_[i]), ...);
   }
+  // New states, and the first half of the parameter's step.
+  REEF_LANE void advance() {
+    read_all(std::make_index_sequence<kStates>());
+    REEF_UNROLL
+    for (int k = 0; k < kOwn; ++k) {
+      F s[kStates + 1];
+      gather(s, k);
+      if constexpr (kHalves) {
+        half_[k] = rule_.begin(p_[k], g_[k], s);
+      } else {
+        rule_.step(p_[k], g_[k], s);
+      }
+      REEF_UNROLL
+      for (int i = 0; i < kStates; ++i) s_[i][k] = part_.has(k) ? s[i] : F{0};  // what is padded stays zero
+    }
+  }
   REEF_LANE void gather(F* s, int k) const {
     REEF_UNROLL
     for (int i = 0; i < kStates; ++i) s[i] = s_[i][k];
@@ -96,6 +106,14 @@ class Step {
   template <std::size_t... i>
   REEF_LANE void keep(float* largest, std::index_sequence<i...>) {
     (StateOf<i>::keep(s_[i], largest + i * kBlocks), ...);
+  }
+  template <std::size_t... i>
+  REEF_LANE void raise(std::index_sequence<i...>) {
+    (raise_of<i>(), ...);
+  }
+  template <std::size_t i>
+  REEF_LANE void raise_of() {
+    if constexpr (requires { &StateOf<i>::raise; }) StateOf<i>::raise(tensor_.states[i], part_, s_[i]);
   }
   template <std::size_t... i>
   REEF_LANE void write([[maybe_unused]] const float* largest, [[maybe_unused]] std::uint32_t key,

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/optim_step.h"
+#include "kernels/optim_step/codecs.h"
+#include "kernels/raise.h"
+
+namespace reef::kernels {
+
+/// An unsigned state of a matrix: a value is coded in sixteenths of the smaller of its row's scale and its
+/// column's (2309.01507, section 4.2). A codec as codecs.h has it, but its new scales are there before the
+/// step is: raise(), after all of a tile was put, is the tile's part of them.
+template <class L>
+class Rank1Codec {
+ public:
+  using F = typename L::Floats;
+  using I = typename L::Ints;
+  using Code = Int4Code<L, false>;
+  static constexpr bool kSettles = true;
+
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
+    codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kHalf;
+    matrix_ = state.matrix;
+    new_scales_ = state.new_scales;
+    first_ = state.first + tile * kTileElements;
+    prefetch_tile<L, kHalf>(codes_);
+    each_scale(reinterpret_cast<const float*>(state.scales),
+               [&](int i, F scale) { L::store(unit_ + i, scale * L::all(1.0F / 16)); });
+  }
+  F load(int i) const {
+    const I pair = L::load_bytes(codes_ + i % kHalf);
+    return Code::value(i < kHalf ? pair & L::all(15) : shift_right<4>(pair), L::load(unit_ + i));
+  }
+  void put(int i, const F (&x)[4]) {
+    for (int k = 0; k < 4; ++k) L::store(values_ + i + k * L::kLanes, min(x[k], L::all(FLT_MAX)));
+  }
+  F waiting(int i) const { return L::load(values_ + i); }
+  void close() {
+    each_scale(new_scales_, [&](int i, F scale) {
+      L::store(units_ + i, L::all(Code::kUnits) / max(scale, L::all(FLT_MIN * Code::kUnits)));
+    });
+  }
+  I find(int i) const {
+    if (i >= kHalf) return L::all(0);
+    return nibble(i) | shift_left<4>(nibble(i + kHalf));
+  }
+  I code(I found) const { return found; }
+  void store(int i, const I (&codes)[4]) {
+    if (i < kHalf) L::template store_bytes<0>(codes_ + i, codes);
+  }
+
+  void raise() {
+    float* const of_columns = new_scales_ + matrix_.rows;
+    each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
+      float most = 0;
+      int i = begin;
+      F largest = L::all(0.0F);
+      for (; i + L::kLanes <= end; i += L::kLanes) {
+        float* const to = of_columns + column + (i - begin);
+        const F x = waiting(i);
+        largest = max(largest, x);
+        // Others may be at it: what is read too small here is compared again there.
+        if (all(L::load(to) >= x)) continue;
+        for (int k = 0; k < L::kLanes; ++k) raise_to(to + k, values_[i + k]);
+      }
+      for (; i < end; ++i) {
+        most = std::max(most, values_[i]);
+        raise_to(of_columns + column + (i - begin), values_[i]);
+      }
+      alignas(64) float lanes[L::kLanes];
+      L::store(lanes, largest);
+      for (const float x : lanes) most = std::max(most, x);
+      raise_to(new_scales_ + row, most);
+    });
+  }
+
+ private:
+  static constexpr int kHalf = kTileElements / 2;
+
+  // Calls `work` with the elements [begin, end) of the tile that lie in a row, from that column on. A tile
+  // that is not whole ends with the last row.
+  template <class Work>
+  void each_run(const Work& work) const {
+    std::int64_t row = first_ / matrix_.columns;
+    std::int64_t column = first_ % matrix_.columns;
+    for (int i = 0; i < kTileElements && row < matrix_.rows; ++row, column = 0) {
+      const int end =
+          i + static_cast<int>(std::min<std::int64_t>(kTileElements - i, matrix_.columns - column));
+      work(i, end, row, column);
+      i = end;
+    }
+  }
+  // Calls `work` with the scales of the tile's elements, in order, by lanes. Those beyond a run are what they
+  // are: the next run comes after them, and an array for them has room for as many lanes more.
+  template <class Work>
+  void each_scale(const float* scales, const Work& work) const {
+    each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
+      const float* const of_columns = scales + matrix_.rows + column - begin;
+      const F of_row = L::all(scales[row]);
+      int i = begin;
+      for (; i + L::kLanes <= end; i += L::kLanes) work(i, min(of_row, L::load(of_columns + i)));
+      for (; i < end; ++i) work(i, min(of_row, L::all(of_columns[i])));
+    });
+  }
+  I nibble(int i) const { return code_.find(waiting(i), L::load(units_ + i)); }
+
+  Code code_{Code::map()};
+  std::uint8_t* codes_ = nullptr;
+  OptimMatrix matrix_;
+  float* new_scales_ = nullptr;
+  std::int64_t first_ = 0;
+  alignas(64) float values_[kTileElements];
+  alignas(64) float unit_[kTileElements + L::kLanes] = {};  ///< of what is decoded
+  alignas(64) float units_[kTileElements + L::kLanes] = {};
+};
+
+/// A tensor's states, of which some are such ones.
+template <class L, bool kSigned>
+using Int4Rank1Codec = std::conditional_t<kSigned, Int4Codec<L, true>, Rank1Codec<L>>;
+
+}  // namespace reef::kernels
