@@ -132,11 +132,11 @@ void codecs() {
   static const auto states =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("reef::optim_state", "")
-          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&)>();
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&, bool)>();
   std::vector<Variant> encode;
   std::vector<Variant> decode;
   for (const Format& format : kFormats) {
-    auto [codes, scales] = states.call(values, format.name);
+    auto [codes, scales] = states.call(values, format.name, /*is_signed=*/true);
     encode.push_back({format.name,
                       {},
                       [&values, name = format.name, codes = codes, scales = scales]() mutable {
