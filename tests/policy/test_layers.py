@@ -11,9 +11,9 @@ from pathlib import Path
 
 LAYER_0 = {
     "include/reef/bytes.h", "include/reef/category.h", "include/reef/error.h", "include/reef/export.h",
-    "include/reef/rendezvous.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
+    "include/reef/rendezvous.h", "include/reef/shard_layout.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
     "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/json.cpp", "csrc/json.h", "csrc/round_up.h", "csrc/utf8.h",
-    "csrc/distributed/rendezvous.cpp", "csrc/trace.cpp",
+    "csrc/distributed/rendezvous.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "optim"}
