@@ -12,6 +12,7 @@
 #include "reef/optim.h"
 #include "reef/process_group.h"
 #include "reef/rendezvous.h"
+#include "reef/shard.h"
 #include "reef/shard_layout.h"
 #include "reef/swap.h"
 #include "reef/tier.h"

@@ -16,7 +16,7 @@ LAYER_0 = {
     "csrc/distributed/rendezvous.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
-CAPABILITIES = {"budget", "optim"}
+CAPABILITIES = {"budget", "optim", "shard"}
 PARTS = {"gradient_release": "optim"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -2,6 +2,7 @@
 
 #include <torch/library.h>
 
+#include "reduction.h"
 #include "reef/collectives.h"
 #include "reef/error.h"
 
@@ -17,12 +18,6 @@ reef::ProcessGroupOptions options_of(std::optional<std::int64_t> rank, std::opti
   options.interface = interface;
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
   return options;
-}
-
-reef::Reduction reduction_of(const std::string& name) {
-  if (name == "sum") return reef::Reduction::kSum;
-  if (name == "mean") return reef::Reduction::kMean;
-  throw reef::ConfigError("reduction '" + name + "' is not \"sum\" or \"mean\"");
 }
 
 }  // namespace
@@ -47,7 +42,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "bucket_bytes) -> ()",
       [](const std::vector<at::Tensor>& tensors, const reef::ProcessGroupPtr& group,
          const std::string& reduction, std::int64_t bucket_bytes) {
-        reef::all_reduce(tensors, group, reduction_of(reduction), bucket_bytes);
+        reef::all_reduce(tensors, group, reef::bind::reduction_of(reduction), bucket_bytes);
       });
   m.def(
       "broadcast(Tensor(a!)[] tensors, __torch__.torch.classes.c10d.ProcessGroup group, int root, int "

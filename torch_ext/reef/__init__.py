@@ -24,6 +24,7 @@ from .collectives import all_reduce, barrier, broadcast
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
+from .shard import Shard, shard
 from .swap import (
     SWAP_POLICIES,
     SwapCost,
@@ -50,6 +51,7 @@ __all__ = [
     "Ledger",
     "Peak",
     "Rendezvous",
+    "Shard",
     "SwapCost",
     "SwapMove",
     "SwapPlan",
@@ -80,6 +82,7 @@ __all__ = [
     "pinned_tier",
     "plan_swaps",
     "resolve_rendezvous",
+    "shard",
     "simulate",
     "unpin",
 ]

@@ -1,0 +1,141 @@
+#include "distributed/slice_exchange.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "distributed/group_compat.h"
+#include "distributed/members.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+// What is added up stays in a core's cache.
+constexpr std::int64_t kChunkElements = 16384;
+// Messages between two ranks are told apart by their tags, which must not be those of the program's own.
+constexpr int kFirstTag = 1 << 24;
+constexpr int kTags = 1 << 20;
+
+void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction reduction) {
+  const std::int64_t elements = own.numel();
+  const std::int64_t most = own.is_cpu() ? kChunkElements : std::max<std::int64_t>(elements, 1);
+  Tensor sum = at::empty({std::min(most, elements)}, own.options());
+  for (std::int64_t begin = 0; begin < elements; begin += most) {
+    const std::int64_t count = std::min(most, elements - begin);
+    const auto of = [&](const Tensor& tensor) { return tensor.narrow(0, begin, count); };
+    Tensor chunk = sum.narrow(0, 0, count);
+    at::add_out(chunk, of(parts[0]), of(parts[1]));
+    for (std::size_t i = 2; i < parts.size(); ++i) chunk.add_(of(parts[i]));
+    if (reduction == Reduction::kMean) chunk.div_(static_cast<std::int64_t>(parts.size()));
+    of(own).copy_(chunk);
+  }
+}
+
+}  // namespace
+
+SliceExchange::SliceExchange(ProcessGroupPtr group, int number)
+    : group_(std::move(group)),
+      rank_(group_->getRank()),
+      ranks_(group_->getSize()),
+      first_tag_(kFirstTag + number % 64 * kTags) {}
+
+Tensor SliceExchange::slice(const Tensor& flat, int rank) const {
+  const std::int64_t elements = flat.numel() / ranks_;
+  return flat.narrow(0, rank * elements, elements);
+}
+
+int SliceExchange::next_tag() { return first_tag_ + calls_++ % kTags; }
+
+template <class Issue>
+void SliceExchange::run(const char* name, const Issue& issue) const {
+  Works works;
+  try {
+    issue(works);  // a connection that is known to be gone is refused here already
+    for (const auto& work : works) work->wait();
+  } catch (const std::exception& error) {
+    throw rank_failed(*group_, name, error);
+  }
+}
+
+void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduction reduction) {
+  if (ranks_ == 1) {
+    if (!own.is_alias_of(flat)) own.copy_(flat);
+    return;
+  }
+  std::vector<Tensor> parts(static_cast<std::size_t>(ranks_));
+  const std::int64_t elements = flat.numel() / ranks_;
+  if (flat.is_cpu()) {
+    const int tag = next_tag();
+    const Tensor received = at::empty({(ranks_ - 1) * elements}, flat.options());
+    run("the reduce-scatter of gradients", [&](Works& works) {
+      std::int64_t offset = 0;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        Tensor& part = parts[static_cast<std::size_t>(rank)];
+        if (rank == rank_) {
+          part = slice(flat, rank);
+          continue;
+        }
+        part = received.narrow(0, offset, elements);
+        offset += elements;
+        std::vector<Tensor> to = {part};
+        works.push_back(group_->recv(to, rank, tag));
+      }
+      for (int step = 1; step < ranks_; ++step) {  // not all to rank 0 at first
+        std::vector<Tensor> from = {slice(flat, (rank_ + step) % ranks_)};
+        works.push_back(group_->send(from, (rank_ + step) % ranks_, tag));
+      }
+    });
+  } else {
+    Tensor received = at::empty_like(flat);
+    run("the reduce-scatter of gradients", [&](Works& works) {
+      Tensor from = flat;
+      works.push_back(compat::all_to_all(*group_, received, from));
+    });
+    for (int rank = 0; rank < ranks_; ++rank) parts[static_cast<std::size_t>(rank)] = slice(received, rank);
+  }
+  sent_bytes_ += (ranks_ - 1) * elements * static_cast<std::int64_t>(flat.element_size());
+  ordered_sum(parts, own, reduction);
+}
+
+void SliceExchange::all_gather(const Tensor& flat) {
+  if (ranks_ == 1) return;
+  run("the all-gather of parameters", [&](Works& works) {
+    if (flat.is_cpu()) {
+      const int tag = next_tag();
+      for (int step = 1; step < ranks_; ++step) {
+        const int from = (rank_ + ranks_ - step) % ranks_;
+        std::vector<Tensor> to = {slice(flat, from)};
+        works.push_back(group_->recv(to, from, tag));
+      }
+      for (int step = 1; step < ranks_; ++step) {
+        std::vector<Tensor> own = {slice(flat, rank_)};
+        works.push_back(group_->send(own, (rank_ + step) % ranks_, tag));
+      }
+    } else {
+      Tensor to = flat;
+      Tensor own = slice(flat, rank_);
+      works.push_back(compat::all_gather(*group_, to, own));
+    }
+  });
+  sent_bytes_ += (ranks_ - 1) * flat.numel() / ranks_ * static_cast<std::int64_t>(flat.element_size());
+}
+
+void SliceExchange::any(const Tensor& flags) {
+  if (ranks_ == 1) return;
+  const std::int64_t count = flags.numel();
+  const Tensor all = at::empty({ranks_ * count}, flags.options());
+  slice(all, rank_).copy_(flags);
+  all_gather(all);
+  sent_bytes_ -= (ranks_ - 1) * count;
+  flags.copy_(all.view({ranks_, count}).amax(0));
+}
+
+}  // namespace reef

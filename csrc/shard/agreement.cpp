@@ -1,0 +1,97 @@
+#include "shard/agreement.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "distributed/slice_exchange.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+std::string line_of(const char* what, const std::string& name, const Tensor& tensor) {
+  std::ostringstream line;
+  line << what << " " << name << " of " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+  if (!tensor.is_contiguous()) line << " with strides " << tensor.strides();
+  if (tensor.requires_grad()) line << ", which requires a gradient";
+  return line.str();
+}
+
+std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::Named& buffers,
+                                  const ShardOptions& options) {
+  std::vector<std::string> lines = {"stage " + std::to_string(static_cast<int>(options.stage)) +
+                                    ", bucket_bytes " + std::to_string(options.bucket_bytes) +
+                                    ", reduction " + std::to_string(static_cast<int>(options.reduction))};
+  for (const auto& [name, tensor] : parameters) lines.push_back(line_of("parameter", name, tensor));
+  for (const auto& [name, tensor] : buffers) lines.push_back(line_of("buffer", name, tensor));
+  return lines;
+}
+
+// Of every rank.
+std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr& group, c10::Device device) {
+  SliceExchange exchange(group, 2);
+  const std::int64_t ranks = group->getSize();
+  const auto mine = [&](const Tensor& flat) {
+    const std::int64_t count = flat.numel() / ranks;
+    return flat.narrow(0, group->getRank() * count, count);
+  };
+  Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
+  mine(sizes).fill_(static_cast<std::int64_t>(own.size()));
+  exchange.all_gather(sizes);
+  sizes = sizes.cpu();
+  const std::int64_t most = sizes.max().item<std::int64_t>();
+  Tensor texts = at::zeros({ranks * most}, at::TensorOptions().dtype(at::kByte).device(device));
+  mine(texts)
+      .narrow(0, 0, static_cast<std::int64_t>(own.size()))
+      .copy_(
+          at::from_blob(const_cast<char*>(own.data()), {static_cast<std::int64_t>(own.size())}, at::kByte));
+  exchange.all_gather(texts);
+  texts = texts.cpu();
+  std::vector<std::string> all;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    all.emplace_back(static_cast<const char*>(texts.const_data_ptr()) + rank * most,
+                     static_cast<std::size_t>(sizes[rank].item<std::int64_t>()));
+  }
+  return all;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+void check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
+                     const ProcessGroupPtr& group, const ShardOptions& options) {
+  if (group->getSize() == 1) return;
+  std::string own;
+  for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
+  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().second.device();
+  const std::vector<std::string> all = exchanged(own, group, device);
+  const std::vector<std::string> first = split(all.front());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> other = split(all[rank]);
+    std::size_t i = 0;
+    while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
+    const auto line = [&](const std::vector<std::string>& of) {
+      return i < of.size() ? of[i] : "nothing more";
+    };
+    throw ConfigError("reef::shard was given different models or options: number " + std::to_string(i) +
+                      " is " + line(first) + " on rank 0, and " + line(other) + " on rank " +
+                      std::to_string(rank) + "; build the same on every rank.");
+  }
+}
+
+}  // namespace reef

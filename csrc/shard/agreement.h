@@ -1,0 +1,13 @@
+#pragma once
+
+#include "reef/shard.h"
+
+namespace reef {
+
+/// Throws ConfigError, with the same sentence on every rank, if the ranks' models differ: the first parameter
+/// or buffer, by position, whose name, dtype, shape, layout or need of a gradient is another, or the first
+/// option.
+void check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
+                     const ProcessGroupPtr& group, const ShardOptions& options);
+
+}  // namespace reef

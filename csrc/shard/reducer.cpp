@@ -1,0 +1,301 @@
+#include "shard/reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "reef/error.h"
+#include "reef/ledger.h"
+#include "shard/flat.h"
+
+namespace reef {
+
+using at::Tensor;
+
+/// After autograd has accumulated a gradient.
+class Reducer::Hook final : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(Reducer& reducer, std::size_t item) : reducer_(reducer), item_(item) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& gradients) override {
+    if (!gradients.empty() && gradients[0].defined()) reducer_.ready(item_);
+    return outputs;
+  }
+
+ private:
+  Reducer& reducer_;
+  std::size_t item_;
+};
+
+/// Before it does. Such a hook cannot be removed.
+class Reducer::KeepHook final : public torch::autograd::FunctionPreHook {
+ public:
+  KeepHook(std::weak_ptr<Reducer*> reducer, std::size_t item) : reducer_(std::move(reducer)), item_(item) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    if (const auto reducer = reducer_.lock()) (*reducer)->keep(item_);
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<Reducer*> reducer_;
+  std::size_t item_;
+};
+
+/// A pass of backward. If it ends early, by an error, what it has begun is given up.
+class Reducer::Pass {
+ public:
+  explicit Pass(std::weak_ptr<Reducer*> reducer) : reducer_(std::move(reducer)) {}
+  ~Pass() {
+    if (over_) return;
+    if (const auto reducer = reducer_.lock()) (*reducer)->abandon();
+  }
+  void finish() {
+    over_ = true;
+    if (const auto reducer = reducer_.lock()) (*reducer)->finish();
+  }
+
+ private:
+  std::weak_ptr<Reducer*> reducer_;
+  bool over_ = false;
+};
+
+Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
+                 const ShardOptions& options)
+    : group_(std::move(group)), layout_(std::move(layout)), options_(options), exchange_(group_, 0) {
+  items_.resize(parameters.size());
+  buckets_.resize(layout_.buckets.size());
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (const ShardPiece& place : layout_.buckets[bucket].items) {
+      Item& item = items_[place.item];
+      item.parameter = std::move(parameters[place.item]);
+      item.place = place;
+      item.accumulator = torch::autograd::impl::grad_accumulator(item.parameter.tensor);
+      item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
+      if (!sharded()) item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
+      buckets_[bucket].items.push_back(place.item);
+    }
+    buckets_[bucket].waiting = buckets_[bucket].items.size();
+  }
+}
+
+Reducer::~Reducer() {
+  for (const Item& item : items_) item.accumulator->del_post_hook(item.hook);
+}
+
+void Reducer::set_syncing(bool syncing) {
+  const std::lock_guard lock(mutex_);
+  syncing_ = syncing;
+}
+
+// What has been reduced before this pass must not be added up over the ranks once more.
+void Reducer::keep(std::size_t number) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  Item& item = items_[number];
+  Tensor& gradient = item.parameter.tensor.mutable_grad();
+  if (!gradient.defined()) item.filled = false;  // a sum of passes in no_sync was cleared
+  if (!gradient.defined() || item.filled) return;
+  item.kept = gradient.is_alias_of(buckets_[item.place.bucket].flat) ? gradient.clone() : gradient;
+  gradient = Tensor();
+}
+
+void Reducer::ready(std::size_t number) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  Item& item = items_[number];
+  if (!item.parameter.tensor.grad().defined()) {
+    throw ConfigError("rank " + std::to_string(group_->getRank()) + ": the gradient of parameter " +
+                      item.parameter.name +
+                      " was taken before it could be reduced; what steps in backward (GradientRelease) knows "
+                      "nothing of the other ranks: step when backward is over.");
+  }
+  begin_pass();
+  take(item);
+  if (!syncing_ || item.ready) return;
+  item.ready = true;
+  --buckets_[item.place.bucket].waiting;
+  send_whole_buckets();
+}
+
+void Reducer::begin_pass() {
+  if (in_pass_) return;
+  in_pass_ = true;
+  auto pass = std::make_shared<Pass>(self_);
+  torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->finish(); });
+  // Parts whose gradients have been kept since the last step lie where sums are about to be.
+  if (options_.stage != Stage::kOptimizer) return;
+  for (KeptPart& part : parts_) {
+    Tensor& gradient = part.tensor.mutable_grad();
+    if (gradient.defined() && gradient.is_alias_of(buckets_[part.piece.bucket].flat))
+      gradient = gradient.clone();
+  }
+}
+
+const Tensor& Reducer::memory_of(std::size_t number) {
+  Bucket& bucket = buckets_[number];
+  if (bucket.flat.defined()) return bucket.flat;
+  const CategoryScope gradients(Category::kGradient);
+  const Tensor& like = items_[bucket.items.front()].parameter.tensor;
+  bucket.flat = at::empty({layout_.elements(number)}, like.options().requires_grad(false));
+  std::int64_t end = 0;  // what is padded is zero
+  const auto pad = [&](std::int64_t next) { bucket.flat.narrow(0, end, next - end).zero_(); };
+  for (const ShardPiece& place : layout_.buckets[number].items) {
+    pad(place.offset);
+    end = place.offset + place.elements;
+  }
+  pad(layout_.elements(number));
+  return bucket.flat;
+}
+
+Tensor Reducer::place_of(const Item& item) {
+  const Tensor& parameter = item.parameter.tensor;
+  return alias(memory_of(item.place.bucket), item.place.offset, parameter.sizes(), parameter.strides());
+}
+
+void Reducer::take(Item& item) {
+  Tensor& gradient = item.parameter.tensor.mutable_grad();
+  if (gradient.layout() != c10::kStrided) {
+    throw ConfigError("rank " + std::to_string(group_->getRank()) + ": parameter " + item.parameter.name +
+                      " has a sparse gradient, which is not reduced; make its layer dense (sparse=False).");
+  }
+  const Tensor place = place_of(item);
+  if (!same_memory(gradient, place)) {
+    if (item.filled) {
+      place.add_(gradient);
+    } else {
+      place.copy_(gradient);
+    }
+    // Frees what autograd had made. A sharded parameter has no gradient of its own.
+    gradient = sharded() ? Tensor() : place;
+  }
+  item.filled = true;
+}
+
+void Reducer::send_whole_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waiting == 0) send(next_bucket_++);
+}
+
+void Reducer::send(std::size_t number) {
+  Bucket& bucket = buckets_[number];
+  const Tensor flat = memory_of(number);
+  const std::int64_t elements = layout_.buckets[number].slice_elements;
+  if (options_.stage == Stage::kGradients) {
+    const CategoryScope gradients(Category::kGradient);
+    bucket.own = at::empty({elements}, flat.options());
+    bucket.flat.reset();  // the lane has the last reference
+  } else {
+    bucket.own = flat.narrow(0, group_->getRank() * elements, elements);
+  }
+  lane_.submit([this, flat, own = bucket.own] {
+    const CategoryScope communication(Category::kCommunication);
+    exchange_.reduce_scatter(flat, own, options_.reduction);
+    if (!sharded()) exchange_.all_gather(flat);
+  });
+}
+
+// This rank has no gradient of it.
+void Reducer::leave_out(Item& item) {
+  Tensor& gradient = item.parameter.tensor.mutable_grad();
+  const Tensor place = place_of(item);
+  if (gradient.defined() && same_memory(gradient, place)) gradient = gradient.clone();
+  place.zero_();
+}
+
+// At the end of backward, on the thread that ran it.
+void Reducer::finish() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  if (!syncing_) {
+    in_pass_ = false;
+    return;
+  }
+  try {
+    for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
+      for (const std::size_t number : buckets_[next_bucket_].items) {
+        if (!items_[number].filled) leave_out(items_[number]);
+      }
+      send(next_bucket_);
+    }
+    give_gradients(used_anywhere());
+    reduced_();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  end_pass();
+}
+
+// One small message beside the buckets.
+std::vector<bool> Reducer::used_anywhere() {
+  Tensor flags = at::zeros({static_cast<std::int64_t>(items_.size())}, at::kByte);
+  auto* const own = flags.mutable_data_ptr<std::uint8_t>();
+  for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
+  flags = flags.to(items_.front().parameter.tensor.device());
+  lane_.wait(lane_.submit([this, flags] { exchange_.any(flags); }));
+  flags = flags.cpu();
+  const auto* const all = flags.const_data_ptr<std::uint8_t>();
+  return std::vector<bool>(all, all + items_.size());
+}
+
+void Reducer::give_gradients(const std::vector<bool>& used) {
+  if (!sharded()) {
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      if (!used[i]) continue;
+      Item& item = items_[i];
+      Tensor& gradient = item.parameter.tensor.mutable_grad();
+      const Tensor place = place_of(item);
+      const Tensor& before = item.filled ? item.kept : gradient;
+      if (before.defined()) place.add_(before);
+      gradient = place;
+    }
+    return;
+  }
+  for (KeptPart& part : parts_) {
+    if (!used[part.piece.item]) continue;
+    const ShardPiece& piece = part.piece;
+    const std::int64_t begin = group_->getRank() * layout_.buckets[piece.bucket].slice_elements;
+    const Tensor reduced = alias(buckets_[piece.bucket].own, piece.offset - begin, piece.elements);
+    Tensor& gradient = part.tensor.mutable_grad();
+    if (gradient.defined()) {
+      gradient.add_(reduced);
+    } else {
+      gradient = reduced;
+    }
+  }
+}
+
+void Reducer::end_pass() noexcept {
+  in_pass_ = false;
+  next_bucket_ = 0;
+  for (Item& item : items_) {
+    item.filled = item.ready = false;
+    item.kept.reset();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.waiting = bucket.items.size();
+    bucket.own.reset();
+  }
+}
+
+void Reducer::abandon() noexcept {
+  const std::lock_guard lock(mutex_);
+  give_up();
+}
+
+// Gradients are what they were. Memory that may be on its way is left to the lane.
+void Reducer::give_up() noexcept {
+  for (std::size_t bucket = 0; bucket < next_bucket_; ++bucket) buckets_[bucket].flat.reset();
+  for (Item& item : items_) {
+    if (item.filled || item.kept.defined()) item.parameter.tensor.mutable_grad() = item.kept;
+  }
+  end_pass();
+}
+
+}  // namespace reef

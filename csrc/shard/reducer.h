@@ -1,0 +1,107 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "distributed/comm_lane.h"
+#include "distributed/slice_exchange.h"
+#include "reef/shard.h"
+#include "reef/shard_layout.h"
+
+namespace reef {
+
+/// A parameter whose gradients are reduced.
+struct ReducedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// A part of a parameter that this rank keeps.
+struct KeptPart {
+  ShardPiece piece;
+  at::Tensor tensor;  ///< a leaf, one-dimensional
+};
+
+/// Adds up gradients over the ranks during backward. A gradient goes into its place in a bucket as soon as
+/// autograd has it, and what backward of later passes adds goes there too; a bucket that is whole is sent, in
+/// the order of buckets, beside what is left of backward. At the end of backward all have arrived: as
+/// gradients of the parameters (kReplicate) or of the parts.
+class Reducer {
+ public:
+  Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
+          const ShardOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Where the gradients of sharded stages go, and who hears that they are there.
+  void set_parts(std::vector<KeptPart> parts, std::function<void()> reduced) {
+    parts_ = std::move(parts);
+    reduced_ = std::move(reduced);
+  }
+  void set_syncing(bool syncing);
+  std::int64_t sent_bytes() const { return exchange_.sent_bytes(); }
+
+ private:
+  class Hook;
+  class KeepHook;
+  class Pass;
+  /// Its kind of pointer depends on LibTorch's version.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
+  struct Item {
+    ReducedParameter parameter;
+    ShardPiece place;
+    Accumulator accumulator;
+    std::uintptr_t hook = 0;
+    at::Tensor kept;      ///< kReplicate: the gradient that was there before this pass
+    bool filled = false;  ///< its place in the bucket has a sum
+    bool ready = false;   ///< in this pass of backward
+  };
+  struct Bucket {
+    at::Tensor flat;  ///< this rank's sums; kGradients: undefined when there are none
+    at::Tensor own;   ///< the reduced slice
+    std::vector<std::size_t> items;
+    std::size_t waiting = 0;  ///< items that are not ready
+  };
+
+  bool sharded() const { return options_.stage != Stage::kReplicate; }
+  void keep(std::size_t item);
+  void ready(std::size_t item);
+  void begin_pass();
+  void take(Item& item);
+  const at::Tensor& memory_of(std::size_t bucket);
+  at::Tensor place_of(const Item& item);
+  void leave_out(Item& item);
+  void send_whole_buckets();
+  void send(std::size_t bucket);
+  void finish();
+  void abandon() noexcept;
+  void give_up() noexcept;
+  std::vector<bool> used_anywhere();
+  void give_gradients(const std::vector<bool>& used);
+  void end_pass() noexcept;
+
+  ProcessGroupPtr group_;
+  ShardLayout layout_;
+  ShardOptions options_;
+  std::vector<Item> items_;
+  std::vector<Bucket> buckets_;
+  std::vector<KeptPart> parts_;
+  std::function<void()> reduced_ = [] {};
+  std::mutex mutex_;
+  bool syncing_ = true;
+  bool in_pass_ = false;
+  std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
+  std::size_t next_bucket_ = 0;                                        ///< the first that has not been sent
+  SliceExchange exchange_;
+  CommLane lane_;  ///< the last: its work uses the others
+};
+
+}  // namespace reef

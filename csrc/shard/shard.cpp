@@ -1,0 +1,150 @@
+#include "reef/shard.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unordered_set>
+#include <utility>
+
+#include "reef/error.h"
+#include "shard/agreement.h"
+#include "shard/gatherer.h"
+#include "shard/reducer.h"
+
+namespace reef {
+
+using at::Tensor;
+
+struct Shard::Parts {
+  std::vector<Tensor> parameters;
+  std::vector<std::string> names;
+  std::optional<Gatherer> gatherer;
+  std::optional<Reducer> reducer;
+  int no_sync = 0;
+};
+
+namespace {
+
+void check(const Shard::Named& parameters, const ProcessGroupPtr& group, const ShardOptions& options) {
+  if (!group)
+    throw ConfigError("reef::shard was given no process group: make one with reef::init_process_group.");
+  if (options.bucket_bytes <= 0) {
+    throw ConfigError("reef::shard was given bucket_bytes " + std::to_string(options.bucket_bytes) +
+                      ": give a positive number.");
+  }
+  for (const auto& [name, tensor] : parameters) {
+    const std::string which = "reef::shard was given parameter " + name + ", which ";
+    if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
+      throw ConfigError(which + "is sparse or has gaps: make it dense.");
+    if (!tensor.is_leaf()) throw ConfigError(which + "is not a leaf: give the tensors that are trained.");
+    if (tensor.device() != parameters.front().second.device()) {
+      throw ConfigError(which + "is on " + tensor.device().str() + " and not on " +
+                        parameters.front().second.device().str() +
+                        " as others: move the module to one device.");
+    }
+  }
+}
+
+// Without those that come again under another name.
+Shard::Named without_repetition(const Shard::Named& given) {
+  Shard::Named once;
+  std::unordered_set<const void*> seen;
+  for (const auto& named : given) {
+    if (named.second.defined() && seen.insert(named.second.unsafeGetTensorImpl()).second)
+      once.push_back(named);
+  }
+  return once;
+}
+
+void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
+                   const ProcessGroupPtr& group) {
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor.detach());
+  for (const auto& [name, tensor] : buffers) tensors.push_back(tensor);
+  broadcast(tensors, group);
+}
+
+Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
+  Shard::Named all;
+  for (const auto& item : given) all.emplace_back(item.key(), item.value());
+  return all;
+}
+
+}  // namespace
+
+Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
+             const ShardOptions& options)
+    : parts_(std::make_unique<Parts>()) {
+  const Named parameters = without_repetition(all_parameters);
+  const Named buffers = without_repetition(all_buffers);
+  check(parameters, group, options);
+  check_agreement(parameters, buffers, group, options);
+  broadcast_all(parameters, buffers, group);
+
+  // Backward comes to the last first.
+  std::vector<ReducedParameter> reduced;
+  std::vector<Tensor> tensors;
+  std::vector<ShardItem> items;
+  std::map<at::ScalarType, int> kinds;
+  for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
+    const auto& [name, tensor] = *it;
+    if (!tensor.requires_grad()) continue;
+    reduced.push_back({name, tensor});
+    tensors.push_back(tensor);
+    const int kind = kinds.emplace(tensor.scalar_type(), static_cast<int>(kinds.size())).first->second;
+    items.push_back({tensor.numel(), static_cast<std::int64_t>(tensor.element_size()), kind});
+  }
+  const ShardLayout layout = plan_shards(items, group->getSize(), options.bucket_bytes);
+  if (options.stage == Stage::kReplicate) {
+    for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
+      parts_->parameters.push_back(it->tensor);
+      parts_->names.push_back(it->name);
+    }
+    parts_->reducer.emplace(std::move(reduced), layout, group, options);
+    return;
+  }
+  Gatherer& gatherer = parts_->gatherer.emplace(tensors, layout, group);
+  std::vector<KeptPart> kept;
+  for (const Gatherer::Part& part : gatherer.parts()) kept.push_back({part.piece, part.tensor});
+  std::vector<KeptPart> in_order = kept;  // of the module
+  std::stable_sort(in_order.begin(), in_order.end(),
+                   [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });
+  for (const KeptPart& part : in_order) {
+    parts_->parameters.push_back(part.tensor);
+    parts_->names.push_back(reduced[part.piece.item].name + "[" + std::to_string(part.piece.first) + ":" +
+                            std::to_string(part.piece.first + part.piece.elements) + "]");
+  }
+  Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, options);
+  reducer.set_parts(std::move(kept), [&gatherer] { gatherer.expect_step(); });
+}
+
+Shard::~Shard() = default;
+
+const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters; }
+const std::vector<std::string>& Shard::names() const { return parts_->names; }
+
+void Shard::gather() {
+  if (parts_->gatherer) parts_->gatherer->gather();
+}
+
+std::int64_t Shard::sent_bytes() const {
+  return parts_->reducer->sent_bytes() + (parts_->gatherer ? parts_->gatherer->sent_bytes() : 0);
+}
+
+Shard::NoSync::NoSync(Shard& shard) : shard_(shard) {
+  if (shard_.parts_->no_sync++ == 0) shard_.parts_->reducer->set_syncing(false);
+}
+Shard::NoSync::~NoSync() {
+  if (--shard_.parts_->no_sync == 0) shard_.parts_->reducer->set_syncing(true);
+}
+
+Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group, const ShardOptions& options) {
+  return {named(module.named_parameters()), named(module.named_buffers()), group, options};
+}
+
+}  // namespace reef

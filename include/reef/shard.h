@@ -1,0 +1,96 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reef/collectives.h"
+#include "reef/export.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace reef {
+
+/// What is divided among the ranks (ZeRO, 1910.02054). The results are the same, bit for bit.
+enum class Stage : std::uint8_t {
+  kReplicate,  ///< nothing: every rank has all of it (DDP)
+  kOptimizer,  ///< states of the optimizer (ZeRO-1)
+  kGradients,  ///< and gradients (ZeRO-2)
+};
+
+struct ShardOptions {
+  Stage stage = Stage::kReplicate;
+  /// Gradients travel in flat memory of so many bytes (one parameter more, if that is larger).
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// What a step sees of the gradients of all ranks.
+  Reduction reduction = Reduction::kMean;
+};
+
+/// What the ranks of a group keep of one module, and what they do for it: see shard().
+class REEF_API Shard {
+ public:
+  /// Tensors by name: parameters (leaves; the same tensor twice is one parameter) and buffers.
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+  Shard(const Named& parameters, const Named& buffers, ProcessGroupPtr group, const ShardOptions& options);
+  /// Parameters stay as they are and whole, on every rank. The last gather must be over; see gather().
+  ~Shard();
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+
+  /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order.
+  /// Else this rank's part of each of them, one-dimensional, sharing its memory; parameters that other ranks
+  /// keep are left out. Gradients appear here when backward is over. The first element of a part is a
+  /// multiple of kShardAlignment elements into its parameter.
+  const std::vector<at::Tensor>& parameters() const;
+  /// Of each of these, the module's name for it; of a part: name[first:last].
+  const std::vector<std::string>& names() const;
+
+  /// While one lives, backward adds gradients up on this rank and sends nothing. All ranks do so alike.
+  class REEF_API NoSync {
+   public:
+    explicit NoSync(Shard& shard);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Shard& shard_;
+  };
+
+  /// Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself
+  /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
+  /// RankFailed.
+  void gather();
+
+  /// Bytes that this rank has sent for gradients and parameters.
+  std::int64_t sent_bytes() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+/// Trains an unmodified module on all ranks of a group: makes it what it is on rank 0, parameters and
+/// buffers, and from now on reduces its gradients during backward, overlapped. Gradients are added up in the
+/// order of ranks, so with the same micro-batches a step is bit for bit that of one process that accumulates
+/// over them (and divides by their number, for Reduction::kMean), at every stage and for every optimizer that
+/// treats elements one by one.
+///
+///     auto group = reef::init_process_group();
+///     auto sharded = reef::shard(*model, group, {.stage = reef::Stage::kOptimizer});
+///     torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
+///     // and the training loop as it was
+///
+/// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
+/// reached counts as zero on the others. The group must outlive what is returned, the module need not. Throws
+/// ConfigError on every rank if the ranks' modules differ (with the first difference), for sparse or
+/// non-dense parameters, and RankFailed.
+REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
+                     const ShardOptions& options = {});
+
+}  // namespace reef

@@ -1,0 +1,66 @@
+"""reef.shard among real processes (tests/distributed/shard_ranks.py is each rank), and what it refuses."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import reef
+
+PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "shard_ranks.py")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_stage_is_one_process_that_accumulates(ranks):
+    result = run_ranks([sys.executable, PROGRAM], ranks, 240)
+    assert result.ok, result.report()
+    assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
+@pytest.mark.parametrize("phase", ["before backward", "after the step"])
+def test_a_rank_that_is_gone_is_named(phase):
+    result = run_ranks([sys.executable, PROGRAM, phase], 3, 120, grace=60)
+    assert result.ok, result.report()
+    for rank in (0, 2):
+        (told,) = [line for line in result.ranks[rank].output.splitlines() if line.startswith("told: ")]
+        assert f"rank {rank} of 3: the " in told and "failed: rank 1 (process " in told, told
+
+
+def test_bad_options_are_refused():
+    layer = torch.nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="no process group"):
+        reef.shard(layer)
+    group = reef.init_process_group(rank=0, world_size=1)
+    with pytest.raises(ValueError, match="stage is 7; give 0 to 2"):
+        reef.shard(layer, group, stage=7)
+    with pytest.raises(ValueError, match="stage 'full' is not"):
+        reef.shard(layer, group, stage="full")
+    with pytest.raises(ValueError, match="bucket_bytes 0"):
+        reef.shard(layer, group, bucket_bytes=0)
+    with pytest.raises(ValueError, match="reduction 'max' is not"):
+        reef.shard(layer, group, reduction="max")
+
+
+def test_a_gradient_that_was_taken_before_is_not_passed_over():
+    layer = torch.nn.Linear(64, 64)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1))
+    optimizer = reef.optim.AdamW(sharded.parameters())
+    release = reef.optim.GradientRelease(optimizer)
+    with pytest.raises(ValueError, match="the gradient of parameter (weight|bias) was taken before it could be reduced"):
+        layer(torch.ones(2, 64)).sum().backward()
+    release.remove()
+
+
+def test_a_shard_that_is_gone_leaves_a_module_that_trains():
+    layer = torch.nn.Linear(300, 4)
+    group = reef.init_process_group(rank=0, world_size=1)
+    for stage in range(3):
+        sharded = reef.shard(layer, group, stage=stage)
+        layer(torch.ones(2, 300)).sum().backward()
+        assert all(p.grad is not None for p in sharded.parameters())
+        del sharded
+        layer.zero_grad()
+        layer(torch.ones(2, 300)).sum().backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
