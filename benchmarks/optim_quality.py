@@ -1,6 +1,7 @@
 """What optimizer states of few bits cost: bytelm's validation loss by format and seed, beside float32 of the same seed,
 and beside 4-bit states whose second moment has a code for zero, as the published ones must not. Writes
-benchmarks/QUALITY.md; half an hour on two cores."""
+benchmarks/QUALITY.md; more than an hour on two cores, which --log makes resumable. Losses of two
+runs that differ in a rounding are some tenths of a per cent apart: hence six seeds, and their median."""
 
 from __future__ import annotations
 
@@ -82,6 +83,12 @@ def run(program: Path, state: str, seed: int, steps: int, threads: int, folder: 
     return json.loads(summary.read_text())["validation_bits_per_byte"]
 
 
+def losses_in(log: Path | None) -> dict[str, float]:
+    if log is None or not log.exists():
+        return {}
+    return {row["name"]: row["value"] for row in map(json.loads, log.read_text().splitlines())}
+
+
 def differences(found: dict[str, list[float]], state: str) -> list[float]:
     """To float32 of the same seed, in per cent."""
     return [100 * (loss / plain - 1) for loss, plain in zip(found[state], found["float32"], strict=True)]
@@ -111,17 +118,26 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--results", type=Path)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--log", type=Path, help="keep losses here, and take those that are there: of the same build only")
     options = parser.parse_args()
     states = [*reef.optim.STATES, ABLATION]
     found: dict[str, list[float]] = {state: [] for state in states}
+    known = losses_in(options.log)
     threads = min(4, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seeds):
             for state in states:
-                loss = run(options.build / "examples" / "bytelm", state, seed, options.steps, threads, Path(folder))
-                found[state].append(loss)
-                print(json.dumps({"name": f"quality/{state}, seed {seed}", "value": loss, "unit": "bits per byte"}), flush=True)
+                name = f"quality/{state}, seed {seed}, {options.steps} steps"
+                if name not in known:
+                    program = options.build / "examples" / "bytelm"
+                    known[name] = run(program, state, seed, options.steps, threads, Path(folder))
+                    line = json.dumps({"name": name, "value": known[name], "unit": "bits per byte"})
+                    print(line, flush=True)
+                    if options.log:
+                        with options.log.open("a") as log:
+                            log.write(line + "\n")
+                found[state].append(known[name])
     if options.results:
         options.results.write_text(markdown(found, options.seeds, options.steps))
     for state, bound in BOUNDS.items():
