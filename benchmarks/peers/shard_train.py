@@ -1,0 +1,175 @@
+"""Training on several ranks of this machine over gloo, by torch's wrappers and by reef.shard: tokens a second, bytes on the
+wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
+ROUNDS, STEPS = 3, 5
+MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
+         "reef gradients")  # fmt: skip
+
+
+def status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) * 1024
+
+
+def loopback_bytes() -> int:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[8])
+
+
+def make_model():
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, length, _ = x.shape
+            q, k, v = self.qkv(self.before(x)).view(batch, length, 3, WIDTH // 64, 64).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+            return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+
+    class Gpt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    torch.manual_seed(0)
+    return Gpt()
+
+
+def set_up(mode: str):
+    """The model to call and the optimizer to step."""
+    import torch
+    import torch.distributed as dist
+
+    settings = dict(lr=1e-4, weight_decay=0.01, fused=True)
+    model = make_model()
+    if mode.startswith("reef"):
+        import reef
+
+        sharded = reef.shard(model, dist.group.WORLD, stage=mode.split()[1])
+        model.sharded = lambda: sharded  # lives as long
+        return model, torch.optim.AdamW(sharded.parameters(), **settings)
+    if mode == "fully_shard":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh), torch.optim.AdamW(model.parameters(), **settings)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if mode == "ZeroRedundancyOptimizer":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, **settings)
+    return wrapped, torch.optim.AdamW(wrapped.parameters(), **settings)
+
+
+def run_rank(mode: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    dist.init_process_group("gloo")
+    model, optimizer = set_up(mode)
+    generator = torch.Generator().manual_seed(100 + rank)
+
+    def step() -> float:
+        tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(2):
+        step()
+    dist.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, seconds = loopback_bytes(), []
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        loss = step()
+        seconds.append(time.perf_counter() - begin)
+    dist.barrier()
+    wire = loopback_bytes() - before
+    found = {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
+    sys.stdout.write(f"RESULT {json.dumps(found)}\n")  # at once: ranks share the pipe
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # no mode is measured while it is taken down
+
+
+def run_mode(mode: str, ranks: int, own_network: bool) -> dict[str, float]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}  # fmt: skip
+    command = f"{sys.executable} {Path(__file__).resolve()} --rank '{mode}'"
+    lines = "ip link set lo up; " if own_network else ""
+    lines += "".join(f"RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
+    isolated = ["unshare", "-n"] if own_network else []
+    done = subprocess.run([*isolated, "sh", "-c", lines], env=environment, capture_output=True, text=True, timeout=300)
+    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if len(found) != ranks:
+        sys.exit(f"{mode}: {len(found)} of {ranks} ranks came to an end\n{done.stderr[-2000:]}")
+    return {key: max(one[key] for one in found) for key in found[0]}
+
+
+def main() -> None:
+    own_network = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+    parameters = sum(p.numel() for p in make_model().parameters())
+    for ranks in (2, 4):
+        found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+        for _ in range(ROUNDS):
+            for mode in MODES:
+                found[mode].append(run_mode(mode, ranks, own_network))
+        for mode, rounds in found.items():
+            tokens = [ranks * BATCH * LENGTH / one["seconds"] for one in rounds]
+            ratio = statistics.median(first["seconds"] / one["seconds"]
+                                      for first, one in zip(found[MODES[0]], rounds, strict=True))  # fmt: skip
+            wire = statistics.median(one["wire"] for one in rounds) / parameters
+            peak = statistics.median(one["peak"] for one in rounds) / 2**20
+            sent = f"{wire:.2f} bytes a parameter and step on the wire; " if own_network else ""
+            print(json.dumps({
+                "name": f"{ranks} ranks/{mode}", "value": statistics.median(tokens), "unit": "tokens/s",
+                "context": f"median of {ROUNDS} rounds in turn; {ratio:.3g} times {MODES[0]} in the same round; {sent}"
+                           f"{peak:.0f} MiB held at the peak",
+            }), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        run_rank(sys.argv[2])
+    else:
+        main()
