@@ -67,7 +67,7 @@ void SliceExchange::run(const char* name, const Issue& issue) const {
 
 void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduction reduction) {
   if (ranks_ == 1) {
-    if (!own.is_alias_of(flat)) own.copy_(flat);
+    if (own.storage().unsafeGetStorageImpl() != flat.storage().unsafeGetStorageImpl()) own.copy_(flat);
     return;
   }
   std::vector<Tensor> parts(static_cast<std::size_t>(ranks_));

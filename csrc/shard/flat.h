@@ -1,25 +1,29 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 namespace reef {
 
 /// Elements of `flat` from `offset` on, in this shape. A tensor of its own, not a view: an optimizer may
-/// clear or detach it, and it has a version counter of its own.
+/// clear or detach it, and it has a version counter of its own. The memory need not be there.
 inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
                         at::IntArrayRef strides) {
-  at::Tensor own = at::empty({0}, flat.options());
-  own.set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
+  at::Tensor own =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()), flat.key_set(), flat.dtype());
+  own.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, flat.storage_offset() + offset);
   return own;
 }
 inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, std::int64_t elements) {
   return alias(flat, offset, {elements}, {1});
 }
 
-/// Whether they begin at the same byte of memory.
+/// Whether they share memory, which need not be there.
+inline bool same_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.has_storage() && b.has_storage() &&
+         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
 inline bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset();
+  return same_storage(a, b) && a.storage_offset() == b.storage_offset();
 }
 
 }  // namespace reef

@@ -74,7 +74,10 @@ Gatherer::Listener& Gatherer::listener() {
 }
 
 Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group)
-    : layout_(std::move(layout)), tickets_(layout_.buckets.size(), 0), exchange_(group, 1) {
+    : layout_(std::move(layout)),
+      tickets_(layout_.buckets.size(), 0),
+      on_its_way_(layout_.buckets.size()),
+      exchange_(group, 1) {
   const at::NoGradGuard no_grad;
   const CategoryScope category(Category::kParameter);
   for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
@@ -142,6 +145,7 @@ void Gatherer::start() {
   coming_ = true;
   // Buckets are in the order of backward; forward reads them in the other.
   for (std::size_t bucket = flats_.size(); bucket-- > 0;) {
+    on_its_way_[bucket] = std::make_unique<Pinned>(flats_[bucket]);
     tickets_[bucket] = lane_.submit([this, flat = flats_[bucket]] { exchange_.all_gather(flat); });
   }
 }
@@ -150,6 +154,7 @@ void Gatherer::wait(std::size_t bucket) {
   if (tickets_[bucket] == 0) return;
   lane_.wait(tickets_[bucket]);
   tickets_[bucket] = 0;
+  on_its_way_[bucket].reset();
   coming_ = std::any_of(tickets_.begin(), tickets_.end(), [](std::uint64_t ticket) { return ticket != 0; });
 }
 

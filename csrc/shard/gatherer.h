@@ -13,6 +13,7 @@
 #include "distributed/comm_lane.h"
 #include "distributed/slice_exchange.h"
 #include "observer/observer.h"
+#include "page/pinned.h"
 #include "reef/shard_layout.h"
 
 namespace reef {
@@ -62,6 +63,7 @@ class Gatherer {
   std::atomic<bool> written_{false};    ///< a part of this rank's, since the last gather
   std::atomic<bool> coming_{false};     ///< something is on its way
   std::vector<std::uint64_t> tickets_;  ///< by bucket; 0: it is there
+  std::vector<std::unique_ptr<Pinned>> on_its_way_;
   SliceExchange exchange_;
   CommLane lane_;
   std::unique_ptr<OperatorObservation> observation_;

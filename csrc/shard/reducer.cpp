@@ -102,7 +102,7 @@ void Reducer::keep(std::size_t number) {
   Tensor& gradient = item.parameter.tensor.mutable_grad();
   if (!gradient.defined()) item.filled = false;  // a sum of passes in no_sync was cleared
   if (!gradient.defined() || item.filled) return;
-  item.kept = gradient.is_alias_of(buckets_[item.place.bucket].flat) ? gradient.clone() : gradient;
+  item.kept = same_storage(gradient, buckets_[item.place.bucket].flat) ? gradient.clone() : gradient;
   gradient = Tensor();
 }
 
@@ -133,8 +133,7 @@ void Reducer::begin_pass() {
   if (options_.stage != Stage::kOptimizer) return;
   for (KeptPart& part : parts_) {
     Tensor& gradient = part.tensor.mutable_grad();
-    if (gradient.defined() && gradient.is_alias_of(buckets_[part.piece.bucket].flat))
-      gradient = gradient.clone();
+    if (same_storage(gradient, buckets_[part.piece.bucket].flat)) gradient = gradient.clone();
   }
 }
 
@@ -193,10 +192,14 @@ void Reducer::send(std::size_t number) {
   } else {
     bucket.own = flat.narrow(0, group_->getRank() * elements, elements);
   }
-  lane_.submit([this, flat, own = bucket.own] {
+  auto sent = std::make_shared<Pinned>(flat);
+  auto reduced = std::make_shared<Pinned>(bucket.own);
+  if (options_.stage != Stage::kGradients) bucket.on_its_way.push_back(sent);
+  bucket.on_its_way.push_back(reduced);
+  lane_.submit([this, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
-    exchange_.reduce_scatter(flat, own, options_.reduction);
-    if (!sharded()) exchange_.all_gather(flat);
+    exchange_.reduce_scatter(sent->tensor(), reduced->tensor(), options_.reduction);
+    if (!sharded()) exchange_.all_gather(sent->tensor());
   });
 }
 
@@ -281,6 +284,7 @@ void Reducer::end_pass() noexcept {
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.items.size();
     bucket.own.reset();
+    bucket.on_its_way.clear();
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "distributed/comm_lane.h"
 #include "distributed/slice_exchange.h"
+#include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
 
@@ -67,6 +68,7 @@ class Reducer {
   struct Bucket {
     at::Tensor flat;  ///< this rank's sums; kGradients: undefined when there are none
     at::Tensor own;   ///< the reduced slice
+    std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
     std::size_t waiting = 0;  ///< items that are not ready
   };

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "reef/budget.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/optim.h"
@@ -329,6 +330,50 @@ TEST(Shard, SixteenBitsAreAddedAsAnAccumulationAdds) {
       optimizer.step();
       sharded.gather();
       expect_same(*net, *expected, "stage " + std::to_string(static_cast<int>(stage)));
+    }
+  }
+}
+
+// What the ranks send stays where it is; all else moves.
+TEST(Shard, TrainsInsideABudget) {
+  const auto make = [] {
+    torch::manual_seed(3);
+    torch::nn::Sequential net;
+    for (int i = 0; i < 4; ++i) {
+      net->push_back(torch::nn::Linear(256, 256));
+      net->push_back(torch::nn::GELU());
+    }
+    return net;
+  };
+  const auto train = [&](Stage stage, std::uint64_t budget_bytes, std::uint64_t& peak,
+                         std::uint64_t& evictions) {
+    Budget budget(budget_bytes, std::vector<const torch::nn::Module*>{});
+    const auto before = budget.use().live_bytes;
+    torch::nn::Sequential net = make();
+    Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 300000});
+    torch::optim::AdamW optimizer(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
+    for (int step = 0; step < 4; ++step) {
+      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));
+      optimizer.zero_grad();
+      net->forward(torch::randn({512, 256})).pow(2).mean().backward();
+      optimizer.step();
+    }
+    sharded.gather();
+    peak = budget.use().peak_bytes - before;
+    evictions = budget.use().evictions;
+    std::vector<Tensor> found;
+    for (const Tensor& parameter : net->parameters()) found.push_back(parameter.detach().clone());
+    return found;
+  };
+  for (const Stage stage : kStages) {
+    std::uint64_t natural = 0, peak = 0, evictions = 0;
+    const std::vector<Tensor> expected = train(stage, std::uint64_t{1} << 40, natural, evictions);
+    const std::uint64_t least = static_cast<std::uint64_t>(allocator_live_bytes()) + natural * 7 / 10;
+    const std::vector<Tensor> found = train(stage, least, peak, evictions);
+    EXPECT_LE(peak, least);
+    EXPECT_GT(evictions, 0U) << "stage " << static_cast<int>(stage);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(torch::equal(found[i], expected[i])) << "stage " << static_cast<int>(stage) << ", " << i;
     }
   }
 }
