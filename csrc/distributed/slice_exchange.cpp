@@ -116,12 +116,12 @@ void SliceExchange::all_gather(const Tensor& flat) {
         works.push_back(group_->recv(to, from, tag));
       }
       for (int step = 1; step < ranks_; ++step) {
-        std::vector<Tensor> own = {slice(flat, rank_)};
+        std::vector<Tensor> own = {own_slice(flat)};
         works.push_back(group_->send(own, (rank_ + step) % ranks_, tag));
       }
     } else {
       Tensor to = flat;
-      Tensor own = slice(flat, rank_);
+      Tensor own = own_slice(flat);
       works.push_back(compat::all_gather(*group_, to, own));
     }
   });
@@ -132,7 +132,7 @@ void SliceExchange::any(const Tensor& flags) {
   if (ranks_ == 1) return;
   const std::int64_t count = flags.numel();
   const Tensor all = at::empty({ranks_ * count}, flags.options());
-  slice(all, rank_).copy_(flags);
+  own_slice(all).copy_(flags);
   all_gather(all);
   sent_bytes_ -= (ranks_ - 1) * count;
   flags.copy_(all.view({ranks_, count}).amax(0));

@@ -30,6 +30,9 @@ class SliceExchange {
   /// Every byte becomes the largest of those that the ranks have there.
   void any(const at::Tensor& flags);
 
+  /// This rank's slice of `flat`, a view.
+  at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, rank_); }
+
   /// Bytes that this rank has sent so far, but for flags.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 

@@ -1,6 +1,5 @@
 #include "shard/agreement.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
@@ -39,17 +38,13 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
 std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr& group, c10::Device device) {
   SliceExchange exchange(group, 2);
   const std::int64_t ranks = group->getSize();
-  const auto mine = [&](const Tensor& flat) {
-    const std::int64_t count = flat.numel() / ranks;
-    return flat.narrow(0, group->getRank() * count, count);
-  };
   Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
-  mine(sizes).fill_(static_cast<std::int64_t>(own.size()));
+  exchange.own_slice(sizes).fill_(static_cast<std::int64_t>(own.size()));
   exchange.all_gather(sizes);
   sizes = sizes.cpu();
   const std::int64_t most = sizes.max().item<std::int64_t>();
   Tensor texts = at::zeros({ranks * most}, at::TensorOptions().dtype(at::kByte).device(device));
-  mine(texts)
+  exchange.own_slice(texts)
       .narrow(0, 0, static_cast<std::int64_t>(own.size()))
       .copy_(
           at::from_blob(const_cast<char*>(own.data()), {static_cast<std::int64_t>(own.size())}, at::kByte));

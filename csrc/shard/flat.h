@@ -2,7 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "reef/shard_layout.h"
+
 namespace reef {
+
+/// A part of a parameter that this rank keeps.
+struct KeptPart {
+  ShardPiece piece;
+  at::Tensor tensor;  ///< a leaf, one-dimensional
+};
 
 /// Elements of `flat` from `offset` on, in this shape. A tensor of its own, not a view: an optimizer may
 /// clear or detach it, and it has a version counter of its own. The memory need not be there.

@@ -13,7 +13,6 @@
 #include "page/storage_access.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
-#include "shard/flat.h"
 
 namespace reef {
 

@@ -15,6 +15,7 @@
 #include "observer/observer.h"
 #include "page/pinned.h"
 #include "reef/shard_layout.h"
+#include "shard/flat.h"
 
 namespace reef {
 
@@ -32,11 +33,7 @@ class Gatherer {
   Gatherer& operator=(const Gatherer&) = delete;
 
   /// This rank's parts, one after another.
-  struct Part {
-    ShardPiece piece;
-    at::Tensor tensor;
-  };
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<KeptPart>& parts() const { return parts_; }
 
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   void expect_step() { expecting_ = true; }
@@ -56,7 +53,7 @@ class Gatherer {
 
   ShardLayout layout_;
   std::vector<at::Tensor> flats_;
-  std::vector<Part> parts_;
+  std::vector<KeptPart> parts_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> bucket_of_;  ///< by parameter
   std::mutex mutex_;
   std::atomic<bool> expecting_{false};

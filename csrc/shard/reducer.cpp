@@ -13,7 +13,6 @@
 
 #include "reef/error.h"
 #include "reef/ledger.h"
-#include "shard/flat.h"
 
 namespace reef {
 
@@ -190,7 +189,7 @@ void Reducer::send(std::size_t number) {
     bucket.own = at::empty({elements}, flat.options());
     bucket.flat.reset();  // the lane has the last reference
   } else {
-    bucket.own = flat.narrow(0, group_->getRank() * elements, elements);
+    bucket.own = exchange_.own_slice(flat);
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);

@@ -15,6 +15,7 @@
 #include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
+#include "shard/flat.h"
 
 namespace reef {
 
@@ -22,12 +23,6 @@ namespace reef {
 struct ReducedParameter {
   std::string name;
   at::Tensor tensor;
-};
-
-/// A part of a parameter that this rank keeps.
-struct KeptPart {
-  ShardPiece piece;
-  at::Tensor tensor;  ///< a leaf, one-dimensional
 };
 
 /// Adds up gradients over the ranks during backward. A gradient goes into its place in a bucket as soon as

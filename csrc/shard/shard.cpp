@@ -109,9 +109,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     return;
   }
   Gatherer& gatherer = parts_->gatherer.emplace(tensors, layout, group);
-  std::vector<KeptPart> kept;
-  for (const Gatherer::Part& part : gatherer.parts()) kept.push_back({part.piece, part.tensor});
-  std::vector<KeptPart> in_order = kept;  // of the module
+  std::vector<KeptPart> in_order = gatherer.parts();  // of the module
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });
   for (const KeptPart& part : in_order) {
@@ -120,7 +118,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
                             std::to_string(part.piece.first + part.piece.elements) + "]");
   }
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, options);
-  reducer.set_parts(std::move(kept), [&gatherer] { gatherer.expect_step(); });
+  reducer.set_parts(gatherer.parts(), [&gatherer] { gatherer.expect_step(); });
 }
 
 Shard::~Shard() = default;
