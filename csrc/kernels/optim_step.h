@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/lane.h"
+
 /// The fused step of an optimizer over raw memory: read a gradient, decode the states in registers, update,
 /// encode, write. No Torch. A ladder as count_nonfinite's: the reference is plainly right, and every rung
 /// gives the same bits: lanes are as wide as the processor has them, roundings are fixed by rules.h.
@@ -75,6 +77,9 @@ struct OptimConstants {
 /// Elements are worked on by tiles of so many, counted from the tensor's first: block boundaries depend on
 /// nothing else.
 inline constexpr std::int64_t kTileElements = 256;
+REEF_LANE constexpr std::int64_t tiles_of(std::int64_t elements) {
+  return (elements + kTileElements - 1) / kTileElements;
+}
 
 /// A tensor as rows of elements that lie together, one row for each place in its outermost dimension.
 struct OptimMatrix {
@@ -92,11 +97,11 @@ constexpr bool has_rank1_scales(const OptimMatrix& matrix) {
 struct OptimState {
   std::byte* codes = nullptr;
   std::byte* scales = nullptr;
-  /// Unsigned, in kInt4Rank1: scales of rows, then of columns; those of the new values, which survey() finds;
-  /// and which element tile 0 begins with.
+  /// Unsigned, in kInt4Rank1: scales of rows, then of columns; and those of the new values, which survey()
+  /// finds.
   OptimMatrix matrix = {};
   float* new_scales = nullptr;
-  std::int64_t first = 0;
+  std::int64_t first = 0;  ///< which element of the whole tile 0 begins with
 };
 
 enum class OptimDtype : std::uint8_t { kFloat32, kBFloat16, kFloat16 };

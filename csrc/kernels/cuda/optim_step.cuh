@@ -28,9 +28,6 @@ __device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
   return *reinterpret_cast<const Maps*>(shared);
 }
 
-inline __host__ __device__ std::int64_t tiles_of(std::int64_t elements) {
-  return (elements + kTileElements - 1) / kTileElements;
-}
 inline __device__ warp::Part part_of(std::int64_t tile, std::int64_t elements) {
   return warp::part_of(tile, elements, static_cast<int>(threadIdx.x % warp::kThreads));
 }

@@ -17,15 +17,9 @@
 /// that a processor can be at the first of some lanes and the second of others. Values must not be NaN.
 namespace reef::kernels {
 
-/// One core's own prefetcher does not fill its line buffers here: 2 KiB ahead is worth a tenth.
-template <class L>
-void prefetch_ahead(const void* from) {
-  L::prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + 2048));
-}
-
 template <class L, int kBytes>
 void prefetch_tile(const std::uint8_t* codes) {
-  for (int i = 0; i < kBytes; i += 64) prefetch_ahead<L>(codes + i);
+  for (int i = 0; i < kBytes; i += 64) L::prefetch_ahead(codes + i);
 }
 
 template <class L, bool kSigned>
@@ -37,7 +31,7 @@ class Float32Codec {
     values_ = reinterpret_cast<float*>(state.codes) + tile * kTileElements;
   }
   F load(int i) const {
-    prefetch_ahead<L>(values_ + i);
+    L::prefetch_ahead(values_ + i);
     return L::load(values_ + i);
   }
   void put(int i, F x) { L::store(values_ + i, x); }
@@ -57,7 +51,7 @@ class BFloat16Codec {
     key_ = key;
   }
   F load(int i) const {
-    prefetch_ahead<L>(values_ + i);
+    L::prefetch_ahead(values_ + i);
     return floats_of_bits(shift_left<16>(L::load_halves(values_ + i)));
   }
   void put(int i, F x) {

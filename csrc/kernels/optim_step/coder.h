@@ -15,11 +15,9 @@ struct Coder {
   [[REEF_FLAT]] static void encode(const float* values, const OptimState& state, std::int64_t elements,
                                    std::int64_t first, std::int64_t last) {
     each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      alignas(64) float side[kTileElements] = {};
-      const float* from = values + begin;
-      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
+      const Values from(values + begin, count);
       if constexpr (Codec<L, kSigned>::kSettles) {
-        put(codec, from);
+        put(codec, from.data);
         codec.close();
         for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
           typename L::Ints codes[4];
@@ -28,8 +26,8 @@ struct Coder {
         }
       } else {
         for (int i = 0; i < kTileElements; i += L::kLanes) {
-          prefetch_ahead<L>(from + i);
-          codec.put(i, L::load(from + i));
+          L::prefetch_ahead(from.data + i);
+          codec.put(i, L::load(from.data + i));
         }
       }
     });
@@ -39,10 +37,8 @@ struct Coder {
   [[REEF_FLAT]] static void survey(const float* values, const OptimState& state, std::int64_t elements,
                                    std::int64_t first, std::int64_t last) {
     each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      alignas(64) float side[kTileElements] = {};
-      const float* from = values + begin;
-      if (count < kTileElements) from = static_cast<float*>(std::memcpy(side, from, count * sizeof(float)));
-      put(codec, from);
+      const Values from(values + begin, count);
+      put(codec, from.data);
       codec.raise();
     });
   }
@@ -58,10 +54,21 @@ struct Coder {
   }
 
  private:
+  /// Those of a tile, padded with zeros at the side if it is not whole.
+  struct Values {
+    Values(const float* from, std::int64_t count) : data(from) {
+      if (count == kTileElements) return;
+      std::fill(std::copy_n(from, count, side), side + kTileElements, 0.0F);
+      data = side;
+    }
+    const float* data;
+    alignas(64) float side[kTileElements];
+  };
+
   static void put(Codec<L, kSigned>& codec, const float* from) {
     for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
       const auto lanes = [&](int k) {
-        prefetch_ahead<L>(from + i + k * L::kLanes);
+        L::prefetch_ahead(from + i + k * L::kLanes);
         return L::load(from + i + k * L::kLanes);
       };
       codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
@@ -76,12 +83,12 @@ struct Coder {
       const std::int64_t begin = tile * kTileElements;
       const std::int64_t count = std::min(kTileElements, elements - begin);
       if (count == kTileElements) {
-        codec.open(state, tile, static_cast<std::uint32_t>(tile));
+        codec.open(state, tile, key_of_encoded(state, tile));
         work(codec, begin, count);
         continue;
       }
       SideState<kFormat> side;
-      codec.open(side.read(state, tile, count), 0, static_cast<std::uint32_t>(tile));
+      codec.open(side.read(state, tile, count), 0, key_of_encoded(state, tile));
       work(codec, begin, count);
       side.write();
     }

@@ -1,6 +1,12 @@
 #include "kernels/optim_step/levels.h"
+#include "kernels/optim_step/prefetch.h"
 
 namespace reef::kernels {
+
+const std::uintptr_t prefetch_bytes = [] {
+  __builtin_cpu_init();  // before the library's own constructors
+  return __builtin_cpu_is("amd") ? 256 : 2048;
+}();
 
 bool has_level(OptimLevel level) {
   switch (level) {

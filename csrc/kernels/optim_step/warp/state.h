@@ -211,7 +211,7 @@ class Encode {
   }
   REEF_LANE void begin(float* largest) { Of::keep(x_, largest); }
   REEF_LANE void end(const float* largest) {
-    Of::end(state_, part_, map_, static_cast<std::uint32_t>(part_.tile), largest, x_);
+    Of::end(state_, part_, map_, key_of_encoded(state_, part_.tile), largest, x_);
   }
 
  private:
