@@ -133,7 +133,8 @@ void Optimizer::adapt(const OptionsBase& options, const Tensor& parameter, const
       continue;
     }
     const Tensor plain = at::empty_like(parameter, at::kFloat).copy_(value);
-    const auto [codes, scales] = ops::encode(plain, format_name(options, parameter), kept.is_signed);
+    const auto [codes, scales] =
+        ops::encode(parameter, plain, format_name(options, parameter), kept.is_signed);
     state[kept.name] = codes;
     if (scales.numel() > 0) state[scale] = scales;
   }

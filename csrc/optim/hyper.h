@@ -45,7 +45,11 @@ std::vector<OptimStateName> optim_states(std::string_view rule, const std::vecto
 /// gradient's factor are left as they are. In double, rounded once.
 kernels::OptimConstants optim_constants(kernels::OptimRule rule, const OptimHyper& hyper, double step);
 
-/// LAMB's and LARS's trust ratio; 1 where a norm is 0.
+/// LAMB and LARS: a step needs norms of whole parameters.
+constexpr bool needs_norms(kernels::OptimRule rule) {
+  return rule == kernels::OptimRule::kLamb || rule == kernels::OptimRule::kLars;
+}
+/// Their trust ratio; 1 where a norm is 0.
 double optim_trust(kernels::OptimRule rule, const OptimHyper& hyper, double parameter_norm,
                    double measured_norm);
 

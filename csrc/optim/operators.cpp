@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "kernels/optim_step/rounding.h"
 #include "optim/operands.h"
 #include "optim/step.h"
 #include "optim/typed_operator.h"
 #include "page/pager.h"
 #include "reef/error.h"
+#include "reef/part.h"
 
 namespace reef::optim {
 namespace {
@@ -91,7 +93,13 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
       tensor.states[k] = state_of(subject, names[k].name, format, codes, scales, parameter, device);
     }
     work.step = *static_cast<const float*>(steps[i].const_data_ptr()) + 1;
-    tensor.key = static_cast<std::uint32_t>(static_cast<std::int64_t>(work.step)) * 0x9E3779B1U;
+    const std::optional<Part> part = part_of(parameter);
+    if (part && needs_norms(rule)) {
+      refuse(subject, "is a part of one of " + std::to_string(part->whole_elements) +
+                          " elements, whose norm " + rule_name +
+                          " needs; shard by stage \"replicate\", or take a rule without norms");
+    }
+    tensor.key = kernels::key_of_tensor(static_cast<std::int64_t>(work.step), part ? part->first : 0);
     tensor.constants.gradient = gain;
   }
   // All have been found sound: nothing is changed before.

@@ -19,7 +19,9 @@ at::Tensor step(const std::string& rule, const std::string& state, const std::st
 /// Codes and scales of a state that is zero.
 std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state,
                                          bool is_signed);
-std::tuple<at::Tensor, at::Tensor> encode(const at::Tensor& values, const std::string& state, bool is_signed);
+/// Of values (float32) for a state of `parameter`.
+std::tuple<at::Tensor, at::Tensor> encode(const at::Tensor& parameter, const at::Tensor& values,
+                                          const std::string& state, bool is_signed);
 at::Tensor decode(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& like,
                   const std::string& state, bool is_signed);
 /// Bytes of parameters that one step had best work on.

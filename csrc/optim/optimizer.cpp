@@ -131,6 +131,7 @@ ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& param
     if (options.has("initial_accumulator_value") &&
         options.get("initial_accumulator_value").toDouble() != 0) {
       std::tie(codes, scales) = ops::encode(
+          parameter,
           at::full_like(parameter, options.get("initial_accumulator_value").toDouble(), at::kFloat), format,
           kept.is_signed);
     }

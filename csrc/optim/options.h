@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "optim/hyper.h"
 #include "optim/step.h"
 #include "reef/optim.h"
+#include "reef/part.h"
 
 namespace reef::optim {
 
@@ -24,12 +26,14 @@ inline std::unique_ptr<OptionsBase> cloned(const OptionsBase& options) {
 /// Of a parameter, for a message.
 std::string described(std::size_t group, std::size_t index, const at::Tensor& parameter);
 
-/// The group's format by name; for a tensor, what the rule for small ones makes of it.
+/// The group's format by name; for a tensor, what the rule for small ones makes of it, the whole of a part.
 inline std::string format_name(const OptionsBase& options) {
   return std::string(name(static_cast<kernels::OptimFormat>(options.get("state").toInt())));
 }
 inline std::string format_name(const OptionsBase& options, const at::Tensor& parameter) {
-  return parameter.numel() < options.get("min_quantized_numel").toInt() ? "float32" : format_name(options);
+  const std::optional<Part> part = part_of(parameter);
+  const std::int64_t elements = part ? part->whole_elements : parameter.numel();
+  return elements < options.get("min_quantized_numel").toInt() ? "float32" : format_name(options);
 }
 
 inline std::string scale_name(const OptimStateName& state) { return std::string(state.name) + "_scale"; }

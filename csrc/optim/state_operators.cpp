@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -11,6 +12,7 @@
 #include "optim/operators.h"
 #include "optim/step.h"
 #include "optim/typed_operator.h"
+#include "reef/part.h"
 
 namespace reef::optim {
 namespace {
@@ -39,7 +41,12 @@ Tensor empty_like_codes(OptimFormat format, const Tensor& like) {
 }
 
 std::tuple<Tensor, Tensor> optim_state(const Tensor& parameter, const std::string& state, bool is_signed) {
-  const OptimFormat format = format_for(optim_format(state), parameter, is_signed);
+  const OptimFormat asked = optim_format(state);
+  if (asked == OptimFormat::kInt4Rank1 && part_of(parameter)) {
+    refuse({"optim_state"},
+           "int4_rank1 has scales for whole rows and columns, and this is a part of a parameter; take int4");
+  }
+  const OptimFormat format = format_for(asked, parameter, is_signed);
   return {empty_like_codes(format, parameter), empty_like_scales(format, parameter)};
 }
 
@@ -52,7 +59,8 @@ void optim_encode_out(const Tensor& values, const std::string& state, bool is_si
   const OptimFormat format = format_for(optim_format(state), values, is_signed);
   if (values.scalar_type() != at::kFloat) refuse(subject, "values are encoded from float32");
   const c10::Device device = values.device();
-  const kernels::OptimState to = state_of(subject, "to encode", format, codes, scales, values, device);
+  kernels::OptimState to = state_of(subject, "to encode", format, codes, scales, values, device);
+  if (const std::optional<Part> part = part_of(values)) to.first = part->first;
   if (device.is_cuda()) {
     encode_on_cuda(device, format, is_signed, values.const_data_ptr<float>(), to, values.numel());
   } else {
@@ -173,8 +181,10 @@ std::tuple<Tensor, Tensor> state(const Tensor& parameter, const std::string& sta
   return op.call(parameter, state, is_signed);
 }
 
-std::tuple<Tensor, Tensor> encode(const Tensor& values, const std::string& state, bool is_signed) {
+std::tuple<Tensor, Tensor> encode(const Tensor& parameter, const Tensor& values, const std::string& state,
+                                  bool is_signed) {
   static const auto op = typed_operator<decltype(optim_encode)>("reef::optim_encode");
+  if (const std::optional<Part> part = part_of(parameter)) set_part(values, *part);
   return op.call(values, state, is_signed);
 }
 

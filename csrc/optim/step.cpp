@@ -59,7 +59,7 @@ struct Piece {
 constexpr std::int64_t kPieceTiles = 64;
 
 void add_pieces(std::vector<Piece>& pieces, std::size_t work, std::int64_t elements) {
-  const std::int64_t tiles = (elements + kTileElements - 1) / kTileElements;
+  const std::int64_t tiles = kernels::tiles_of(elements);
   for (std::int64_t first = 0; first < tiles; first += kPieceTiles) {
     pieces.push_back({work, first, std::min(first + kPieceTiles, tiles)});
   }

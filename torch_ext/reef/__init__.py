@@ -23,6 +23,7 @@ from .bytes import format_bytes, parse_bytes
 from .collectives import all_reduce, barrier, broadcast
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
+from .part import Part, part_of, set_part
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
 from .shard import Shard, shard
 from .swap import (
@@ -49,6 +50,7 @@ __all__ = [
     "BudgetUse",
     "BuildInfo",
     "Ledger",
+    "Part",
     "Peak",
     "Rendezvous",
     "Shard",
@@ -78,10 +80,12 @@ __all__ = [
     "init_process_group",
     "optim",
     "parse_bytes",
+    "part_of",
     "pin",
     "pinned_tier",
     "plan_swaps",
     "resolve_rendezvous",
+    "set_part",
     "shard",
     "simulate",
     "unpin",

@@ -46,7 +46,7 @@ class Adagrad(Optimizer):
         super()._begin_states(group, p)
         if group["initial_accumulator_value"] != 0:
             first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
-            code, scale = torch.ops.reef.optim_encode(first, self._format(group, p), False)
+            code, scale = torch.ops.reef.optim_encode(self._same_part(first, p), self._format(group, p), False)
             self.state[p]["sum"] = code
             if scale.numel() > 0:
                 self.state[p]["sum_scale"] = scale

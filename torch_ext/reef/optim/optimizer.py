@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from reef.ledger import category_scope
+from reef.part import part_of, set_part
 
 if TYPE_CHECKING:
     from .gradient_release import GradientRelease
@@ -121,7 +122,15 @@ class Optimizer(torch.optim.Optimizer):
         return [(name.lstrip("+-"), name.startswith("+-")) for name in found]
 
     def _format(self, group: dict[str, Any], p: torch.Tensor) -> str:
-        return group["state"] if p.numel() >= group["min_quantized_numel"] else "float32"
+        part = part_of(p)
+        elements = p.numel() if part is None else part.whole_elements
+        return group["state"] if elements >= group["min_quantized_numel"] else "float32"
+
+    def _same_part(self, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """What is rounded by chance in them is rounded as in the whole."""
+        if (part := part_of(p)) is not None:
+            set_part(values, part)
+        return values
 
     def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
         with category_scope("optimizer state"):  # whenever that is: with gradient release, in backward
@@ -243,7 +252,7 @@ class Optimizer(torch.optim.Optimizer):
                 if scale is not None:
                     state[name + "_scale"].copy_(scale)
             else:
-                like = torch.empty_like(p, dtype=torch.float32).copy_(value)
+                like = self._same_part(torch.empty_like(p, dtype=torch.float32).copy_(value), p)
                 codes, scales = state[name], state.get(name + "_scale", p.new_empty(0))
                 torch.ops.reef.optim_encode.out(
                     like, self._format(group, p), is_signed, codes=codes, scales=scales

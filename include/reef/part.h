@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "reef/export.h"
+
+namespace reef {
+
+/// What a tensor is of a larger one, of which others keep the rest: its elements in memory, from `first` on.
+struct Part {
+  std::int64_t first = 0;
+  std::int64_t whole_elements = 0;
+  bool operator==(const Part&) const = default;
+};
+
+/// Notes it on the tensor itself: what is detached from it is the same part, and what operators make of it is
+/// none. Optimizers of reef::optim step a part as they would have stepped it in the whole, bit for bit, if
+/// `first` is a multiple of kShardAlignment, and refuse what needs the whole. Throws ConfigError if the
+/// elements do not lie in the whole.
+REEF_API void set_part(const at::Tensor& tensor, const Part& part);
+
+/// Nothing for a tensor that is whole.
+REEF_API std::optional<Part> part_of(const at::Tensor& tensor);
+
+}  // namespace reef

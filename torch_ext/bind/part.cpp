@@ -1,0 +1,14 @@
+#include "reef/part.h"
+
+#include <torch/library.h>
+
+TORCH_LIBRARY_FRAGMENT(reef, m) {
+  m.def("part_of(Tensor tensor) -> int[]", [](const at::Tensor& tensor) {
+    const std::optional<reef::Part> part = reef::part_of(tensor);
+    return part ? std::vector<std::int64_t>{part->first, part->whole_elements} : std::vector<std::int64_t>{};
+  });
+  m.def("set_part(Tensor tensor, int first, int whole_elements) -> ()",
+        [](const at::Tensor& tensor, std::int64_t first, std::int64_t whole_elements) {
+          reef::set_part(tensor, {first, whole_elements});
+        });
+}
