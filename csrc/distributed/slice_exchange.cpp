@@ -22,7 +22,7 @@ using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 constexpr std::int64_t kChunkElements = 16384;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 24;
-constexpr int kTags = 1 << 20;
+constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 
 void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction reduction) {
   const std::int64_t elements = own.numel();
@@ -45,7 +45,7 @@ SliceExchange::SliceExchange(ProcessGroupPtr group, int number)
     : group_(std::move(group)),
       rank_(group_->getRank()),
       ranks_(group_->getSize()),
-      first_tag_(kFirstTag + number % 64 * kTags) {}
+      first_tag_(kFirstTag + number % 64 * 2 * kTags) {}
 
 Tensor SliceExchange::slice(const Tensor& flat, int rank) const {
   const std::int64_t elements = flat.numel() / ranks_;
@@ -105,11 +105,11 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
   ordered_sum(parts, own, reduction);
 }
 
-void SliceExchange::all_gather(const Tensor& flat) {
+void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {
   if (ranks_ == 1) return;
   run("the all-gather of parameters", [&](Works& works) {
     if (flat.is_cpu()) {
-      const int tag = next_tag();
+      const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
       for (int step = 1; step < ranks_; ++step) {
         const int from = (rank_ + ranks_ - step) % ranks_;
         std::vector<Tensor> to = {slice(flat, from)};

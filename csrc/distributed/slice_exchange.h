@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "reef/collectives.h"
 
@@ -24,8 +25,10 @@ class SliceExchange {
   /// which it needs that much memory more.
   void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
 
-  /// Every rank's slice in all of `flat`. Sends (N - 1) slices and receives as many.
-  void all_gather(const at::Tensor& flat);
+  /// Every rank's slice in all of `flat`. Sends (N - 1) slices and receives as many. On the CPU, calls of
+  /// different subjects (from 0) are told apart: if ranks make them in another order they wait for each other
+  /// until the group's timeout, and never take one for the other.
+  void all_gather(const at::Tensor& flat, std::optional<int> subject = std::nullopt);
 
   /// Every byte becomes the largest of those that the ranks have there.
   void any(const at::Tensor& flags);

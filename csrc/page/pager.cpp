@@ -255,7 +255,10 @@ void Pager::pin(const at::Tensor& tensor) {
 void Pager::unpin(const at::Tensor& tensor) {
   const Entry entry(*this);
   Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
-  if (page != nullptr && page->pins > 0) table_.unpin(*page);
+  if (page == nullptr || page->pins == 0) return;
+  table_.unpin(*page);
+  // Of what is freed while it sleeps it would not hear.
+  if (!running_ && page->pins == 0) mover_.forget(*page);
 }
 
 void Pager::make_resident(Page& page) {

@@ -5,14 +5,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <mutex>
 #include <shared_mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <utility>
+#include <unordered_map>
 
 #include "observer/call.h"
-#include "page/storage_access.h"
-#include "reef/error.h"
 #include "reef/ledger.h"
+#include "reef/part.h"
 
 namespace reef {
 
@@ -21,50 +21,79 @@ using at::Tensor;
 /// Hears of operators for all gatherers.
 class Gatherer::Listener final : public OperatorListener {
  public:
-  void add(Gatherer& gatherer) {
+  struct Memory {
+    Gatherer* gatherer;
+    std::size_t bucket;
+    Touched what;
+  };
+  void add(const Tensor& flat, const Memory& memory) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [parameter, bucket] : gatherer.bucket_of_) parameters_[parameter] = {&gatherer, bucket};
-    for (const Tensor& flat : gatherer.flats_) storages_[flat.storage().unsafeGetStorageImpl()] = &gatherer;
+    memories_[flat.storage().unsafeGetStorageImpl()] = memory;
+  }
+  void add_parameter(const Tensor& parameter) {
+    const std::lock_guard lock(mutex_);
+    parameters_[parameter.unsafeGetTensorImpl()] = true;
   }
   void remove(const Gatherer& gatherer) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [parameter, bucket] : gatherer.bucket_of_) parameters_.erase(parameter);
-    for (const Tensor& flat : gatherer.flats_) storages_.erase(flat.storage().unsafeGetStorageImpl());
+    std::erase_if(memories_, [&](const auto& entry) { return entry.second.gatherer == &gatherer; });
+    for (const auto& [parameter, bucket] : gatherer.parameters_)
+      parameters_.erase(parameter.unsafeGetTensorImpl());
   }
 
   bool begins(OperatorCall& call) override {
+    std::vector<std::pair<Gatherer*, std::vector<Touch>>> touched;
     const auto inputs = call.call.inputs();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       any_tensor(inputs[i], [&](const Tensor& tensor) {
-        if (tensor.defined() && tensor.has_storage()) see(tensor, call.op.writes(i), call.records_gradient);
+        if (tensor.defined() && tensor.has_storage()) see(tensor, call.op.writes(i), touched);
         return false;
       });
     }
-    return false;
+    Running& running = this_threads();
+    bool holds = false;
+    for (auto& [gatherer, touches] : touched) {
+      if (!gatherer->begins(call, touches)) continue;
+      holds = true;
+      running.held.emplace_back(gatherer, std::move(touches));
+    }
+    if (holds) ++running.depth;
+    return holds;
   }
-  void ends(OperatorCall&) noexcept override {}
+
+  void ends(OperatorCall&) noexcept override {
+    Running& running = this_threads();
+    if (--running.depth > 0) return;
+    for (const auto& [gatherer, touches] : running.held) gatherer->ends(touches);
+    running.held.clear();
+  }
 
  private:
-  struct Place {
-    Gatherer* gatherer;
-    std::size_t bucket;
+  struct Running {
+    int depth = 0;  ///< of operators that hold something
+    std::vector<std::pair<Gatherer*, std::vector<Touch>>> held;
   };
-  // Optimizers may write through aliases of a part, so a write is known by its memory.
-  void see(const Tensor& tensor, bool writes, bool in_forward) {
-    std::shared_lock lock(mutex_);
-    const auto storage = storages_.find(tensor.storage().unsafeGetStorageImpl());
-    if (storage == storages_.end()) return;
-    if (writes) storage->second->wrote();
-    const auto found = parameters_.find(tensor.unsafeGetTensorImpl());
-    if (found == parameters_.end()) return;
-    const Place place = found->second;
-    lock.unlock();
-    place.gatherer->read(place.bucket, in_forward);
+  static Running& this_threads() {
+    static thread_local Running running;
+    return running;
+  }
+
+  void see(const Tensor& tensor, bool writes,
+           std::vector<std::pair<Gatherer*, std::vector<Touch>>>& touched) {
+    const std::shared_lock lock(mutex_);
+    const auto found = memories_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == memories_.end()) return;
+    const auto& [gatherer, bucket, what] = found->second;
+    const bool is_parameter = what == Touched::kWhole && parameters_.contains(tensor.unsafeGetTensorImpl());
+    auto of = std::find_if(touched.begin(), touched.end(),
+                           [&, g = gatherer](const auto& entry) { return entry.first == g; });
+    if (of == touched.end()) of = touched.insert(of, {gatherer, {}});
+    of->second.push_back({bucket, is_parameter ? Touched::kParameter : what, writes});
   }
 
   std::shared_mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Place> parameters_;
-  std::unordered_map<const c10::StorageImpl*, Gatherer*> storages_;
+  std::unordered_map<const c10::StorageImpl*, Memory> memories_;
+  std::unordered_map<const c10::TensorImpl*, bool> parameters_;
 };
 
 Gatherer::Listener& Gatherer::listener() {
@@ -72,93 +101,59 @@ Gatherer::Listener& Gatherer::listener() {
   return *only;
 }
 
-Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group)
+Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group)
     : layout_(std::move(layout)),
-      tickets_(layout_.buckets.size(), 0),
-      on_its_way_(layout_.buckets.size()),
-      exchange_(group, 1) {
+      rank_(group->getRank()),
+      exchange_(group, 1),
+      lane_(std::make_unique<CommLane>()) {}
+
+Gatherer::~Gatherer() = default;
+
+Tensor Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket) {
   const at::NoGradGuard no_grad;
   const CategoryScope category(Category::kParameter);
-  for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
-    const std::vector<ShardPiece>& items = layout_.buckets[bucket].items;
-    const at::TensorOptions options = parameters[items.front().item].options().requires_grad(false);
-    const Tensor& flat = flats_.emplace_back(at::zeros({layout_.elements(bucket)}, options));
-    for (const ShardPiece& place : items) {
-      Tensor parameter = parameters[place.item];
-      const Tensor moved = alias(flat, place.offset, parameter.sizes(), parameter.strides());
-      moved.copy_(parameter);
-      parameter.set_data(moved);
-      bucket_of_[parameter.unsafeGetTensorImpl()] = bucket;
-    }
-    for (const ShardPiece& piece : layout_.pieces(bucket, group->getRank())) {
-      parts_.push_back({piece, alias(flat, piece.offset, piece.elements).set_requires_grad(true)});
-    }
+  const std::vector<ShardPiece>& items = layout_.buckets[bucket].items;
+  const at::TensorOptions options = parameters[items.front().item].options().requires_grad(false);
+  Tensor flat = at::zeros({layout_.elements(bucket)}, options);
+  for (const ShardPiece& place : items) {
+    Tensor parameter = parameters[place.item];
+    const Tensor moved = alias(flat, place.offset, parameter.sizes(), parameter.strides());
+    moved.copy_(parameter);
+    parameter.set_data(moved);
+    parameters_.emplace_back(parameter, bucket);
   }
-  listener().add(*this);
+  return flat;
+}
+
+void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {
+  const std::int64_t elements = layout_.buckets[bucket].slice_elements;
+  const std::int64_t begin = slice.numel() == elements ? rank_ * elements : 0;
+  for (const ShardPiece& piece : layout_.pieces(bucket, rank_)) {
+    const Tensor part = alias(slice, piece.offset - begin, piece.elements).set_requires_grad(true);
+    set_part(part, {piece.first, parameters[piece.item].numel()});
+    parts_.push_back({piece, part});
+  }
+}
+
+void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& slices) {
+  for (const auto& [parameter, bucket] : parameters_) listener().add_parameter(parameter);
+  for (std::size_t i = 0; i < wholes.size(); ++i) listener().add(wholes[i], {this, i, Touched::kWhole});
+  for (std::size_t i = 0; i < slices.size(); ++i) listener().add(slices[i], {this, i, Touched::kSlice});
   observation_ = std::make_unique<OperatorObservation>(listener());
 }
 
-Gatherer::~Gatherer() {
+void Gatherer::close() {
   observation_.reset();
   listener().remove(*this);
+  lane_.reset();
 }
 
-// An operator is about to read a parameter of this bucket. Where that fails, the operator does, when it asks
-// for the memory: an error thrown here would not be heard of.
-void Gatherer::read(std::size_t bucket, bool in_forward) noexcept {
-  if (!expecting_ && !coming_) return;
-  const std::lock_guard lock(mutex_);
-  try {
-    if (expecting_ && written_anywhere()) {
-      start();
-    } else if (in_forward) {
-      expecting_ = false;  // the step was left out: from here on ranks may read different parameters
-    }
-    wait(bucket);
-  } catch (const std::exception& error) {
-    refuse(error);
-  }
-}
-
-void Gatherer::wrote() {
-  written_ = true;
-  expecting_ = true;
-}
-
-void Gatherer::gather() {
-  const std::lock_guard lock(mutex_);
-  start();
-  for (std::size_t bucket = 0; bucket < flats_.size(); ++bucket) wait(bucket);
-}
-
-bool Gatherer::written_anywhere() {
-  if (flats_.empty()) return false;
-  const Tensor flag = at::full({1}, written_ ? 1 : 0, flats_.front().options().dtype(at::kByte));
-  lane_.wait(lane_.submit([this, flag] { exchange_.any(flag); }));
+bool Gatherer::anywhere(bool here) {
+  if (parameters_.empty()) return false;
+  const at::TensorOptions options = parameters_.front().first.options().requires_grad(false);
+  const Tensor flag = at::full({1}, here ? 1 : 0, options.dtype(at::kByte));
+  lane_->wait(lane_->submit([this, flag] { exchange_.any(flag); }));
   return flag.item<std::uint8_t>() != 0;
-}
-
-void Gatherer::start() {
-  for (std::size_t bucket = 0; bucket < flats_.size(); ++bucket) wait(bucket);
-  expecting_ = written_ = false;
-  coming_ = true;
-  // Buckets are in the order of backward; forward reads them in the other.
-  for (std::size_t bucket = flats_.size(); bucket-- > 0;) {
-    on_its_way_[bucket] = std::make_unique<Pinned>(flats_[bucket]);
-    tickets_[bucket] = lane_.submit([this, flat = flats_[bucket]] { exchange_.all_gather(flat); });
-  }
-}
-
-void Gatherer::wait(std::size_t bucket) {
-  if (tickets_[bucket] == 0) return;
-  lane_.wait(tickets_[bucket]);
-  tickets_[bucket] = 0;
-  on_its_way_[bucket].reset();
-  coming_ = std::any_of(tickets_.begin(), tickets_.end(), [](std::uint64_t ticket) { return ticket != 0; });
-}
-
-void Gatherer::refuse(const std::exception& error) noexcept {
-  for (const Tensor& flat : flats_) refuse_access(*flat.storage().unsafeGetStorageImpl(), message_of(error));
 }
 
 }  // namespace reef

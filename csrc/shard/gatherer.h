@@ -2,68 +2,94 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "distributed/comm_lane.h"
 #include "distributed/slice_exchange.h"
 #include "observer/observer.h"
-#include "page/pinned.h"
 #include "reef/shard_layout.h"
 #include "shard/flat.h"
 
 namespace reef {
 
-/// Parameters in flat buckets, of which each rank's optimizer writes its slices: what the others have made of
-/// theirs is fetched when an operator first reads a parameter after a part has been written, on any rank (a
-/// rank may have nothing to step, so they ask each other, once gradients have been reduced). All buckets are
-/// fetched then, in the order of use, and an operator waits for those that it reads.
+/// Parameters in flat buckets, of which each rank's optimizer writes its slices, and what makes them whole
+/// when an operator reads one. What fails there is thrown where the operator asks for the memory: an error
+/// thrown in an observer would not be heard of.
 class Gatherer {
  public:
-  /// Moves the parameters' memory into buckets. Those of `layout`, by item.
-  Gatherer(const std::vector<at::Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group);
-  /// Waits for what is on its way.
-  ~Gatherer();
+  virtual ~Gatherer();
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
   /// This rank's parts, one after another.
   const std::vector<KeptPart>& parts() const { return parts_; }
+  std::int64_t sent_bytes() const { return exchange_.sent_bytes(); }
 
   /// Gradients have been reduced: a step may follow, on all ranks alike.
-  void expect_step() { expecting_ = true; }
-  /// Now, whatever was written, and to the end. Throws RankFailed.
-  void gather();
-  std::int64_t sent_bytes() const { return exchange_.sent_bytes(); }
+  virtual void expect_step() = 0;
+  /// All of every bucket, whatever was written. Throws RankFailed.
+  virtual void gather() = 0;
+
+ protected:
+  Gatherer(ShardLayout layout, const ProcessGroupPtr& group);
+
+  /// Moves a bucket's parameters into one flat tensor.
+  at::Tensor flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
+  /// This rank's parts of a bucket. `slice` is its slice, or all of the bucket.
+  void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& slice);
+
+  /// What an operator reads or writes of a bucket.
+  enum class Touched : std::uint8_t {
+    kParameter,  ///< a parameter itself
+    kWhole,      ///< by another tensor, the memory of whole parameters
+    kSlice,      ///< memory that has only this rank's slice
+  };
+  struct Touch {
+    std::size_t bucket;
+    Touched what;
+    bool writes;
+  };
+  /// On any thread. True: ends() is called when the outermost operator on that thread has ended for which it
+  /// is, since kernels keep addresses of what others that they called were given.
+  virtual bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept = 0;
+  virtual void ends(const std::vector<Touch>&) noexcept {}
+  /// From now on, of these flat tensors, and of slices if they have memory of their own.
+  void observe(const std::vector<at::Tensor>& wholes, const std::vector<at::Tensor>& slices);
+  /// No more, and what is on its way has come. To be called by destructors.
+  void close();
+
+  /// Whether any rank says so.
+  bool anywhere(bool here);
+
+  ShardLayout layout_;
+  int rank_;
+  std::vector<KeptPart> parts_;
+  std::vector<std::pair<at::Tensor, std::size_t>> parameters_;  ///< and their buckets
+  SliceExchange exchange_;
+  std::unique_ptr<CommLane> lane_;
 
  private:
   class Listener;
   static Listener& listener();
-  void read(std::size_t bucket, bool in_forward) noexcept;
-  void wrote();
-  bool written_anywhere();
-  void start();
-  void wait(std::size_t bucket);
-  void refuse(const std::exception& error) noexcept;
 
-  ShardLayout layout_;
-  std::vector<at::Tensor> flats_;
-  std::vector<KeptPart> parts_;
-  std::unordered_map<const c10::TensorImpl*, std::size_t> bucket_of_;  ///< by parameter
-  std::mutex mutex_;
-  std::atomic<bool> expecting_{false};
-  std::atomic<bool> written_{false};    ///< a part of this rank's, since the last gather
-  std::atomic<bool> coming_{false};     ///< something is on its way
-  std::vector<std::uint64_t> tickets_;  ///< by bucket; 0: it is there
-  std::vector<std::unique_ptr<Pinned>> on_its_way_;
-  SliceExchange exchange_;
-  CommLane lane_;
   std::unique_ptr<OperatorObservation> observation_;
 };
+
+/// Stages kOptimizer and kGradients: whole buckets are in memory, and parts are slices of them. What the
+/// others have made of theirs is fetched when an operator first reads a parameter after a part has been
+/// written, on any rank (a rank may have nothing to step, so they ask each other, once gradients have been
+/// reduced). All buckets are fetched then, in the order of use, and an operator waits for those that it
+/// reads.
+std::unique_ptr<Gatherer> gather_after_steps(const std::vector<at::Tensor>& parameters, ShardLayout layout,
+                                             const ProcessGroupPtr& group);
+
+/// Stage kParameters: of a bucket there is the slice, and all of it while operators use it, and before and
+/// after as long as `resident_bytes` hold it. Operators must use buckets in the same order on all ranks.
+std::unique_ptr<Gatherer> gather_on_demand(const std::vector<at::Tensor>& parameters, ShardLayout layout,
+                                           const ProcessGroupPtr& group, std::int64_t resident_bytes);
 
 }  // namespace reef

@@ -184,7 +184,7 @@ void Reducer::send(std::size_t number) {
   Bucket& bucket = buckets_[number];
   const Tensor flat = memory_of(number);
   const std::int64_t elements = layout_.buckets[number].slice_elements;
-  if (options_.stage == Stage::kGradients) {
+  if (divides_gradients()) {
     const CategoryScope gradients(Category::kGradient);
     bucket.own = at::empty({elements}, flat.options());
     bucket.flat.reset();  // the lane has the last reference
@@ -193,13 +193,16 @@ void Reducer::send(std::size_t number) {
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
-  if (options_.stage != Stage::kGradients) bucket.on_its_way.push_back(sent);
+  if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
-  lane_.submit([this, sent = std::move(sent), reduced = std::move(reduced)] {
+  const std::uint64_t ticket = lane_.submit([this, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
     exchange_.reduce_scatter(sent->tensor(), reduced->tensor(), options_.reduction);
     if (!sharded()) exchange_.all_gather(sent->tensor());
   });
+  // While one is filled, one is sent, no more: where the link is slower than backward, divided gradients
+  // would pile up whole.
+  if (divides_gradients() && number > 0) lane_.wait(ticket - 1);
 }
 
 // This rank has no gradient of it.

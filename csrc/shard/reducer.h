@@ -61,7 +61,7 @@ class Reducer {
     bool ready = false;   ///< in this pass of backward
   };
   struct Bucket {
-    at::Tensor flat;  ///< this rank's sums; kGradients: undefined when there are none
+    at::Tensor flat;  ///< this rank's sums; undefined when there are none and gradients are divided
     at::Tensor own;   ///< the reduced slice
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
@@ -69,6 +69,7 @@ class Reducer {
   };
 
   bool sharded() const { return options_.stage != Stage::kReplicate; }
+  bool divides_gradients() const { return options_.stage >= Stage::kGradients; }
   void keep(std::size_t item);
   void ready(std::size_t item);
   void begin_pass();

@@ -22,7 +22,7 @@ using at::Tensor;
 struct Shard::Parts {
   std::vector<Tensor> parameters;
   std::vector<std::string> names;
-  std::optional<Gatherer> gatherer;
+  std::unique_ptr<Gatherer> gatherer;
   std::optional<Reducer> reducer;
   int no_sync = 0;
 };
@@ -35,6 +35,10 @@ void check(const Shard::Named& parameters, const ProcessGroupPtr& group, const S
   if (options.bucket_bytes <= 0) {
     throw ConfigError("reef::shard was given bucket_bytes " + std::to_string(options.bucket_bytes) +
                       ": give a positive number.");
+  }
+  if (options.resident_bytes < 0) {
+    throw ConfigError("reef::shard was given resident_bytes " + std::to_string(options.resident_bytes) +
+                      ": give 0 or more.");
   }
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
@@ -108,7 +112,10 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     parts_->reducer.emplace(std::move(reduced), layout, group, options);
     return;
   }
-  Gatherer& gatherer = parts_->gatherer.emplace(tensors, layout, group);
+  parts_->gatherer = options.stage == Stage::kParameters
+                         ? gather_on_demand(tensors, layout, group, options.resident_bytes)
+                         : gather_after_steps(tensors, layout, group);
+  Gatherer& gatherer = *parts_->gatherer;
   std::vector<KeptPart> in_order = gatherer.parts();  // of the module
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });

@@ -18,9 +18,10 @@ namespace reef {
 
 /// What is divided among the ranks (ZeRO, 1910.02054). The results are the same, bit for bit.
 enum class Stage : std::uint8_t {
-  kReplicate,  ///< nothing: every rank has all of it (DDP)
-  kOptimizer,  ///< states of the optimizer (ZeRO-1)
-  kGradients,  ///< and gradients (ZeRO-2)
+  kReplicate,   ///< nothing: every rank has all of it (DDP)
+  kOptimizer,   ///< states of the optimizer (ZeRO-1)
+  kGradients,   ///< and gradients (ZeRO-2)
+  kParameters,  ///< and parameters (ZeRO-3)
 };
 
 struct ShardOptions {
@@ -29,6 +30,10 @@ struct ShardOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// What a step sees of the gradients of all ranks.
   Reduction reduction = Reduction::kMean;
+  /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
+  /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
+  /// what the other stages send.
+  std::int64_t resident_bytes = 0;
 };
 
 /// What the ranks of a group keep of one module, and what they do for it: see shard().
@@ -37,15 +42,16 @@ class REEF_API Shard {
   /// Tensors by name: parameters (leaves; the same tensor twice is one parameter) and buffers.
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
   Shard(const Named& parameters, const Named& buffers, ProcessGroupPtr group, const ShardOptions& options);
-  /// Parameters stay as they are and whole, on every rank. The last gather must be over; see gather().
+  /// Parameters stay as they are and whole, on every rank: after kParameters if they have been gathered. The
+  /// last gather must be over; see gather().
   ~Shard();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
   /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order.
-  /// Else this rank's part of each of them, one-dimensional, sharing its memory; parameters that other ranks
-  /// keep are left out. Gradients appear here when backward is over. The first element of a part is a
-  /// multiple of kShardAlignment elements into its parameter.
+  /// Else this rank's part of each of them, one-dimensional (see part.h), sharing its memory but for
+  /// kParameters; parameters that other ranks keep are left out. Gradients appear here when backward is over.
+  /// The first element of a part is a multiple of kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].
   const std::vector<std::string>& names() const;
@@ -64,7 +70,7 @@ class REEF_API Shard {
 
   /// Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself
   /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
-  /// RankFailed.
+  /// RankFailed. kParameters: all of them are in memory then, until operators need others.
   void gather();
 
   /// Bytes that this rank has sent for gradients and parameters.

@@ -5,128 +5,25 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <functional>
-#include <memory>
+#include <array>
 #include <string>
 #include <vector>
 
 #include "reef/budget.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
-#include "reef/optim.h"
-#include "reef/process_group.h"
+#include "shard_net.h"
 
-namespace reef {
+namespace reef::shard_tests {
 namespace {
-
-using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
-
-/// Uneven sizes, a tied weight, a frozen one, one that only even batches use, and one that none does.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(std::uint64_t seed) {
-    torch::manual_seed(seed);
-    tokens = register_module("tokens", torch::nn::Embedding(37, 24));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({24})));
-    up = register_module("up", torch::nn::Linear(24, 101));
-    down = register_module("down", torch::nn::Linear(101, 24));
-    even = register_parameter("even", torch::randn({24, 3}));
-    never = register_parameter("never", torch::randn({700}));
-    frozen = register_parameter("frozen", torch::randn({24}), /*requires_grad=*/false);
-    tied = register_parameter("tied", tokens->weight);
-    scale = register_buffer("scale", torch::randn({24}));
-  }
-  Tensor forward(const Tensor& batch) {
-    Tensor h = norm(tokens(batch) + frozen * scale);
-    h = h + down(torch::gelu(up(h)));
-    if (batch[0][0].item<std::int64_t>() % 2 == 0) h = h + torch::matmul(torch::matmul(h, even), even.t());
-    return torch::matmul(h, tied.t()).log_softmax(-1).select(-1, 3).mean().neg();
-  }
-  torch::nn::Embedding tokens{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear up{nullptr}, down{nullptr};
-  Tensor even, never, frozen, tied, scale;
-};
-TORCH_MODULE(Net);
-
-Tensor batch(int of_rank, int step, int micro = 0) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 * of_rank + 10 * step + micro);
-  Tensor made = torch::randint(37, {2, 5}, generator, torch::kLong);
-  made[0][0] = of_rank + step;  // ranks differ in what they use
-  return made;
-}
-
-using Optimizer = std::shared_ptr<torch::optim::Optimizer>;
-struct Case {
-  const char* name;
-  std::function<Optimizer(std::vector<Tensor>)> make;
-};
-const std::vector<Case> kCases = {
-    {"momentum",
-     [](std::vector<Tensor> all) {
-       return std::make_shared<torch::optim::SGD>(all, torch::optim::SGDOptions(0.1).momentum(0.9));
-     }},
-    {"torch AdamW",
-     [](std::vector<Tensor> all) {
-       return std::make_shared<torch::optim::AdamW>(all, torch::optim::AdamWOptions(1e-2));
-     }},
-    {"reef AdamW",
-     [](std::vector<Tensor> all) { return std::make_shared<optim::AdamW>(all, optim::AdamWOptions(1e-2)); }}};
-constexpr Stage kStages[] = {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients};
-constexpr int kSteps = 4;
-
-std::string where(const Case& tested, Stage stage, std::int64_t bucket_bytes) {
-  return std::string(tested.name) + ", stage " + std::to_string(static_cast<int>(stage)) + ", buckets of " +
-         std::to_string(bucket_bytes);
-}
-
-void expect_same(torch::nn::Module& found, torch::nn::Module& expected, const std::string& text) {
-  const auto theirs = expected.named_parameters();
-  for (const auto& item : found.named_parameters()) {
-    const Tensor& other = theirs[item.key()];
-    EXPECT_TRUE(torch::equal(item.value(), other))
-        << text << ": " << item.key() << " is off by " << (item.value() - other).abs().max().item<double>()
-        << " on rank " << rank();
-  }
-}
-
-/// A weight that is there under two names is one parameter.
-std::vector<Tensor> parameters_of(const Net& net) {
-  std::vector<Tensor> once;
-  for (const auto& item : net->named_parameters()) {
-    if (item.key() != "tied") once.push_back(item.value());
-  }
-  return once;
-}
-
-/// What one process gets.
-Net accumulated(const Case& tested, int micros, Reduction reduction) {
-  Net net(7);
-  const Optimizer optimizer = tested.make(parameters_of(net));
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer->zero_grad();
-    for (int of = 0; of < size(); ++of) {
-      for (int micro = 0; micro < micros; ++micro) net->forward(batch(of, step, micro)).backward();
-    }
-    for (const Tensor& parameter : parameters_of(net)) {
-      if (reduction == Reduction::kMean && parameter.grad().defined()) parameter.grad().div_(size());
-    }
-    optimizer->step();
-  }
-  return net;
-}
 
 TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
   for (const Case& tested : kCases) {
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
-      Net expected = accumulated(tested, 1, reduction);
+      std::array<Net, 2> nets = {accumulated(tested, Ranks::kDiffer, reduction),
+                                 accumulated(tested, Ranks::kAlike, reduction)};
       for (const Stage stage : kStages) {
+        const Ranks ranks = ranks_at(stage);
         for (const std::int64_t bucket_bytes : {std::int64_t{1}, std::int64_t{5000}, std::int64_t{1} << 25}) {
           Net net(7 + rank());  // rank 0's is broadcast
           Shard sharded =
@@ -134,11 +31,11 @@ TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
           const Optimizer optimizer = tested.make(sharded.parameters());
           for (int step = 0; step < kSteps; ++step) {
             optimizer->zero_grad();
-            net->forward(batch(rank(), step)).backward();
+            net->forward(batch(ranks, rank(), step)).backward();
             optimizer->step();
           }
           sharded.gather();
-          expect_same(*net, *expected, where(tested, stage, bucket_bytes));
+          expect_same(*net, *nets[static_cast<std::size_t>(ranks)], where(tested, stage, bucket_bytes));
         }
       }
     }
@@ -147,34 +44,38 @@ TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
 
 // Backward passes of which only the last is reduced: sums of sums, in the order of ranks.
 TEST(Shard, NoSyncAddsUpOnTheRankFirst) {
-  Net expected(7);
-  std::vector<Tensor> parameters = parameters_of(expected);
-  for (int of = 0; of < size(); ++of) {
-    Net alone(7);
-    for (int micro = 0; micro < 3; ++micro) alone->forward(batch(of, 0, micro)).backward();
-    const std::vector<Tensor> theirs = parameters_of(alone);
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (!theirs[i].grad().defined()) continue;
-      Tensor& sum = parameters[i].mutable_grad();
-      sum = sum.defined() ? sum + theirs[i].grad() : theirs[i].grad().clone();
-    }
-  }
-  const Optimizer reference = kCases[0].make(parameters);
-  for (Tensor& parameter : parameters) {
-    if (parameter.grad().defined()) parameter.mutable_grad().div_(size());
-  }
-  reference->step();
   for (const Stage stage : kStages) {
+    const Ranks ranks = ranks_at(stage);
+    Net expected(7);
+    std::vector<Tensor> parameters = parameters_of(expected);
+    for (int of = 0; of < size(); ++of) {
+      Net alone(7);
+      for (int micro = 0; micro < 3; ++micro) alone->forward(batch(ranks, of, 0, micro)).backward();
+      const std::vector<Tensor> theirs = parameters_of(alone);
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (!theirs[i].grad().defined()) continue;
+        Tensor& sum = parameters[i].mutable_grad();
+        sum = sum.defined() ? sum + theirs[i].grad() : theirs[i].grad().clone();
+      }
+    }
+    const Optimizer reference = kCases[0].make(parameters);
+    for (Tensor& parameter : parameters) {
+      if (parameter.grad().defined()) parameter.mutable_grad().div_(size());
+    }
+    reference->step();
+
     Net net(7);
     Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 5000});
     const Optimizer optimizer = kCases[0].make(sharded.parameters());
     const std::int64_t before = sharded.sent_bytes();
     {
       const Shard::NoSync no_sync(sharded);
-      for (int micro = 0; micro < 2; ++micro) net->forward(batch(rank(), 0, micro)).backward();
+      for (int micro = 0; micro < 2; ++micro) net->forward(batch(ranks, rank(), 0, micro)).backward();
     }
-    EXPECT_EQ(sharded.sent_bytes(), before);
-    net->forward(batch(rank(), 0, 2)).backward();
+    if (stage != Stage::kParameters) {  // whose forward gathers
+      EXPECT_EQ(sharded.sent_bytes(), before);
+    }
+    net->forward(batch(ranks, rank(), 0, 2)).backward();
     optimizer->step();
     sharded.gather();
     expect_same(*net, *expected, where(kCases[0], stage, 5000));
@@ -186,21 +87,22 @@ TEST(Shard, GradientsThatAreKeptAreAddedTo) {
   for (const bool zeros : {false, true}) {
     std::vector<Tensor> first;  // of the parts, by stage
     for (const Stage stage : kStages) {
+      const Ranks ranks = ranks_at(stage);
       Net net(7);
       Shard sharded =
           shard(*net, group(), {.stage = stage, .bucket_bytes = 5000, .reduction = Reduction::kSum});
-      net->forward(batch(rank(), 0)).backward();
+      net->forward(batch(ranks, rank(), 0)).backward();
       std::vector<Tensor> before;
       for (const Tensor& part : sharded.parameters()) {
         if (part.grad().defined() && zeros) part.grad().zero_();
         before.push_back(part.grad().defined() ? part.grad().clone() : Tensor());
       }
-      net->forward(batch(rank(), 2)).backward();  // with the same parity: the same parameters are used
+      net->forward(batch(ranks, rank(), 2)).backward();  // with the same parity: the same parameters are used
 
       Net other(7);
       Shard alone =
           shard(*other, group(), {.stage = stage, .bucket_bytes = 5000, .reduction = Reduction::kSum});
-      other->forward(batch(rank(), 2)).backward();
+      other->forward(batch(ranks, rank(), 2)).backward();
       for (std::size_t i = 0; i < before.size(); ++i) {
         const Tensor found = sharded.parameters()[i].grad();
         const Tensor added = alone.parameters()[i].grad();
@@ -218,7 +120,7 @@ TEST(Shard, WhatNoRankUsesHasNoGradient) {
   for (const Stage stage : kStages) {
     Net net(7);
     Shard sharded = shard(*net, group(), {.stage = stage});
-    net->forward(batch(rank(), 0)).backward();
+    net->forward(batch(ranks_at(stage), rank(), 0)).backward();
     for (std::size_t i = 0; i < sharded.names().size(); ++i) {
       const bool never = sharded.names()[i].starts_with("never");
       EXPECT_EQ(sharded.parameters()[i].grad().defined(), !never) << sharded.names()[i];
@@ -245,25 +147,25 @@ TEST(Shard, EveryElementIsSteppedByOneRank) {
 }
 
 // Of sizes that need no padding: 2 (N - 1) / N of the parameters' bytes for each rank and step, at every
-// stage.
+// stage, for kParameters with room for all of them.
 TEST(Shard, BytesOnTheWireAreTheFormula) {
   for (const Stage stage : kStages) {
     torch::nn::Linear layer(256, 12 * static_cast<std::int64_t>(size()));
     layer->bias.set_requires_grad(false);
-    Shard sharded = shard(*layer, group(), {.stage = stage});
+    Shard sharded = shard(*layer, group(), {.stage = stage, .resident_bytes = std::int64_t{1} << 40});
     torch::optim::SGD optimizer(sharded.parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       layer->forward(torch::ones({2, 256})).sum().backward();
       optimizer.step();
     }
-    sharded.gather();
+    if (stage != Stage::kParameters) sharded.gather();
     const std::int64_t bytes = 4 * layer->weight.numel();
     EXPECT_EQ(sharded.sent_bytes(), 3 * 2 * (size() - 1) * bytes / size()) << static_cast<int>(stage);
   }
 }
 
-// Of P parameters in float32 by Adam: 16 P; 8 P + 8 P / N; 4 P + 12 P / N.
+// Of P parameters in float32 by Adam: 16 P; 8 P + 8 P / N; 4 P + 12 P / N; 16 P / N.
 TEST(Shard, BytesAliveAfterAStepAreTheFormula) {
   const Ledger ledger;
   for (const Stage stage : kStages) {
@@ -274,11 +176,12 @@ TEST(Shard, BytesAliveAfterAStepAreTheFormula) {
     torch::optim::Adam optimizer(sharded.parameters());
     layer->forward(torch::ones({2, 512})).sum().backward();
     optimizer.step();
-    sharded.gather();
+    if (stage != Stage::kParameters) sharded.gather();
     const std::int64_t n = size();
     const std::int64_t expected = stage == Stage::kReplicate   ? 4 * bytes
                                   : stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / n
-                                                               : bytes + 3 * bytes / n;
+                                  : stage == Stage::kGradients ? bytes + 3 * bytes / n
+                                                               : 4 * bytes / n;
     EXPECT_EQ(allocator_live_bytes() - before, expected) << "stage " << static_cast<int>(stage);
   }
 }
@@ -292,7 +195,7 @@ TEST(Shard, ParametersAreReadWhenTheyMay) {
     Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 5000});
     torch::optim::SGD optimizer(sharded.parameters(), 1.0);
     const Tensor old = net->up->weight.detach().clone();
-    net->forward(batch(rank(), 0)).backward();
+    net->forward(batch(Ranks::kDiffer, rank(), 0)).backward();
     {
       const torch::NoGradGuard no_grad;
       EXPECT_TRUE(torch::equal(net->up->weight.clone(), old));
@@ -305,8 +208,8 @@ TEST(Shard, ParametersAreReadWhenTheyMay) {
     EXPECT_TRUE(torch::equal(now, of_first));
 
     optimizer.zero_grad();
-    net->forward(batch(rank(), 1)).backward();  // and no step
-    net->norm->weight.mul(2);                   // all ranks, recorded: the next forward
+    net->forward(batch(Ranks::kDiffer, rank(), 1)).backward();  // and no step
+    net->norm->weight.mul(2);                                   // all ranks, recorded: the next forward
     if (rank() == 0) {
       EXPECT_TRUE(torch::equal(net->up->weight.detach().clone(), now));
     }
@@ -315,18 +218,20 @@ TEST(Shard, ParametersAreReadWhenTheyMay) {
 
 TEST(Shard, SixteenBitsAreAddedAsAnAccumulationAdds) {
   for (const auto dtype : {torch::kBFloat16, torch::kDouble}) {
-    Net expected(7);
-    expected->to(dtype);
-    torch::optim::SGD reference(parameters_of(expected), 0.1);
-    for (int of = 0; of < size(); ++of) expected->forward(batch(of, 0)).backward();
-    reference.step();
     for (const Stage stage : kStages) {
+      const Ranks ranks = ranks_at(stage);
+      Net expected(7);
+      expected->to(dtype);
+      torch::optim::SGD reference(parameters_of(expected), 0.1);
+      for (int of = 0; of < size(); ++of) expected->forward(batch(ranks, of, 0)).backward();
+      reference.step();
+
       Net net(7);
       net->to(dtype);
       Shard sharded =
           shard(*net, group(), {.stage = stage, .bucket_bytes = 5000, .reduction = Reduction::kSum});
       torch::optim::SGD optimizer(sharded.parameters(), 0.1);
-      net->forward(batch(rank(), 0)).backward();
+      net->forward(batch(ranks, rank(), 0)).backward();
       optimizer.step();
       sharded.gather();
       expect_same(*net, *expected, "stage " + std::to_string(static_cast<int>(stage)));
@@ -407,7 +312,8 @@ TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
          "number 2 is parameter bias of Float [4], which requires a gradient on rank 0, and nothing more" +
              last);
   expect(refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
-         "number 0 is stage 0, bucket_bytes 2, reduction 1 on rank 0, and stage 0, bucket_bytes 1");
+         "number 0 is stage 0, bucket_bytes 2, reduction 1, resident_bytes 0 on rank 0, and stage 0, "
+         "bucket_bytes 1");
 }
 
 TEST(Shard, RefusesWhatItCannotDo) {
@@ -423,4 +329,4 @@ TEST(Shard, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace reef
+}  // namespace reef::shard_tests

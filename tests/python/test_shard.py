@@ -33,12 +33,14 @@ def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="no process group"):
         reef.shard(layer)
     group = reef.init_process_group(rank=0, world_size=1)
-    with pytest.raises(ValueError, match="stage is 7; give 0 to 2"):
+    with pytest.raises(ValueError, match="stage is 7; give 0 to 3"):
         reef.shard(layer, group, stage=7)
     with pytest.raises(ValueError, match="stage 'full' is not"):
         reef.shard(layer, group, stage="full")
     with pytest.raises(ValueError, match="bucket_bytes 0"):
         reef.shard(layer, group, bucket_bytes=0)
+    with pytest.raises(ValueError, match="resident_bytes -1"):
+        reef.shard(layer, group, stage=3, resident_bytes=-1)
     with pytest.raises(ValueError, match="reduction 'max' is not"):
         reef.shard(layer, group, reduction="max")
 

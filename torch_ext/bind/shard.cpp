@@ -15,7 +15,9 @@ reef::Stage stage_of(const std::string& name) {
   if (name == "replicate") return reef::Stage::kReplicate;
   if (name == "optimizer") return reef::Stage::kOptimizer;
   if (name == "gradients") return reef::Stage::kGradients;
-  throw reef::ConfigError("stage '" + name + "' is not \"replicate\", \"optimizer\" or \"gradients\"");
+  if (name == "parameters") return reef::Stage::kParameters;
+  throw reef::ConfigError("stage '" + name +
+                          "' is not \"replicate\", \"optimizer\", \"gradients\" or \"parameters\"");
 }
 
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
@@ -47,15 +49,17 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("end_no_sync", [](const Self& self) { self->pauses.pop_back(); });
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
-      "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction) -> "
+      "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
+      "int resident_bytes) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction) {
+         const std::string& reduction, std::int64_t resident_bytes) {
         const reef::ShardOptions options{.stage = stage_of(stage),
                                          .bucket_bytes = bucket_bytes,
-                                         .reduction = reef::bind::reduction_of(reduction)};
+                                         .reduction = reef::bind::reduction_of(reduction),
+                                         .resident_bytes = resident_bytes};
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
                                           group, options);
       });

@@ -1,4 +1,4 @@
-"""Data parallel with and without the optimizer's states and the gradients divided among the ranks, bit for bit alike."""
+"""Data parallel, with more or less of it divided among the ranks, bit for bit alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed
 
 from .bytes import parse_bytes
 
-STAGES = ("replicate", "optimizer", "gradients")
+STAGES = ("replicate", "optimizer", "gradients", "parameters")
 
 
 class Shard:
@@ -21,8 +21,8 @@ class Shard:
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
-        gradient; else this rank's part of each of them, one-dimensional, sharing its memory. Gradients appear here when
-        backward is over."""
+        gradient; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
+        ``"parameters"``. Gradients appear here when backward is over."""
         return self._shard.parameters()
 
     def names(self) -> list[str]:
@@ -40,7 +40,8 @@ class Shard:
 
     def gather(self) -> None:
         """Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself when an
-        operator first reads a parameter after a step, so all ranks must do that or this alike."""
+        operator first reads a parameter after a step, so all ranks must do that or this alike. At stage ``"parameters"``
+        all of them are in memory then, until operators need others."""
         self._shard.gather()
 
     @property
@@ -56,11 +57,12 @@ def shard(
     stage: str | int = "replicate",
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
+    resident_bytes: str | int = 0,
 ) -> Shard:
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
     (``"replicate"``, DDP), the optimizer's states (``"optimizer"``, ZeRO-1), and the gradients (``"gradients"``, ZeRO-2),
-    or 0 to 2. Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates
+    and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered. Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates
     over the same micro-batches, and divides by the number of ranks for ``reduction="mean"``.
 
         group = reef.init_process_group()
@@ -79,10 +81,13 @@ def shard(
         stage = STAGES[stage]
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
-    size = bucket_bytes if isinstance(bucket_bytes, int) else parse_bytes(bucket_bytes)
     return Shard(
         torch.ops.reef.shard(
-            list(parameters.values()), list(parameters), list(buffers.values()), list(buffers), group.boxed(), stage, size,
-            reduction,
+            list(parameters.values()), list(parameters), list(buffers.values()), list(buffers), group.boxed(), stage,
+            _bytes(bucket_bytes), reduction, _bytes(resident_bytes),
         )
     )  # fmt: skip
+
+
+def _bytes(given: str | int) -> int:
+    return given if isinstance(given, int) else parse_bytes(given)

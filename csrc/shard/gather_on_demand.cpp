@@ -1,0 +1,239 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+
+#include <mutex>
+#include <string>
+
+#include "page/pinned.h"
+#include "page/storage_access.h"
+#include "reef/error.h"
+#include "reef/ledger.h"
+#include "shard/gather_order.h"
+#include "shard/gatherer.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+constexpr const char* kDividedMessage =
+    "this parameter is divided among the ranks just now (reef::shard, stage parameters), and is accessed "
+    "without an operator (a raw pointer, a file being written); call gather() on all ranks first";
+
+class OnDemand final : public Gatherer {
+ public:
+  OnDemand(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
+           std::int64_t resident_bytes)
+      : Gatherer(std::move(layout), group),
+        resident_bytes_(resident_bytes),
+        order_(sizes_of(layout_, parameters)),
+        buckets_(layout_.buckets.size()) {
+    std::vector<Tensor> wholes;
+    std::vector<Tensor> slices;
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      Bucket& bucket = buckets_[number];
+      bucket.whole = flatten(parameters, number);
+      {
+        const at::NoGradGuard no_grad;
+        const CategoryScope category(Category::kParameter);
+        bucket.slice = exchange_.own_slice(bucket.whole).clone();
+      }
+      keep_parts(parameters, number, bucket.slice);
+      bucket.state = State::kWhole;
+      drop(bucket);
+      wholes.push_back(bucket.whole);
+      slices.push_back(bucket.slice);
+    }
+    observe(wholes, slices);
+  }
+  ~OnDemand() override { close(); }
+
+  void expect_step() override {
+    const std::lock_guard lock(mutex_);
+    drop_all();
+    order_.end_step();
+    expecting_ = true;
+  }
+
+  void gather() override {
+    const std::lock_guard lock(mutex_);
+    drop_all();
+    expecting_ = written_ = false;
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      if (buckets_[number].state == State::kDivided) fetch(number);
+    }
+    for (Bucket& bucket : buckets_) wait(bucket);
+  }
+
+ private:
+  enum class State : std::uint8_t {
+    kDivided,  ///< the slice; whoever accesses the whole is refused
+    kComing,   ///< and the whole, in memory of its own
+    kWhole,    ///< and the whole
+  };
+  struct Bucket {
+    Tensor whole;  ///< its memory is there in kWhole
+    Tensor slice;
+    State state = State::kDivided;
+    int users = 0;  ///< running operators
+    Tensor coming;
+    std::uint64_t ticket = 0;
+    std::unique_ptr<Pinned> sent;  ///< kComing: the slice
+    std::unique_ptr<Pinned> kept;  ///< kWhole: a budget would write it to a tier
+  };
+
+  static std::vector<std::int64_t> sizes_of(const ShardLayout& layout,
+                                            const std::vector<Tensor>& parameters) {
+    std::vector<std::int64_t> bytes;
+    for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+      const Tensor& like = parameters[layout.buckets[bucket].items.front().item];
+      bytes.push_back(layout.elements(bucket) * static_cast<std::int64_t>(like.element_size()));
+    }
+    return bytes;
+  }
+
+  bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept override {
+    if (!call.op.touches_memory) return false;
+    const std::lock_guard lock(mutex_);
+    std::vector<std::size_t> needed;
+    for (const Touch& touch : touches) {
+      if (touch.what == Touched::kSlice) {
+        if (touch.writes) expecting_ = written_ = true;
+        continue;
+      }
+      needed.push_back(touch.bucket);
+    }
+    if (needed.empty()) return false;
+    const at::NoGradGuard no_grad;
+    const at::DisableRecordFunctionGuard unobserved;
+    std::exception_ptr failed;
+    try {
+      if (expecting_) settle_step(call.records_gradient);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    for (const std::size_t number : needed) ++buckets_[number].users;
+    try {
+      if (failed) std::rethrow_exception(failed);
+      bring(needed, call.in_backward ? GatherOrder::Phase::kBackward : GatherOrder::Phase::kForward);
+    } catch (const std::exception& error) {
+      for (const std::size_t number : needed) refuse(buckets_[number], error);
+    }
+    return true;
+  }
+
+  void ends(const std::vector<Touch>& touches) noexcept override {
+    const std::lock_guard lock(mutex_);
+    for (const Touch& touch : touches) {
+      if (touch.what == Touched::kSlice) continue;
+      Bucket& bucket = buckets_[touch.bucket];
+      --bucket.users;
+      if (!touch.writes || bucket.state != State::kWhole) continue;
+      // A program writes its parameters (loads a file, makes them anew) alike on all ranks.
+      try {
+        const at::NoGradGuard no_grad;
+        const at::DisableRecordFunctionGuard unobserved;
+        const Pinned slice(bucket.slice);
+        slice.tensor().copy_(exchange_.own_slice(bucket.whole));
+      } catch (const std::exception& error) {
+        refuse_access(*bucket.slice.storage().unsafeGetStorageImpl(), message_of(error));
+      }
+    }
+  }
+
+  // The first read after gradients were reduced. What is whole, or coming, was so before a step that some
+  // rank may have made since.
+  void settle_step(bool in_forward) {
+    if (anywhere(written_)) {
+      drop_all();
+      expecting_ = written_ = false;
+    } else if (in_forward) {
+      expecting_ = false;
+    }
+  }
+
+  void bring(const std::vector<std::size_t>& needed, GatherOrder::Phase phase) {
+    std::vector<GatherOrder::Held> held;
+    for (const Bucket& bucket : buckets_) held.push_back({bucket.state != State::kDivided, bucket.users > 0});
+    for (const std::size_t number : needed) order_.use(number, phase);
+    const GatherOrder::Moves moves = order_.plan(needed, held, resident_bytes_);
+    for (const std::size_t number : moves.drop) drop(buckets_[number]);
+    for (const std::size_t number : moves.fetch) fetch(number);
+    for (const std::size_t number : needed) wait(buckets_[number]);
+  }
+
+  void fetch(std::size_t number) {
+    Bucket& bucket = buckets_[number];
+    {
+      const CategoryScope category(Category::kParameter);
+      bucket.coming = at::empty(bucket.whole.sizes(), bucket.whole.options());
+    }
+    bucket.sent = std::make_unique<Pinned>(bucket.slice);
+    bucket.state = State::kComing;
+    bucket.ticket = lane_->submit([this, number, whole = bucket.coming, slice = bucket.slice] {
+      exchange_.own_slice(whole).copy_(slice);
+      exchange_.all_gather(whole, static_cast<int>(number));
+    });
+  }
+
+  void wait(Bucket& bucket) {
+    if (bucket.state != State::kComing) return;
+    try {
+      lane_->wait(bucket.ticket);
+    } catch (...) {
+      forget(bucket);
+      throw;
+    }
+    c10::StorageImpl& storage = *bucket.whole.storage().unsafeGetStorageImpl();
+    allow_access(storage);
+    storage.set_data_ptr_noswap(
+        bucket.coming.storage().unsafeGetStorageImpl()->set_data_ptr({nullptr, storage.device()}));
+    forget(bucket);
+    bucket.state = State::kWhole;
+    bucket.kept = std::make_unique<Pinned>(bucket.whole);
+  }
+
+  // A stale one, too.
+  static void refuse(Bucket& bucket, const std::exception& error) {
+    refuse_access(*bucket.whole.storage().unsafeGetStorageImpl(), message_of(error));
+  }
+
+  static void forget(Bucket& bucket) {
+    bucket.coming.reset();
+    bucket.sent.reset();
+    bucket.state = State::kDivided;
+  }
+
+  void drop(Bucket& bucket) {
+    wait(bucket);
+    if (bucket.state != State::kWhole) return;
+    bucket.kept.reset();
+    c10::StorageImpl& storage = *bucket.whole.storage().unsafeGetStorageImpl();
+    refuse_access(storage, kDividedMessage);
+    storage.set_data_ptr_noswap({nullptr, storage.device()});
+    bucket.state = State::kDivided;
+  }
+
+  void drop_all() {
+    for (Bucket& bucket : buckets_) {
+      if (bucket.users == 0) drop(bucket);
+    }
+  }
+
+  const std::int64_t resident_bytes_;
+  std::mutex mutex_;
+  GatherOrder order_;
+  std::vector<Bucket> buckets_;
+  bool expecting_ = false;
+  bool written_ = false;  ///< a part of this rank's, since the last step was settled
+};
+
+}  // namespace
+
+std::unique_ptr<Gatherer> gather_on_demand(const std::vector<Tensor>& parameters, ShardLayout layout,
+                                           const ProcessGroupPtr& group, std::int64_t resident_bytes) {
+  return std::make_unique<OnDemand>(parameters, std::move(layout), group, resident_bytes);
+}
+
+}  // namespace reef

@@ -1,0 +1,107 @@
+#include "shard/gather_order.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace reef {
+
+GatherOrder::GatherOrder(std::vector<std::int64_t> bytes)
+    : bytes_(std::move(bytes)), last_(bytes_.size(), 0) {
+  for (const std::int64_t size : bytes_) largest_ = std::max(largest_, size);
+}
+
+void GatherOrder::use(std::size_t bucket, Phase phase) {
+  last_[bucket] = ++uses_;
+  const Use now{bucket, phase};
+  if (!seen_.empty() && seen_.back() == now) return;
+  seen_.push_back(now);
+  // The nearest that is like this one, from here on; passes that the step did not have begin anew.
+  for (std::size_t i = 0; i < expected_.size(); ++i) {
+    const std::size_t at = ((known() ? position_ : 0) + i) % expected_.size();
+    if (expected_[at] != now) continue;
+    position_ = at;
+    return;
+  }
+  position_ = expected_.size();
+}
+
+void GatherOrder::end_step() {
+  expected_ = std::exchange(seen_, {});
+  position_ = expected_.size();
+}
+
+std::size_t GatherOrder::next_use(std::size_t bucket, std::size_t from) const {
+  if (!known()) return uses_ - last_[bucket];
+  for (std::size_t at = from; at < expected_.size(); ++at) {
+    if (expected_[at].bucket == bucket) return at;
+  }
+  return kNever;
+}
+
+GatherOrder::Moves GatherOrder::plan(const std::vector<std::size_t>& needed, const std::vector<Held>& held,
+                                     std::int64_t resident_bytes) const {
+  Moves moves;
+  std::vector<Held> now = held;
+  std::int64_t there = 0;
+  std::int64_t in_use = 0;
+  for (std::size_t bucket = 0; bucket < held.size(); ++bucket) {
+    if (held[bucket].there) there += bytes_[bucket];
+    if (held[bucket].in_use) in_use += bytes_[bucket];
+  }
+  const std::int64_t most = std::max(resident_bytes, std::max(in_use, largest_) + largest_);
+  const auto drop = [&](std::size_t bucket) {
+    now[bucket].there = false;
+    there -= bytes_[bucket];
+    moves.drop.push_back(bucket);
+  };
+  const auto fetch = [&](std::size_t bucket) {
+    now[bucket].there = true;
+    there += bytes_[bucket];
+    moves.fetch.push_back(bucket);
+  };
+  // Of what is there, in the order in which it leaves for a use at `time`: the farthest from then on first.
+  const auto leaving = [&](std::size_t time) {
+    std::vector<std::size_t> all;
+    for (std::size_t bucket = 0; bucket < now.size(); ++bucket) {
+      if (now[bucket].there) all.push_back(bucket);
+    }
+    std::stable_sort(all.begin(), all.end(),
+                     [&](std::size_t a, std::size_t b) { return next_use(a, time) > next_use(b, time); });
+    return all;
+  };
+
+  if (known()) {  // what was here for uses that are over
+    for (std::size_t bucket = 0; bucket < now.size(); ++bucket) {
+      if (now[bucket].there && !now[bucket].in_use && next_use(bucket, position_) == kNever) drop(bucket);
+    }
+  }
+  for (const std::size_t bucket : needed) {
+    if (now[bucket].there) continue;
+    for (const std::size_t other : leaving(position_)) {
+      if (there + bytes_[bucket] <= most) break;
+      if (!now[other].in_use) drop(other);
+    }
+    fetch(bucket);
+  }
+  // Ahead: the next that is missing, as soon as what is to leave for it has been used for the last time
+  // before that: what is fetched is what would be without looking ahead (Cao et al. 1995, conservative).
+  for (std::size_t time = position_ + 1; time < expected_.size(); ++time) {
+    const std::size_t next = expected_[time].bucket;
+    if (now[next].there) continue;
+    std::vector<std::size_t> leave;
+    std::int64_t freed = 0;
+    for (const std::size_t other : leaving(time)) {
+      if (there - freed + bytes_[next] <= most) break;
+      if (now[other].in_use || next_use(other, position_ + 1) < time) return moves;
+      freed += bytes_[other];
+      leave.push_back(other);
+    }
+    const bool returns = std::find(moves.drop.begin(), moves.drop.end(), next) != moves.drop.end();
+    if (returns || there - freed + bytes_[next] > most) return moves;
+    for (const std::size_t other : leave) drop(other);
+    fetch(next);
+  }
+  return moves;
+}
+
+}  // namespace reef

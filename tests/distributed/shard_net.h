@@ -1,0 +1,126 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reef/optim.h"
+#include "reef/process_group.h"
+#include "reef/shard.h"
+
+// What the tests of reef::shard train, and what one process gets that accumulates over all ranks' batches.
+namespace reef::shard_tests {
+
+using at::Tensor;
+
+inline const ProcessGroupPtr& group() {
+  static const ProcessGroupPtr the_group = init_process_group();
+  return the_group;
+}
+inline int rank() { return group()->getRank(); }
+inline int size() { return group()->getSize(); }
+
+/// Uneven sizes, a tied weight, a frozen one, one that only batches with an even first token use, and one
+/// that none does.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(std::uint64_t seed) {
+    torch::manual_seed(seed);
+    tokens = register_module("tokens", torch::nn::Embedding(37, 24));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({24})));
+    up = register_module("up", torch::nn::Linear(24, 101));
+    down = register_module("down", torch::nn::Linear(101, 24));
+    even = register_parameter("even", torch::randn({24, 3}));
+    never = register_parameter("never", torch::randn({700}));
+    frozen = register_parameter("frozen", torch::randn({24}), /*requires_grad=*/false);
+    tied = register_parameter("tied", tokens->weight);
+    scale = register_buffer("scale", torch::randn({24}));
+  }
+  Tensor forward(const Tensor& batch) {
+    Tensor h = norm(tokens(batch) + frozen * scale);
+    h = h + down(torch::gelu(up(h)));
+    if (batch[0][0].item<std::int64_t>() % 2 == 0) h = h + torch::matmul(torch::matmul(h, even), even.t());
+    return torch::matmul(h, tied.t()).log_softmax(-1).select(-1, 3).mean().neg();
+  }
+  torch::nn::Embedding tokens{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  Tensor even, never, frozen, tied, scale;
+};
+TORCH_MODULE(Net);
+
+/// Ranks that differ in what they use of the model; or `alike`, as Stage::kParameters needs them.
+enum class Ranks { kDiffer, kAlike };
+inline Ranks ranks_at(Stage stage) { return stage == Stage::kParameters ? Ranks::kAlike : Ranks::kDiffer; }
+
+inline Tensor batch(Ranks ranks, int of_rank, int step, int micro = 0) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 * of_rank + 10 * step + micro);
+  Tensor made = torch::randint(37, {2, 5}, generator, torch::kLong);
+  made[0][0] = (ranks == Ranks::kAlike ? 2 : 1) * of_rank + step;
+  return made;
+}
+
+using Optimizer = std::shared_ptr<torch::optim::Optimizer>;
+struct Case {
+  const char* name;
+  std::function<Optimizer(std::vector<Tensor>)> make;
+};
+inline const std::vector<Case> kCases = {
+    {"momentum",
+     [](std::vector<Tensor> all) {
+       return std::make_shared<torch::optim::SGD>(all, torch::optim::SGDOptions(0.1).momentum(0.9));
+     }},
+    {"torch AdamW",
+     [](std::vector<Tensor> all) {
+       return std::make_shared<torch::optim::AdamW>(all, torch::optim::AdamWOptions(1e-2));
+     }},
+    {"reef AdamW",
+     [](std::vector<Tensor> all) { return std::make_shared<optim::AdamW>(all, optim::AdamWOptions(1e-2)); }}};
+constexpr Stage kStages[] = {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients, Stage::kParameters};
+constexpr int kSteps = 4;
+
+inline std::string where(const Case& tested, Stage stage, std::int64_t bucket_bytes) {
+  return std::string(tested.name) + ", stage " + std::to_string(static_cast<int>(stage)) + ", buckets of " +
+         std::to_string(bucket_bytes);
+}
+
+inline void expect_same(torch::nn::Module& found, torch::nn::Module& expected, const std::string& text) {
+  const auto theirs = expected.named_parameters();
+  for (const auto& item : found.named_parameters()) {
+    const Tensor& other = theirs[item.key()];
+    EXPECT_TRUE(torch::equal(item.value(), other))
+        << text << ": " << item.key() << " is off by " << (item.value() - other).abs().max().item<double>()
+        << " on rank " << rank();
+  }
+}
+
+/// A weight that is there under two names is one parameter.
+inline std::vector<Tensor> parameters_of(const Net& net) {
+  std::vector<Tensor> once;
+  for (const auto& item : net->named_parameters()) {
+    if (item.key() != "tied") once.push_back(item.value());
+  }
+  return once;
+}
+
+/// What one process gets.
+inline Net accumulated(const Case& tested, Ranks ranks, Reduction reduction) {
+  Net net(7);
+  const Optimizer optimizer = tested.make(parameters_of(net));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer->zero_grad();
+    for (int of = 0; of < size(); ++of) {
+      net->forward(batch(ranks, of, step)).backward();
+    }
+    for (const Tensor& parameter : parameters_of(net)) {
+      if (reduction == Reduction::kMean && parameter.grad().defined()) parameter.grad().div_(size());
+    }
+    optimizer->step();
+  }
+  return net;
+}
+
+}  // namespace reef::shard_tests

@@ -1,0 +1,167 @@
+// Stage::kParameters, beside what shard_test.cpp shows of every stage.
+#include <array>
+
+#include "reef/budget.h"
+#include "reef/error.h"
+#include "reef/ledger.h"
+#include "shard_net.h"
+
+namespace reef::shard_tests {
+namespace {
+
+constexpr int kLayers = 6;
+
+std::int64_t width() { return 128 * static_cast<std::int64_t>(size()); }
+std::int64_t layer_bytes() { return 4 * width() * width(); }
+
+/// A chain of layers of one size, each a bucket, with what they need and no padding.
+torch::nn::Sequential chain() {
+  torch::manual_seed(3);
+  torch::nn::Sequential net;
+  for (int i = 0; i < kLayers; ++i)
+    net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width(), width()).bias(false)));
+  return net;
+}
+
+Tensor input(int of_rank, int step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 * of_rank + step);
+  return torch::randn({8, width()}, generator).requires_grad_();  // so that backward needs every layer
+}
+
+void train(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int step) {
+  optimizer.zero_grad();
+  net->forward(input(rank(), step)).pow(2).mean().backward();
+  optimizer.step();
+}
+
+// 12 bytes a parameter over two ranks where nothing stays, less what is used last in forward and first in
+// backward; 8 with room for all; between them, what stays is not fetched again.
+TEST(ShardParameters, WhatStaysIsNotSentAgain) {
+  for (int resident = 0; resident <= kLayers; ++resident) {
+    torch::nn::Sequential net = chain();
+    Shard sharded = shard(*net, group(),
+                          {.stage = Stage::kParameters,
+                           .bucket_bytes = layer_bytes(),
+                           .resident_bytes = resident * layer_bytes()});
+    torch::optim::SGD optimizer(sharded.parameters(), 0.01);
+    train(net, optimizer, 0);
+    const std::int64_t first = sharded.sent_bytes();
+    train(net, optimizer, 1);
+    const int kept = std::max(resident, 2);  // at the turn
+    const int sent = kLayers + (2 * kLayers - kept);
+    EXPECT_EQ(sharded.sent_bytes() - first, sent * (size() - 1) * layer_bytes() / size()) << resident;
+  }
+}
+
+TEST(ShardParameters, EveryRoomGivesTheSameBits) {
+  const Case& adamw = kCases[1];
+  Net expected = accumulated(adamw, Ranks::kAlike, Reduction::kMean);
+  for (const std::int64_t resident_bytes : {0, 4000, 12000, 20000, 1 << 30}) {
+    Net net(7 + rank());
+    Shard sharded = shard(
+        *net, group(), {.stage = Stage::kParameters, .bucket_bytes = 3000, .resident_bytes = resident_bytes});
+    const Optimizer optimizer = adamw.make(sharded.parameters());
+    for (int step = 0; step < kSteps; ++step) {
+      {
+        const torch::NoGradGuard no_grad;  // an evaluation before every step
+        net->forward(batch(Ranks::kAlike, rank(), step + 1));
+      }
+      optimizer->zero_grad();
+      net->forward(batch(Ranks::kAlike, rank(), step)).backward();
+      EXPECT_GT(net->norm->weight.pow(2).sum().item<double>(), 0);  // and a look before it
+      optimizer->step();
+    }
+    expect_same(*net, *expected, "resident " + std::to_string(resident_bytes));
+  }
+}
+
+// 16 / N bytes a parameter stay. At its highest a step has, beside that and activations: a bucket that is
+// used and one on its way; of gradients, one that is filled, one that is sent, what is received of it, and
+// what autograd has just made.
+TEST(ShardParameters, AStepsPeakIsTheFormula) {
+  const Ledger ledger;
+  const std::int64_t before = allocator_live_bytes();
+  torch::nn::Sequential net = chain();
+  Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
+  torch::optim::Adam optimizer(sharded.parameters());
+  train(net, optimizer, 0);
+  train(net, optimizer, 1);
+  const std::int64_t kept = 4 * kLayers * layer_bytes() / size();
+  EXPECT_EQ(allocator_live_bytes() - before, kept);
+  optimizer.zero_grad();
+  const Tensor x = input(rank(), 2);
+  const std::int64_t without_gradients = allocator_live_bytes();
+  Ledger peak;
+  net->forward(x).pow(2).mean().backward();
+  const std::int64_t activations = (2 * kLayers + 6) * x.nbytes();
+  EXPECT_LE(peak.peak().bytes.total(),
+            without_gradients + kLayers * layer_bytes() / size() + 6 * layer_bytes() + activations);
+}
+
+TEST(ShardParameters, WhatAProgramWritesIsKept) {
+  Net net(7);
+  Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = 3000});
+  {
+    const torch::NoGradGuard no_grad;
+    for (Tensor& parameter : net->parameters()) {
+      if (parameter.requires_grad()) parameter.fill_(0.25);
+    }
+    net->forward(batch(Ranks::kAlike, rank(), 0));  // others come and go
+  }
+  for (const Tensor& part : sharded.parameters()) EXPECT_TRUE(part.eq(0.25).all().item<bool>());
+  const torch::NoGradGuard no_grad;
+  for (const Tensor& parameter : net->parameters()) {
+    if (parameter.requires_grad()) {
+      EXPECT_TRUE(parameter.eq(0.25).all().item<bool>());
+    }
+  }
+}
+
+TEST(ShardParameters, APointerIsRefusedUntilGathered) {
+  torch::nn::Sequential net = chain();
+  std::vector<Tensor> expected;
+  for (const Tensor& parameter : net->parameters()) expected.push_back(parameter.detach().clone());
+  {
+    Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
+    std::string said;
+    try {
+      net->parameters()[0].data_ptr<float>();
+    } catch (const c10::Error& error) {
+      said = error.what_without_backtrace();
+    }
+    EXPECT_NE(said.find("this parameter is divided among the ranks just now"), std::string::npos) << said;
+    sharded.gather();
+    EXPECT_EQ(*net->parameters()[0].data_ptr<float>(), expected[0].flatten()[0].item<float>());
+  }
+  // And after the shard is gone, whole.
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(torch::equal(net->parameters()[i], expected[i]));
+}
+
+// One process serves a model of which its memory holds a part: ZeRO-Offload's other half.
+TEST(ShardParameters, PartsLeaveForATierInsideABudget) {
+  const auto run = [](std::uint64_t budget_bytes, std::uint64_t& peak, std::uint64_t& evictions) {
+    Budget budget(budget_bytes, std::vector<const torch::nn::Module*>{});
+    const auto before = budget.use().live_bytes;
+    torch::nn::Sequential net = chain();
+    Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
+    torch::optim::AdamW optimizer(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
+    budget.reset_use();
+    for (int step = 0; step < 4; ++step) train(net, optimizer, step);
+    peak = budget.use().peak_bytes - before;
+    evictions = budget.use().evictions;
+    std::vector<Tensor> found;
+    for (const Tensor& part : sharded.parameters()) found.push_back(part.detach().clone());
+    return found;
+  };
+  std::uint64_t natural = 0, peak = 0, evictions = 0;
+  const std::vector<Tensor> expected = run(std::uint64_t{1} << 40, natural, evictions);
+  const std::uint64_t least = static_cast<std::uint64_t>(allocator_live_bytes()) + natural * 8 / 10;
+  const std::vector<Tensor> found = run(least, peak, evictions);
+  EXPECT_LE(peak, least);
+  EXPECT_GT(evictions, 0U);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(torch::equal(found[i], expected[i])) << i;
+}
+
+}  // namespace
+}  // namespace reef::shard_tests
