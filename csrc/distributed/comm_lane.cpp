@@ -32,7 +32,7 @@ std::uint64_t CommLane::submit(std::function<void()> work) {
 void CommLane::wait(std::uint64_t ticket) {
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [&] { return finished_count_ >= ticket; });
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (error_ && ticket >= failed_) std::rethrow_exception(error_);
 }
 
 void CommLane::serve() {
@@ -54,7 +54,10 @@ void CommLane::serve() {
         error = std::current_exception();
       }
       lock.lock();
-      if (error) error_ = error;
+      if (error) {
+        error_ = error;
+        failed_ = finished_count_ + 1;
+      }
     }
     ++finished_count_;
     finished_.notify_all();

@@ -11,8 +11,8 @@
 namespace reef {
 
 /// A thread that communicates beside the program: runs what it is given in order, one after another. When
-/// something has thrown, what comes after it is passed over until the error has been taken. The thread starts
-/// with the first work; its operators are recorded by neither autograd nor observers.
+/// something has thrown, what comes after it is passed over: the ranks no longer know what each other send.
+/// The thread starts with the first work; its operators are recorded by neither autograd nor observers.
 class CommLane {
  public:
   CommLane() = default;
@@ -23,8 +23,7 @@ class CommLane {
 
   /// Gives its number, counted from 1.
   std::uint64_t submit(std::function<void()> work);
-  /// Until work number `ticket` and all before it are through, or failed. Throws the error, which is thereby
-  /// taken.
+  /// Until work number `ticket` and all before it are through. Throws what one of them has thrown.
   void wait(std::uint64_t ticket);
 
  private:
@@ -37,6 +36,7 @@ class CommLane {
   std::uint64_t submitted_count_ = 0;
   std::uint64_t finished_count_ = 0;
   std::exception_ptr error_;
+  std::uint64_t failed_ = 0;  ///< whose
   bool closing_ = false;
   std::thread thread_;
 };

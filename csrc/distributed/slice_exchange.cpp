@@ -106,8 +106,15 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
 }
 
 void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {
+  gather("the all-gather of parameters", flat, subject);
+  sent_bytes_ += (ranks_ - 1) * flat.numel() / ranks_ * static_cast<std::int64_t>(flat.element_size());
+}
+
+void SliceExchange::tell(const Tensor& flat) { gather("the exchange of flags and texts", flat, std::nullopt); }
+
+void SliceExchange::gather(const char* name, const Tensor& flat, std::optional<int> subject) {
   if (ranks_ == 1) return;
-  run("the all-gather of parameters", [&](Works& works) {
+  run(name, [&](Works& works) {
     if (flat.is_cpu()) {
       const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
       for (int step = 1; step < ranks_; ++step) {
@@ -125,7 +132,6 @@ void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {
       works.push_back(compat::all_gather(*group_, to, own));
     }
   });
-  sent_bytes_ += (ranks_ - 1) * flat.numel() / ranks_ * static_cast<std::int64_t>(flat.element_size());
 }
 
 void SliceExchange::any(const Tensor& flags) {
@@ -133,8 +139,7 @@ void SliceExchange::any(const Tensor& flags) {
   const std::int64_t count = flags.numel();
   const Tensor all = at::empty({ranks_ * count}, flags.options());
   own_slice(all).copy_(flags);
-  all_gather(all);
-  sent_bytes_ -= (ranks_ - 1) * count;
+  tell(all);
   flags.copy_(all.view({ranks_, count}).amax(0));
 }
 

@@ -30,19 +30,23 @@ class SliceExchange {
   /// until the group's timeout, and never take one for the other.
   void all_gather(const at::Tensor& flat, std::optional<int> subject = std::nullopt);
 
-  /// Every byte becomes the largest of those that the ranks have there.
+  /// The same of small things that the ranks tell each other, which are not counted.
+  void tell(const at::Tensor& flat);
+
+  /// Every byte becomes the largest of those that the ranks have there. Not counted.
   void any(const at::Tensor& flags);
 
   /// This rank's slice of `flat`, a view.
   at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, rank_); }
 
-  /// Bytes that this rank has sent so far, but for flags.
+  /// Bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   at::Tensor slice(const at::Tensor& flat, int rank) const;
   template <class Issue>
   void run(const char* name, const Issue& issue) const;
+  void gather(const char* name, const at::Tensor& flat, std::optional<int> subject);
   int next_tag();
 
   ProcessGroupPtr group_;

@@ -41,7 +41,7 @@ std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr
   const std::int64_t ranks = group->getSize();
   Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
   exchange.own_slice(sizes).fill_(static_cast<std::int64_t>(own.size()));
-  exchange.all_gather(sizes);
+  exchange.tell(sizes);
   sizes = sizes.cpu();
   const std::int64_t most = sizes.max().item<std::int64_t>();
   Tensor texts = at::zeros({ranks * most}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -49,7 +49,7 @@ std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr
       .narrow(0, 0, static_cast<std::int64_t>(own.size()))
       .copy_(
           at::from_blob(const_cast<char*>(own.data()), {static_cast<std::int64_t>(own.size())}, at::kByte));
-  exchange.all_gather(texts);
+  exchange.tell(texts);
   texts = texts.cpu();
   std::vector<std::string> all;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
