@@ -110,7 +110,9 @@ void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {
   sent_bytes_ += (ranks_ - 1) * flat.numel() / ranks_ * static_cast<std::int64_t>(flat.element_size());
 }
 
-void SliceExchange::tell(const Tensor& flat) { gather("the exchange of flags and texts", flat, std::nullopt); }
+void SliceExchange::tell(const Tensor& flat) {
+  gather("the exchange of flags and texts", flat, std::nullopt);
+}
 
 void SliceExchange::gather(const char* name, const Tensor& flat, std::optional<int> subject) {
   if (ranks_ == 1) return;
