@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
-ROUNDS, STEPS = 3, 5
+ROUNDS, STEPS, BUCKET = 3, 5, "12MiB"
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
-         "reef gradients")  # fmt: skip
+         "reef gradients", "reef parameters", "reef parameters, which stay")  # fmt: skip
 
 
 def status(key: str) -> int:
@@ -73,7 +73,9 @@ def set_up(mode: str):
     if mode.startswith("reef"):
         import reef
 
-        sharded = reef.shard(model, dist.group.WORLD, stage=mode.split()[1])
+        stage, _, stay = mode.removeprefix("reef ").partition(", ")
+        resident = "1GiB" if stay else 0
+        sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident)
         model.sharded = lambda: sharded  # lives as long
         return model, torch.optim.AdamW(sharded.parameters(), **settings)
     if mode == "fully_shard":

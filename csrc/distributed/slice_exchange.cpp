@@ -16,17 +16,19 @@ namespace reef {
 namespace {
 
 using at::Tensor;
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 // What is added up stays in a core's cache.
-constexpr std::int64_t kChunkElements = 16384;
+constexpr std::int64_t kCachedElements = 16384;
+// While one chunk is added up, the next is received.
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 24;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 
+// Of `parts`, in their order.
 void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction reduction) {
   const std::int64_t elements = own.numel();
-  const std::int64_t most = own.is_cpu() ? kChunkElements : std::max<std::int64_t>(elements, 1);
+  const std::int64_t most = own.is_cpu() ? kCachedElements : std::max<std::int64_t>(elements, 1);
   Tensor sum = at::empty({std::min(most, elements)}, own.options());
   for (std::int64_t begin = 0; begin < elements; begin += most) {
     const std::int64_t count = std::min(most, elements - begin);
@@ -70,39 +72,64 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
     if (own.storage().unsafeGetStorageImpl() != flat.storage().unsafeGetStorageImpl()) own.copy_(flat);
     return;
   }
-  std::vector<Tensor> parts(static_cast<std::size_t>(ranks_));
-  const std::int64_t elements = flat.numel() / ranks_;
   if (flat.is_cpu()) {
-    const int tag = next_tag();
-    const Tensor received = at::empty({(ranks_ - 1) * elements}, flat.options());
-    run("the reduce-scatter of gradients", [&](Works& works) {
-      std::int64_t offset = 0;
-      for (int rank = 0; rank < ranks_; ++rank) {
-        Tensor& part = parts[static_cast<std::size_t>(rank)];
-        if (rank == rank_) {
-          part = slice(flat, rank);
-          continue;
-        }
-        part = received.narrow(0, offset, elements);
-        offset += elements;
-        std::vector<Tensor> to = {part};
-        works.push_back(group_->recv(to, rank, tag));
-      }
-      for (int step = 1; step < ranks_; ++step) {  // not all to rank 0 at first
-        std::vector<Tensor> from = {slice(flat, (rank_ + step) % ranks_)};
-        works.push_back(group_->send(from, (rank_ + step) % ranks_, tag));
-      }
-    });
+    run("the reduce-scatter of gradients",
+        [&](Works& works) { receive_and_add(flat, own, reduction, works); });
   } else {
     Tensor received = at::empty_like(flat);
     run("the reduce-scatter of gradients", [&](Works& works) {
       Tensor from = flat;
       works.push_back(compat::all_to_all(*group_, received, from));
     });
-    for (int rank = 0; rank < ranks_; ++rank) parts[static_cast<std::size_t>(rank)] = slice(received, rank);
+    std::vector<Tensor> parts;
+    for (int rank = 0; rank < ranks_; ++rank) parts.push_back(slice(received, rank));
+    ordered_sum(parts, own, reduction);
   }
-  sent_bytes_ += (ranks_ - 1) * elements * static_cast<std::int64_t>(flat.element_size());
-  ordered_sum(parts, own, reduction);
+  sent_bytes_ += (ranks_ - 1) * (flat.numel() / ranks_) * static_cast<std::int64_t>(flat.element_size());
+}
+
+// By messages of a chunk each, of which two from every rank are under way.
+void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduction reduction,
+                                    Works& works) {
+  const int tag = next_tag();
+  const std::int64_t elements = own.numel();
+  const std::int64_t most = kChunkBytes / static_cast<std::int64_t>(flat.element_size());
+  const std::int64_t chunks = (elements + most - 1) / most;
+  const auto chunk_of = [&](const Tensor& whole, std::int64_t chunk) {
+    return whole.narrow(0, chunk * most, std::min(most, elements - chunk * most));
+  };
+  const Tensor received =
+      at::empty({std::min<std::int64_t>(2, chunks), ranks_ - 1, std::min(most, elements)}, flat.options());
+  const auto place = [&](std::int64_t chunk, int rank) {
+    return received[chunk % 2][rank < rank_ ? rank : rank - 1].narrow(
+        0, 0, std::min(most, elements - chunk * most));
+  };
+  Works coming[2];
+  const auto receive = [&](std::int64_t chunk) {
+    for (int rank = 0; rank < ranks_ && chunk < chunks; ++rank) {
+      if (rank == rank_) continue;
+      std::vector<Tensor> to = {place(chunk, rank)};
+      coming[chunk % 2].push_back(group_->recv(to, rank, tag));
+    }
+  };
+  receive(0);
+  receive(1);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int step = 1; step < ranks_; ++step) {  // not all to rank 0 at first
+      const int to = (rank_ + step) % ranks_;
+      std::vector<Tensor> from = {chunk_of(slice(flat, to), chunk)};
+      works.push_back(group_->send(from, to, tag));
+    }
+  }
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (const auto& work : coming[chunk % 2]) work->wait();
+    coming[chunk % 2].clear();
+    std::vector<Tensor> parts;
+    for (int rank = 0; rank < ranks_; ++rank)
+      parts.push_back(rank == rank_ ? chunk_of(slice(flat, rank), chunk) : place(chunk, rank));
+    ordered_sum(parts, chunk_of(own, chunk), reduction);
+    receive(chunk + 2);
+  }
 }
 
 void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {

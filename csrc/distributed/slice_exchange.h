@@ -4,8 +4,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "reef/collectives.h"
+
+namespace c10d {
+class Work;
+}  // namespace c10d
 
 namespace reef {
 
@@ -21,8 +26,8 @@ class SliceExchange {
 
   /// `own`, of a slice's elements, becomes the sum (or mean) of this rank's slice over all ranks: added up in
   /// the order of ranks, ((0 + 1) + 2) + ..., in the dtype itself, as an accumulation of gradients would; a
-  /// mean is divided last. It may be that slice of `flat`. Sends and receives (N - 1) / N of `flat`, for
-  /// which it needs that much memory more.
+  /// mean is divided last. It may be that slice of `flat`. Sends and receives (N - 1) / N of `flat`. Needs,
+  /// on the CPU, 2 (N - 1) MiB more at most; on devices, as much as `flat`.
   void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
 
   /// Every rank's slice in all of `flat`. Sends (N - 1) slices and receives as many. On the CPU, calls of
@@ -44,6 +49,8 @@ class SliceExchange {
 
  private:
   at::Tensor slice(const at::Tensor& flat, int rank) const;
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
   template <class Issue>
   void run(const char* name, const Issue& issue) const;
   void gather(const char* name, const at::Tensor& flat, std::optional<int> subject);
