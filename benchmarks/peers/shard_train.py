@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
-ROUNDS, STEPS, BUCKET = 3, 5, "12MiB"
+ROUNDS = {2: 3, 4: 2}
+"""By ranks."""
+STEPS, BUCKET = 5, "12MiB"
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
          "reef gradients", "reef parameters", "reef parameters, which stay")  # fmt: skip
 
@@ -151,21 +153,21 @@ def run_mode(mode: str, ranks: int, own_network: bool) -> dict[str, float]:
 def main() -> None:
     own_network = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
     parameters = sum(p.numel() for p in make_model().parameters())
-    for ranks in (2, 4):
+    for ranks, rounds in ROUNDS.items():
         found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for mode in MODES:
                 found[mode].append(run_mode(mode, ranks, own_network))
-        for mode, rounds in found.items():
-            tokens = [ranks * BATCH * LENGTH / one["seconds"] for one in rounds]
+        for mode, runs in found.items():
+            tokens = [ranks * BATCH * LENGTH / one["seconds"] for one in runs]
             ratio = statistics.median(first["seconds"] / one["seconds"]
-                                      for first, one in zip(found[MODES[0]], rounds, strict=True))  # fmt: skip
-            wire = statistics.median(one["wire"] for one in rounds) / parameters
-            peak = statistics.median(one["peak"] for one in rounds) / 2**20
+                                      for first, one in zip(found[MODES[0]], runs, strict=True))  # fmt: skip
+            wire = statistics.median(one["wire"] for one in runs) / parameters
+            peak = statistics.median(one["peak"] for one in runs) / 2**20
             sent = f"{wire:.2f} bytes a parameter and step on the wire; " if own_network else ""
             print(json.dumps({
                 "name": f"{ranks} ranks/{mode}", "value": statistics.median(tokens), "unit": "tokens/s",
-                "context": f"median of {ROUNDS} rounds in turn; {ratio:.3g} times {MODES[0]} in the same round; {sent}"
+                "context": f"median of {rounds} rounds in turn; {ratio:.3g} times {MODES[0]} in the same round; {sent}"
                            f"{peak:.0f} MiB held at the peak",
             }), flush=True)  # fmt: skip
 

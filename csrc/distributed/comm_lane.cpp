@@ -35,6 +35,15 @@ void CommLane::wait(std::uint64_t ticket) {
   if (error_ && ticket >= failed_) std::rethrow_exception(error_);
 }
 
+void CommLane::wait_all() {
+  std::uint64_t last = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    last = submitted_count_;
+  }
+  wait(last);
+}
+
 void CommLane::serve() {
   const at::NoGradGuard no_grad;
   const at::DisableRecordFunctionGuard unobserved;

@@ -25,6 +25,8 @@ class CommLane {
   std::uint64_t submit(std::function<void()> work);
   /// Until work number `ticket` and all before it are through. Throws what one of them has thrown.
   void wait(std::uint64_t ticket);
+  /// The same of all that has been submitted.
+  void wait_all();
 
  private:
   void serve();

@@ -22,7 +22,7 @@ constexpr std::int64_t kCachedElements = 16384;
 // While one chunk is added up, the next is received.
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
-constexpr int kFirstTag = 1 << 24;
+constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 
 // Of `parts`, in their order.
@@ -47,7 +47,7 @@ SliceExchange::SliceExchange(ProcessGroupPtr group, int number)
     : group_(std::move(group)),
       rank_(group_->getRank()),
       ranks_(group_->getSize()),
-      first_tag_(kFirstTag + number % 64 * 2 * kTags) {}
+      first_tag_(kFirstTag + number % kNumbers * 2 * kTags) {}
 
 Tensor SliceExchange::slice(const Tensor& flat, int rank) const {
   const std::int64_t elements = flat.numel() / ranks_;

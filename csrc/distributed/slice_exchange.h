@@ -21,7 +21,8 @@ namespace reef {
 /// RankFailed.
 class SliceExchange {
  public:
-  /// Two exchanges in one group that are used at the same time need different numbers.
+  /// Two exchanges in one group that are used at the same time need different numbers, from 0 to kNumbers.
+  static constexpr int kNumbers = 256;
   SliceExchange(ProcessGroupPtr group, int number);
 
   /// `own`, of a slice's elements, becomes the sum (or mean) of this rank's slice over all ranks: added up in

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <atomic>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -37,7 +38,7 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
 
 // Of every rank.
 std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr& group, c10::Device device) {
-  SliceExchange exchange(group, 2);
+  SliceExchange exchange(group, 0);
   const std::int64_t ranks = group->getSize();
   Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
   exchange.own_slice(sizes).fill_(static_cast<std::int64_t>(own.size()));
@@ -59,6 +60,12 @@ std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr
   return all;
 }
 
+// Number 0 is this one's.
+int first_exchange(int number) {
+  constexpr int kShards = (SliceExchange::kNumbers - 1) / kExchanges;
+  return 1 + number % kShards * kExchanges;
+}
+
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -68,17 +75,25 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-void check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
-                     const ProcessGroupPtr& group, const ShardOptions& options) {
-  if (group->getSize() == 1) return;
+int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
+                    const ShardOptions& options) {
+  // Rank 0 counts: others may have made other shards, in other groups.
+  static std::atomic<int> made{0};
+  const int number = made++;
+  if (group->getSize() == 1) return first_exchange(number);
+  std::vector<std::string> lines = lines_of(parameters, buffers, options);
+  lines.push_back(std::to_string(number));
   std::string own;
-  for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
+  for (const std::string& line : lines) own += line + "\n";
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().second.device();
   const std::vector<std::string> all = exchanged(own, group, device);
-  const std::vector<std::string> first = split(all.front());
+  std::vector<std::string> first = split(all.front());
+  const int of_first = std::stoi(first.back());
+  first.pop_back();
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all.front()) continue;
-    const std::vector<std::string> other = split(all[rank]);
+    std::vector<std::string> other = split(all[rank]);
+    other.pop_back();
+    if (other == first) continue;
     std::size_t i = 0;
     while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
     const auto line = [&](const std::vector<std::string>& of) {
@@ -88,6 +103,7 @@ void check_agreement(const Shard::Named& parameters, const Shard::Named& buffers
                       " is " + line(first) + " on rank 0, and " + line(other) + " on rank " +
                       std::to_string(rank) + "; build the same on every rank.");
   }
+  return first_exchange(of_first);
 }
 
 }  // namespace reef

@@ -14,8 +14,9 @@ using at::Tensor;
 
 class AfterSteps final : public Gatherer {
  public:
-  AfterSteps(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group)
-      : Gatherer(std::move(layout), group),
+  AfterSteps(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
+             int exchange)
+      : Gatherer(std::move(layout), group, exchange),
         tickets_(layout_.buckets.size(), 0),
         on_its_way_(layout_.buckets.size()) {
     for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
@@ -94,8 +95,8 @@ class AfterSteps final : public Gatherer {
 }  // namespace
 
 std::unique_ptr<Gatherer> gather_after_steps(const std::vector<Tensor>& parameters, ShardLayout layout,
-                                             const ProcessGroupPtr& group) {
-  return std::make_unique<AfterSteps>(parameters, std::move(layout), group);
+                                             const ProcessGroupPtr& group, int exchange) {
+  return std::make_unique<AfterSteps>(parameters, std::move(layout), group, exchange);
 }
 
 }  // namespace reef

@@ -5,11 +5,11 @@
 #include <mutex>
 #include <string>
 
+#include "gather_order.h"
 #include "page/pinned.h"
 #include "page/storage_access.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
-#include "shard/gather_order.h"
 #include "shard/gatherer.h"
 
 namespace reef {
@@ -24,8 +24,8 @@ constexpr const char* kDividedMessage =
 class OnDemand final : public Gatherer {
  public:
   OnDemand(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
-           std::int64_t resident_bytes)
-      : Gatherer(std::move(layout), group),
+           int exchange, std::int64_t resident_bytes)
+      : Gatherer(std::move(layout), group, exchange),
         resident_bytes_(resident_bytes),
         order_(sizes_of(layout_, parameters)),
         buckets_(layout_.buckets.size()) {
@@ -232,8 +232,9 @@ class OnDemand final : public Gatherer {
 }  // namespace
 
 std::unique_ptr<Gatherer> gather_on_demand(const std::vector<Tensor>& parameters, ShardLayout layout,
-                                           const ProcessGroupPtr& group, std::int64_t resident_bytes) {
-  return std::make_unique<OnDemand>(parameters, std::move(layout), group, resident_bytes);
+                                           const ProcessGroupPtr& group, int exchange,
+                                           std::int64_t resident_bytes) {
+  return std::make_unique<OnDemand>(parameters, std::move(layout), group, exchange, resident_bytes);
 }
 
 }  // namespace reef

@@ -101,10 +101,10 @@ Gatherer::Listener& Gatherer::listener() {
   return *only;
 }
 
-Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group)
+Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange)
     : layout_(std::move(layout)),
       rank_(group->getRank()),
-      exchange_(group, 1),
+      exchange_(group, exchange),
       lane_(std::make_unique<CommLane>()) {}
 
 Gatherer::~Gatherer() = default;

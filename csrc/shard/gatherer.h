@@ -35,7 +35,7 @@ class Gatherer {
   virtual void gather() = 0;
 
  protected:
-  Gatherer(ShardLayout layout, const ProcessGroupPtr& group);
+  Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange);
 
   /// Moves a bucket's parameters into one flat tensor.
   at::Tensor flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
@@ -85,11 +85,12 @@ class Gatherer {
 /// reduced). All buckets are fetched then, in the order of use, and an operator waits for those that it
 /// reads.
 std::unique_ptr<Gatherer> gather_after_steps(const std::vector<at::Tensor>& parameters, ShardLayout layout,
-                                             const ProcessGroupPtr& group);
+                                             const ProcessGroupPtr& group, int exchange);
 
 /// Stage kParameters: of a bucket there is the slice, and all of it while operators use it, and before and
 /// after as long as `resident_bytes` hold it. Operators must use buckets in the same order on all ranks.
 std::unique_ptr<Gatherer> gather_on_demand(const std::vector<at::Tensor>& parameters, ShardLayout layout,
-                                           const ProcessGroupPtr& group, std::int64_t resident_bytes);
+                                           const ProcessGroupPtr& group, int exchange,
+                                           std::int64_t resident_bytes);
 
 }  // namespace reef

@@ -66,8 +66,11 @@ class Reducer::Pass {
 };
 
 Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
-                 const ShardOptions& options)
-    : group_(std::move(group)), layout_(std::move(layout)), options_(options), exchange_(group_, 0) {
+                 int first_exchange, const ShardOptions& options)
+    : group_(std::move(group)),
+      layout_(std::move(layout)),
+      options_(options),
+      lines_{Line{{group_, first_exchange}, {}}, Line{{group_, first_exchange + 1}, {}}} {
   items_.resize(parameters.size());
   buckets_.resize(layout_.buckets.size());
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -136,6 +139,12 @@ void Reducer::begin_pass() {
   }
 }
 
+// A device's backend has one order for all.
+Reducer::Line& Reducer::line_of(std::size_t bucket) {
+  const bool on_host = items_[buckets_[bucket].items.front()].parameter.tensor.is_cpu();
+  return lines_[on_host ? bucket % 2 : 0];
+}
+
 const Tensor& Reducer::memory_of(std::size_t number) {
   Bucket& bucket = buckets_[number];
   if (bucket.flat.defined()) return bucket.flat;
@@ -189,20 +198,21 @@ void Reducer::send(std::size_t number) {
     bucket.own = at::empty({elements}, flat.options());
     bucket.flat.reset();  // the lane has the last reference
   } else {
-    bucket.own = exchange_.own_slice(flat);
+    bucket.own = lines_[0].exchange.own_slice(flat);
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
-  const std::uint64_t ticket = lane_.submit([this, sent = std::move(sent), reduced = std::move(reduced)] {
+  Line& line = line_of(number);
+  line.lane.submit([this, &line, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
-    exchange_.reduce_scatter(sent->tensor(), reduced->tensor(), options_.reduction);
-    if (!sharded()) exchange_.all_gather(sent->tensor());
+    line.exchange.reduce_scatter(sent->tensor(), reduced->tensor(), options_.reduction);
+    if (!sharded()) line.exchange.all_gather(sent->tensor());
   });
   // While one is filled, one is sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole.
-  if (divides_gradients() && number > 0) lane_.wait(ticket - 1);
+  if (divides_gradients() && number > 0) line_of(number - 1).lane.wait_all();
 }
 
 // This rank has no gradient of it.
@@ -243,7 +253,9 @@ std::vector<bool> Reducer::used_anywhere() {
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
   flags = flags.to(items_.front().parameter.tensor.device());
-  lane_.wait(lane_.submit([this, flags] { exchange_.any(flags); }));
+  for (Line& line : lines_) line.lane.wait_all();
+  CommLane& lane = lines_[0].lane;
+  lane.wait(lane.submit([this, flags] { lines_[0].exchange.any(flags); }));
   flags = flags.cpu();
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   return std::vector<bool>(all, all + items_.size());

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,8 +32,9 @@ struct ReducedParameter {
 /// gradients of the parameters (kReplicate) or of the parts.
 class Reducer {
  public:
+  /// Exchanges of this number and the next are its own.
   Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
-          const ShardOptions& options);
+          int first_exchange, const ShardOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -43,7 +45,9 @@ class Reducer {
     reduced_ = std::move(reduced);
   }
   void set_syncing(bool syncing);
-  std::int64_t sent_bytes() const { return exchange_.sent_bytes(); }
+  std::int64_t sent_bytes() const {
+    return lines_[0].exchange.sent_bytes() + lines_[1].exchange.sent_bytes();
+  }
 
  private:
   class Hook;
@@ -98,8 +102,13 @@ class Reducer {
   bool in_pass_ = false;
   std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
   std::size_t next_bucket_ = 0;                                        ///< the first that has not been sent
-  SliceExchange exchange_;
-  CommLane lane_;  ///< the last: its work uses the others
+  struct Line {
+    SliceExchange exchange;
+    CommLane lane;
+  };
+  /// Of which buckets take turns: while the one waits for the other ranks, the other one's sums are made.
+  Line& line_of(std::size_t bucket);
+  std::array<Line, 2> lines_;  ///< the last: their work uses the others
 };
 
 }  // namespace reef

@@ -87,7 +87,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   const Named parameters = without_repetition(all_parameters);
   const Named buffers = without_repetition(all_buffers);
   check(parameters, group, options);
-  check_agreement(parameters, buffers, group, options);
+  const int exchange = check_agreement(parameters, buffers, group, options);
   broadcast_all(parameters, buffers, group);
 
   // Backward comes to the last first.
@@ -109,12 +109,12 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
       parts_->parameters.push_back(it->tensor);
       parts_->names.push_back(it->name);
     }
-    parts_->reducer.emplace(std::move(reduced), layout, group, options);
+    parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
-                         ? gather_on_demand(tensors, layout, group, options.resident_bytes)
-                         : gather_after_steps(tensors, layout, group);
+                         ? gather_on_demand(tensors, layout, group, exchange, options.resident_bytes)
+                         : gather_after_steps(tensors, layout, group, exchange);
   Gatherer& gatherer = *parts_->gatherer;
   std::vector<KeptPart> in_order = gatherer.parts();  // of the module
   std::stable_sort(in_order.begin(), in_order.end(),
@@ -124,7 +124,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     parts_->names.push_back(reduced[part.piece.item].name + "[" + std::to_string(part.piece.first) + ":" +
                             std::to_string(part.piece.first + part.piece.elements) + "]");
   }
-  Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, options);
+  Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
   reducer.set_parts(gatherer.parts(), [&gatherer] { gatherer.expect_step(); });
 }
 

@@ -40,7 +40,11 @@ OPTIMIZERS = {
 }
 
 
-def accumulated(make, ranks: int) -> Net:
+MAX_NORM = 0.02
+"""Smaller than the gradients of every step."""
+
+
+def accumulated(make, ranks: int, norms: list[float]) -> Net:
     net = Net(7)
     optimizer = make(net.parameters())
     for step in range(4):
@@ -50,8 +54,80 @@ def accumulated(make, ranks: int) -> Net:
         for p in net.parameters():
             if p.grad is not None:
                 p.grad.div_(ranks)
+        norms.append(reef.clip_grad_norm_(net.parameters(), MAX_NORM))
         optimizer.step()
     return net
+
+
+def mean_of_all_tokens(group: torch.distributed.ProcessGroup) -> None:
+    """Ranks that have different numbers of tokens, and one of them none."""
+    rank, ranks = group.rank(), group.size()
+    total = sum(range(ranks)) + (ranks == 1)
+
+    def rows(of: int) -> torch.Tensor:
+        count = of + (ranks == 1)
+        return torch.randn(count, 300, generator=torch.Generator().manual_seed(of))
+
+    def made() -> torch.nn.Linear:
+        torch.manual_seed(1)
+        return torch.nn.Linear(300, 2)
+
+    expected = made()
+    for of in range(ranks):
+        (expected(rows(of)).square().sum() / total).backward()
+    for reduction in ("sum", "mean"):
+        for stage in range(4):
+            layer = made()
+            sharded = reef.shard(layer, group, stage=stage, reduction=reduction)
+            loss = reef.global_mean(layer(rows(rank)).square().sum(), len(rows(rank)), group, reduction=reduction)
+            loss.backward()
+            for part, name in zip(sharded.parameters(), sharded.names(), strict=True):
+                key, _, where = name.partition("[")
+                whole = getattr(expected, key).grad
+                first, last = map(int, where[:-1].split(":")) if where else (0, whole.numel())
+                found = part.grad.flatten()
+                if reduction == "sum":
+                    assert torch.equal(found, whole.flatten()[first:last]), (name, stage)
+                torch.testing.assert_close(found, whole.flatten()[first:last])
+    try:
+        reef.global_mean(torch.zeros(()), 0, group)
+        raise AssertionError("a mean of nothing")
+    except ValueError as error:
+        assert "a count of 0 together" in str(error)
+
+
+def overflow(group: torch.distributed.ProcessGroup) -> None:
+    """On one rank, in one parameter, of which another has the part: nobody steps."""
+    rank, ranks = group.rank(), group.size()
+    for name in ("fused AdamW", "foreach AdamW", "reef AdamW", "reef int8"):
+        expected = Net(7)
+        optimizer = OPTIMIZERS[name](expected.parameters())
+        for step in (0, 2, 3):
+            optimizer.zero_grad()
+            for of in range(ranks):
+                expected(batch(of, step)).backward()
+            for p in expected.parameters():
+                if p.grad is not None:
+                    p.grad.div_(ranks)
+            optimizer.step()
+        for stage in range(4):
+            net = Net(7)
+            sharded = reef.shard(net, group, stage=stage, bucket_bytes="3KiB")
+            optimizer = OPTIMIZERS[name](sharded.parameters())
+            scaler = reef.GradScaler("cpu", init_scale=1024.0, group=group)
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = net(batch(rank, step))
+                if step == 1:
+                    loss = loss + net.up.bias[3] * (torch.inf if rank == ranks - 1 else 0)
+                scaler.scale(loss).backward()
+                if step == 2:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                assert scaler.get_scale() == (1024 if step == 0 else 512), (name, stage, step)
+            for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
+                assert torch.equal(p.detach().clone(), q), f"{name}, stage {stage}: {key}"
 
 
 def leave(phase: str) -> None:
@@ -80,7 +156,9 @@ def main() -> None:
     group = reef.init_process_group()
     rank, ranks = group.rank(), group.size()
     for name, make in OPTIMIZERS.items():
-        expected = accumulated(make, ranks)
+        norms: list[float] = []
+        expected = accumulated(make, ranks, norms)
+        assert min(norms) > MAX_NORM
         for stage, resident in [
             ("replicate", 0), ("optimizer", 0), ("gradients", 0), ("parameters", 0), ("parameters", "12KiB"), (0, 0), (1, 0),
             (2, 0), (3, 10**9),
@@ -91,6 +169,8 @@ def main() -> None:
             for step in range(4):
                 optimizer.zero_grad()
                 net(batch(rank, step)).backward()
+                norm = reef.clip_grad_norm_(sharded.parameters(), MAX_NORM, group)
+                assert norm == norms[step], f"{name}, stage {stage}, step {step}: {norm} and {norms[step]}"
                 optimizer.step()
             for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
                 assert torch.equal(p.detach().clone(), q), f"{name}, stage {stage}, {resident} resident: {key}"
@@ -101,6 +181,8 @@ def main() -> None:
             assert ranks == 1 or before > 0
             if stage not in ("parameters", 3):  # whose forward gathers
                 assert sharded.sent_bytes == before
+    mean_of_all_tokens(group)
+    overflow(group)
     layer = torch.nn.Linear(4, 4 + (rank == 1))
     try:
         reef.shard(layer, group)

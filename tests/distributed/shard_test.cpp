@@ -6,11 +6,15 @@
 #include <torch/torch.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "reef/budget.h"
+#include "reef/clip_grad_norm.h"
 #include "reef/error.h"
+#include "reef/grad_scaler.h"
 #include "reef/ledger.h"
 #include "shard_net.h"
 
@@ -283,6 +287,47 @@ TEST(Shard, TrainsInsideABudget) {
   }
 }
 
+// On one rank, in one parameter, of which another has the part: nobody steps.
+TEST(Shard, AStepThatOverflowsIsLeftOutOnAllRanks) {
+  for (const Case& tested : kCases) {
+    for (const Stage stage : kStages) {
+      const Ranks ranks = Ranks::kAlike;
+      Net expected(7);
+      const Optimizer reference = tested.make(parameters_of(expected));
+      for (const int step : {0, 2, 3}) {
+        reference->zero_grad();
+        for (int of = 0; of < size(); ++of) expected->forward(batch(ranks, of, step)).backward();
+        for (const Tensor& parameter : parameters_of(expected)) {
+          if (parameter.grad().defined()) parameter.grad().div_(size());
+        }
+        reef::clip_grad_norm_(parameters_of(expected), 0.02);
+        reference->step();
+      }
+      Net net(7);
+      Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 3000});
+      const Optimizer optimizer = tested.make(sharded.parameters());
+      GradScaler scaler({.init_scale = 1024, .growth_interval = 2}, group());
+      for (int step = 0; step < kSteps; ++step) {
+        optimizer->zero_grad();
+        Tensor loss = net->forward(batch(ranks, rank(), step));
+        if (step == 1) {
+          loss = loss +
+                 net->up->bias[3] * (rank() == size() - 1 ? std::numeric_limits<double>::infinity() : 0.0);
+        }
+        scaler.scale(loss).backward();
+        scaler.unscale_(*optimizer);
+        const double norm = clip_grad_norm_(sharded.parameters(), 0.02, group());
+        EXPECT_EQ(std::isfinite(norm), step != 1);
+        EXPECT_EQ(scaler.step(*optimizer), step != 1);
+        scaler.update();
+        EXPECT_EQ(scaler.get_scale(), step == 0 || step == 3 ? 1024 : 512);  // two good steps double it
+      }
+      sharded.gather();
+      expect_same(*net, *expected, where(tested, stage, 3000));
+    }
+  }
+}
+
 template <class Call>
 std::string refusal(const Call& call) {
   try {
@@ -314,6 +359,27 @@ TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
   expect(refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
          "number 0 is stage 0, bucket_bytes 2, reduction 1, resident_bytes 0 on rank 0, and stage 0, "
          "bucket_bytes 1");
+}
+
+TEST(Shard, AScalerIsUsedInOrder) {
+  EXPECT_NE(refusal([] { GradScaler({.init_scale = 0}); }).find("init_scale is not positive"),
+            std::string::npos);
+  EXPECT_NE(refusal([] { GradScaler({.growth_factor = 1}); }).find("growth_factor"), std::string::npos);
+  EXPECT_NE(refusal([] { GradScaler({.backoff_factor = 1}); }).find("backoff_factor"), std::string::npos);
+  GradScaler scaler;
+  EXPECT_NE(refusal([&] { scaler.update(); }).find("update() before any step"), std::string::npos);
+  torch::nn::Linear layer(4, 4);
+  torch::optim::SGD optimizer(layer->parameters(), 0.1);
+  scaler.scale(layer->forward(torch::ones({1, 4})).sum()).backward();
+  scaler.unscale_(optimizer);
+  EXPECT_NE(refusal([&] { scaler.unscale_(optimizer); }).find("have been unscaled"), std::string::npos);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_NE(refusal([&] { scaler.step(optimizer); }).find("has been stepped"), std::string::npos);
+  torch::nn::Linear half(4, 4);
+  half->to(torch::kHalf);
+  torch::optim::SGD of_half(half->parameters(), 0.1);
+  half->weight.mutable_grad() = torch::ones_like(half->weight);
+  EXPECT_NE(refusal([&] { scaler.unscale_(of_half); }).find("a gradient is float16"), std::string::npos);
 }
 
 TEST(Shard, RefusesWhatItCannotDo) {

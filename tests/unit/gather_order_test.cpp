@@ -1,4 +1,4 @@
-#include "shard/gather_order.h"
+#include "gather_order.h"
 
 #include <gtest/gtest.h>
 

@@ -20,7 +20,10 @@ from .budget import (
     unpin,
 )
 from .bytes import format_bytes, parse_bytes
+from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
+from .global_mean import global_mean
+from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part
@@ -49,6 +52,7 @@ __all__ = [
     "BudgetOutlook",
     "BudgetUse",
     "BuildInfo",
+    "GradScaler",
     "Ledger",
     "Part",
     "Peak",
@@ -71,10 +75,12 @@ __all__ = [
     "budget",
     "build_info",
     "category_scope",
+    "clip_grad_norm_",
     "cmake_dir",
     "count_nonfinite",
     "disk_tier",
     "format_bytes",
+    "global_mean",
     "host_tier",
     "include_dir",
     "init_process_group",

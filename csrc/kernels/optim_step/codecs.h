@@ -7,6 +7,7 @@
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codes.h"
 #include "kernels/optim_step/fine_codes.h"
+#include "kernels/optim_step/prefetch.h"
 #include "kernels/optim_step/rounding.h"
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
@@ -19,7 +20,7 @@ namespace reef::kernels {
 
 template <class L, int kBytes>
 void prefetch_tile(const std::uint8_t* codes) {
-  for (int i = 0; i < kBytes; i += 64) L::prefetch_ahead(codes + i);
+  for (int i = 0; i < kBytes; i += 64) L::prefetch(codes + i, kPrefetchBytes);
 }
 
 template <class L, bool kSigned>
@@ -31,7 +32,7 @@ class Float32Codec {
     values_ = reinterpret_cast<float*>(state.codes) + tile * kTileElements;
   }
   F load(int i) const {
-    L::prefetch_ahead(values_ + i);
+    L::prefetch(values_ + i, prefetch_bytes);
     return L::load(values_ + i);
   }
   void put(int i, F x) { L::store(values_ + i, x); }
@@ -51,7 +52,7 @@ class BFloat16Codec {
     key_ = key;
   }
   F load(int i) const {
-    L::prefetch_ahead(values_ + i);
+    L::prefetch(values_ + i, prefetch_bytes);
     return floats_of_bits(shift_left<16>(L::load_halves(values_ + i)));
   }
   void put(int i, F x) {

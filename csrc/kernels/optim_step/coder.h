@@ -26,7 +26,7 @@ struct Coder {
         }
       } else {
         for (int i = 0; i < kTileElements; i += L::kLanes) {
-          L::prefetch_ahead(from.data + i);
+          L::prefetch(from.data + i, prefetch_bytes);
           codec.put(i, L::load(from.data + i));
         }
       }
@@ -68,7 +68,7 @@ struct Coder {
   static void put(Codec<L, kSigned>& codec, const float* from) {
     for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
       const auto lanes = [&](int k) {
-        L::prefetch_ahead(from + i + k * L::kLanes);
+        L::prefetch(from + i + k * L::kLanes, kPrefetchBytes);
         return L::load(from + i + k * L::kLanes);
       };
       codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/optim_step/prefetch.h"
-
 /// Eight lanes of AVX2 with FMA, with the functions of lanes_scalar.h.
 namespace reef::kernels::avx2 {
 
@@ -113,9 +111,8 @@ struct Lanes {
     }
     to[0] = load(all);
   }
-  static void prefetch_ahead(const void* from) {
-    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from) + prefetch_bytes;
-    _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
+  static void prefetch(const void* from, std::uintptr_t ahead) {
+    _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(from) + ahead), _MM_HINT_T0);
   }
 
   struct Table16 {

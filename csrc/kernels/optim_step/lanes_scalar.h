@@ -132,7 +132,7 @@ struct Lanes {
   REEF_LANE static void largest(const Floats (&x)[kCount], Floats (&to)[kCount]) {
     for (std::size_t i = 0; i < kCount; ++i) to[i] = x[i];
   }
-  REEF_LANE static void prefetch_ahead(const void*) {}
+  REEF_LANE static void prefetch(const void*, std::uintptr_t) {}
 
   struct Table16 {
     Table16() = default;

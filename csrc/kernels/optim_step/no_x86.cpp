@@ -1,6 +1,9 @@
 #include "kernels/optim_step/levels.h"
+#include "kernels/optim_step/prefetch.h"
 
 namespace reef::kernels {
+
+const std::uintptr_t prefetch_bytes = 0;
 
 bool has_level(OptimLevel level) { return level == OptimLevel::kPortable; }
 

@@ -18,7 +18,7 @@ struct Float32Lanes {
 
   F load(int i) const { return L::load(values + i); }
   void store(int i, F x) const { L::store(values + i, x); }
-  void prefetch(int i) const { L::prefetch_ahead(values + i); }
+  void prefetch(int i, std::uintptr_t ahead) const { L::prefetch(values + i, ahead); }
 };
 
 template <class L>
@@ -35,7 +35,7 @@ struct BFloat16Lanes {
 
   F load(int i) const { return floats_of_bits(shift_left<16>(L::load_halves(values + i))); }
   void store(int i, F x) const { L::store_halves(values + i, to_bfloat16<L>(x)); }
-  void prefetch(int i) const { L::prefetch_ahead(values + i); }
+  void prefetch(int i, std::uintptr_t ahead) const { L::prefetch(values + i, ahead); }
 };
 
 /// The parameters of a tile: float32 while the step works on them.
@@ -57,7 +57,7 @@ class ParameterTile {
     if (dtype_ == OptimDtype::kFloat32) return {reinterpret_cast<float*>(parameter_)};
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::prefetch_ahead(parameter_ + 2 * i);
+      L::prefetch(parameter_ + 2 * i, kPrefetchBytes);
       F x = load_as_float<L>(dtype_, parameter_, i);
       if (kind_ == OptimMaster::kSplit) x = with_rest<L>(dtype_, x, L::load_bytes(rest_ + i));
       L::store(values_ + i, x);
@@ -111,7 +111,7 @@ class GradientTile {
     if (whole && tensor.constants.gradient == 1) return {reinterpret_cast<float*>(from)};
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::prefetch_ahead(from + i * optim_dtype_bytes(tensor.gradient_dtype));
+      L::prefetch(from + i * optim_dtype_bytes(tensor.gradient_dtype), kPrefetchBytes);
       L::store(values_ + i, load_as_float<L>(tensor.gradient_dtype, from, i) * gain);
     }
     return {values_};

@@ -178,8 +178,8 @@ class Tiles {
   template <bool kWhole, class Parameter, class Gradient>
   void only_pass(const Parameter& p, const Gradient& g, std::int64_t elements) {
     const auto lanes = [&](int i) {
-      p.prefetch(i);
-      g.prefetch(i);
+      p.prefetch(i, prefetch_bytes);
+      g.prefetch(i, prefetch_bytes);
       F s[kStates + 1];
       load(s, i);
       Begun begun{p.load(i), g.load(i), {}, {}};
@@ -214,7 +214,7 @@ class Tiles {
       for (int k = 0; k < kTogether; ++k) load(s[k], i + k * L::kLanes);
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        g.prefetch(at);
+        g.prefetch(at, kPrefetchBytes);
         const F gradient = g.load(at);
         poison[k] = poisoned(poison[k], gradient);
         L::store(half_ + at, begin(p.load(at), gradient, s[k]));
@@ -238,7 +238,7 @@ class Tiles {
       Codes codes;
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        p.prefetch(at);
+        p.prefetch(at, kPrefetchBytes);
         const F first = std::get<0>(codecs_).waiting(at);
         p.store(at, end({p.load(at), g.load(at), first, L::load(half_ + at)}));
         code(found[k], codes, k, std::make_index_sequence<kStates>());

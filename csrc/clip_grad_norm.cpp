@@ -1,0 +1,132 @@
+#include "reef/clip_grad_norm.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "kernels/sum_of_squares.h"
+#include "reef/error.h"
+#include "reef/part.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using kernels::ExactSum;
+using kernels::FloatFormat;
+using kernels::kSquaresTogether;
+
+Tensor tensor_of(const ExactSum& sum) {
+  const ExactSum::Digits digits = sum.carried();
+  Tensor made = at::empty({static_cast<std::int64_t>(digits.size())}, at::kLong);
+  std::memcpy(made.mutable_data_ptr(), digits.data(), sizeof digits);
+  return made;
+}
+ExactSum::Digits digits_of(const Tensor& tensor) {
+  ExactSum::Digits digits{};
+  std::memcpy(digits.data(), tensor.const_data_ptr(), sizeof digits);
+  return digits;
+}
+
+FloatFormat format_of(const Tensor& gradient) {
+  switch (gradient.scalar_type()) {
+    case at::kHalf:
+      return FloatFormat::kFloat16;
+    case at::kBFloat16:
+      return FloatFormat::kBFloat16;
+    case at::kFloat:
+      return FloatFormat::kFloat32;
+    case at::kDouble:
+      return FloatFormat::kFloat64;
+    default:
+      throw ConfigError(std::string("clip_grad_norm_: a gradient of dtype ") +
+                        c10::toString(gradient.scalar_type()) +
+                        " has no norm here; float64, float32, float16 and bfloat16 have");
+  }
+}
+
+// Of memory that has no gaps, in its order. An operator, so that whoever watches operators (a budget) sees
+// it.
+Tensor sum_of_squares(const Tensor& dense) {
+  return tensor_of(kernels::sum_of_squares(dense.const_data_ptr(), dense.numel(), format_of(dense)));
+}
+
+// On a device the sums of 256 are of an order of its own, the same wherever a part begins.
+Tensor sum_of_squares_on_device(const Tensor& dense) {
+  const Tensor flat =
+      at::empty({0}, dense.options()).set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
+  const std::int64_t padding = (kSquaresTogether - dense.numel() % kSquaresTogether) % kSquaresTogether;
+  const Tensor sums = at::constant_pad_nd(flat.to(at::kDouble), {0, padding})
+                          .square()
+                          .view({-1, kSquaresTogether})
+                          .sum(1)
+                          .cpu();
+  ExactSum sum;
+  for (std::int64_t i = 0; i < sums.numel(); ++i) sum.add(sums.const_data_ptr<double>()[i]);
+  return tensor_of(sum);
+}
+
+Tensor squares_of(const Tensor& parameter) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("reef::sum_of_squares", "")
+                             .typed<Tensor(const Tensor&)>();
+  const Tensor& gradient = parameter.grad();
+  if (gradient.layout() != c10::kStrided) {
+    throw ConfigError(
+        "clip_grad_norm_: a gradient is sparse; make its layer dense (sparse=False), or leave its parameter "
+        "out");
+  }
+  format_of(gradient);
+  if (gradient.strides() == parameter.strides() && gradient.is_non_overlapping_and_dense())
+    return op.call(gradient);
+  return op.call(at::empty_like(parameter, gradient.options()).copy_(gradient));
+}
+
+}  // namespace
+
+double clip_grad_norm_(at::TensorList parameters, double max_norm, const ProcessGroupPtr& group) {
+  if (!(max_norm >= 0))
+    throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + "; give 0 or more");
+  const at::NoGradGuard no_grad;
+  ExactSum sum;
+  ExactSum of_parts;
+  for (const Tensor& parameter : parameters) {
+    if (!parameter.grad().defined() || parameter.numel() == 0) continue;
+    (part_of(parameter) ? of_parts : sum).add(digits_of(squares_of(parameter)));
+  }
+  Tensor digits = tensor_of(of_parts);
+  if (group && group->getSize() > 1) {
+    digits = digits.to(parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device());
+    all_reduce({digits}, group);
+    digits = digits.cpu();
+  }
+  sum.add(digits_of(digits));
+  const double norm = std::sqrt(sum.value());
+  const double factor = max_norm / (norm + 1e-6);
+  if (!std::isfinite(norm) || factor >= 1) return norm;
+  for (const Tensor& parameter : parameters) {
+    if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+  }
+  return norm;
+}
+
+}  // namespace reef
+
+TORCH_LIBRARY_FRAGMENT(reef, m) { m.def("sum_of_squares(Tensor dense) -> Tensor"); }
+
+TORCH_LIBRARY_IMPL(reef, CPU, m) { m.impl("sum_of_squares", &reef::sum_of_squares); }
+TORCH_LIBRARY_IMPL(reef, CUDA, m) { m.impl("sum_of_squares", &reef::sum_of_squares_on_device); }
+TORCH_LIBRARY_IMPL(reef, Meta, m) {
+  m.impl("sum_of_squares", [](const at::Tensor&) {
+    return at::empty({static_cast<std::int64_t>(reef::kernels::ExactSum::kDigits + 1)},
+                     at::TensorOptions().dtype(at::kLong).device(at::kMeta));
+  });
+}
