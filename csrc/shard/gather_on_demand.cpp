@@ -107,18 +107,20 @@ class OnDemand final : public Gatherer {
     if (needed.empty()) return false;
     const at::NoGradGuard no_grad;
     const at::DisableRecordFunctionGuard unobserved;
-    std::exception_ptr failed;
+    bool settled = false;
     try {
       if (expecting_) settle_step(call.records_gradient);
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    for (const std::size_t number : needed) ++buckets_[number].users;
-    try {
-      if (failed) std::rethrow_exception(failed);
+      settled = true;
+      for (const std::size_t number : needed) ++buckets_[number].users;
       bring(needed, call.in_backward ? GatherOrder::Phase::kBackward : GatherOrder::Phase::kForward);
     } catch (const std::exception& error) {
-      for (const std::size_t number : needed) refuse(buckets_[number], error);
+      for (const std::size_t number : needed) {
+        Bucket& bucket = buckets_[number];
+        if (!settled) ++bucket.users;
+        // What is whole may be stale, if that is not known.
+        if (!settled || bucket.state != State::kWhole)
+          refuse_access(*bucket.whole.storage().unsafeGetStorageImpl(), message_of(error));
+      }
     }
     return true;
   }
@@ -192,11 +194,6 @@ class OnDemand final : public Gatherer {
     forget(bucket);
     bucket.state = State::kWhole;
     bucket.kept = std::make_unique<Pinned>(bucket.whole);
-  }
-
-  // A stale one, too.
-  static void refuse(Bucket& bucket, const std::exception& error) {
-    refuse_access(*bucket.whole.storage().unsafeGetStorageImpl(), message_of(error));
   }
 
   static void forget(Bucket& bucket) {
