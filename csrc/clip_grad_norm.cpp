@@ -1,6 +1,5 @@
 #include "reef/clip_grad_norm.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -9,12 +8,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "distributed/sum_over_ranks.h"
 #include "kernels/sum_of_squares.h"
 #include "reef/error.h"
 #include "reef/part.h"
+#include "typed_operator.h"
 
 namespace reef {
 namespace {
@@ -37,20 +38,10 @@ ExactSum::Digits digits_of(const Tensor& tensor) {
 }
 
 FloatFormat format_of(const Tensor& gradient) {
-  switch (gradient.scalar_type()) {
-    case at::kHalf:
-      return FloatFormat::kFloat16;
-    case at::kBFloat16:
-      return FloatFormat::kBFloat16;
-    case at::kFloat:
-      return FloatFormat::kFloat32;
-    case at::kDouble:
-      return FloatFormat::kFloat64;
-    default:
-      throw ConfigError(std::string("clip_grad_norm_: a gradient of dtype ") +
-                        c10::toString(gradient.scalar_type()) +
-                        " has no norm here; float64, float32, float16 and bfloat16 have");
-  }
+  if (const std::optional<FloatFormat> format = kernels::float_format(gradient)) return *format;
+  throw ConfigError(std::string("clip_grad_norm_: a gradient of dtype ") +
+                    c10::toString(gradient.scalar_type()) +
+                    " has no norm here; float64, float32, float16 and bfloat16 have");
 }
 
 // Of memory that has no gaps, in its order. An operator, so that whoever watches operators (a budget) sees
@@ -75,9 +66,7 @@ Tensor sum_of_squares_on_device(const Tensor& dense) {
 }
 
 Tensor squares_of(const Tensor& parameter) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("reef::sum_of_squares", "")
-                             .typed<Tensor(const Tensor&)>();
+  static const auto op = typed_operator<decltype(sum_of_squares)>("reef::sum_of_squares");
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {
     throw ConfigError(
@@ -102,13 +91,8 @@ double clip_grad_norm_(at::TensorList parameters, double max_norm, const Process
     if (!parameter.grad().defined() || parameter.numel() == 0) continue;
     (part_of(parameter) ? of_parts : sum).add(digits_of(squares_of(parameter)));
   }
-  Tensor digits = tensor_of(of_parts);
-  if (group && group->getSize() > 1) {
-    digits = digits.to(parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device());
-    all_reduce({digits}, group);
-    digits = digits.cpu();
-  }
-  sum.add(digits_of(digits));
+  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+  sum.add(digits_of(sum_over_ranks(tensor_of(of_parts), device, group)));
   const double norm = std::sqrt(sum.value());
   const double factor = max_norm / (norm + 1e-6);
   if (!std::isfinite(norm) || factor >= 1) return norm;

@@ -2,8 +2,9 @@
 
 #include <ATen/ops/full.h>
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <string>
 
+#include "distributed/sum_over_ranks.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -12,9 +13,8 @@ at::Tensor global_mean(const at::Tensor& sum, std::int64_t count, const ProcessG
                        Reduction reduction) {
   if (!group)
     throw ConfigError("global_mean was given no process group; make one with reef::init_process_group");
-  const at::Tensor all = at::full({1}, count, at::TensorOptions().dtype(at::kLong).device(sum.device()));
-  if (group->getSize() > 1) all_reduce({all}, group);
-  const auto total = all.item<std::int64_t>();
+  const auto total =
+      sum_over_ranks(at::full({1}, count, at::kLong), sum.device(), group).item<std::int64_t>();
   if (total <= 0) {
     throw ConfigError("global_mean: the ranks have a count of " + std::to_string(total) +
                       " together, of which there is no mean; leave the step out on all ranks");

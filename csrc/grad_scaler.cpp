@@ -6,9 +6,9 @@
 #include <torch/serialize/archive.h>
 
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "distributed/sum_over_ranks.h"
 #include "reef/error.h"
 #include "reef/numerics.h"
 
@@ -60,11 +60,7 @@ GradScaler::Seen& GradScaler::seen(torch::optim::Optimizer& optimizer) {
   }
   std::int64_t nonfinite = 0;
   for (const Tensor& gradient : gradients) nonfinite += count_nonfinite(gradient);
-  if (group_ && group_->getSize() > 1) {
-    const Tensor flag = at::full({1}, nonfinite, at::TensorOptions().dtype(at::kLong).device(device));
-    all_reduce({flag}, group_);
-    nonfinite = flag.item<std::int64_t>();
-  }
+  nonfinite = sum_over_ranks(at::full({1}, nonfinite, at::kLong), device, group_).item<std::int64_t>();
   for (const Tensor& gradient : gradients) gradient.mul_(1 / scale_);
   return seen_.emplace(&optimizer, Seen{nonfinite == 0}).first->second;
 }

@@ -11,7 +11,7 @@
 namespace reef {
 
 /// A thread that communicates beside the program: runs what it is given in order, one after another. When
-/// something has thrown, what comes after it is passed over: the ranks no longer know what each other send.
+/// something has thrown, what comes after it is passed over: a rank no longer knows what the others send.
 /// The thread starts with the first work; its operators are recorded by neither autograd nor observers.
 class CommLane {
  public:

@@ -15,7 +15,24 @@
 #include "reef/numerics.h"
 
 namespace reef {
-namespace kernels::cpu {
+namespace kernels {
+
+std::optional<FloatFormat> float_format(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Half:
+      return FloatFormat::kFloat16;
+    case c10::ScalarType::BFloat16:
+      return FloatFormat::kBFloat16;
+    case c10::ScalarType::Float:
+      return FloatFormat::kFloat32;
+    case c10::ScalarType::Double:
+      return FloatFormat::kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+namespace cpu {
 namespace {
 
 template <class Bits>
@@ -55,24 +72,10 @@ std::int64_t count_nonfinite(const void* data, std::int64_t elements, FloatForma
   });
 }
 
-}  // namespace kernels::cpu
+}  // namespace cpu
+}  // namespace kernels
 
 namespace {
-
-std::optional<kernels::FloatFormat> float_format(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Half:
-      return kernels::FloatFormat::kFloat16;
-    case c10::ScalarType::BFloat16:
-      return kernels::FloatFormat::kBFloat16;
-    case c10::ScalarType::Float:
-      return kernels::FloatFormat::kFloat32;
-    case c10::ScalarType::Double:
-      return kernels::FloatFormat::kFloat64;
-    default:
-      return std::nullopt;
-  }
-}
 
 [[noreturn]] void refuse(const std::string& what, const std::string& next_step) {
   throw ConfigError("count_nonfinite: " + what + "; " + next_step);
@@ -83,7 +86,7 @@ std::optional<kernels::FloatFormat> float_format(c10::ScalarType dtype) {
 std::int64_t count_nonfinite(const at::Tensor& tensor) {
   if (!tensor.defined()) refuse("the tensor is undefined", "check defined() first");
   if (c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) return 0;
-  const auto format = float_format(tensor.scalar_type());
+  const auto format = kernels::float_format(tensor);
   if (!format) {
     refuse(std::string("dtype ") + c10::toString(tensor.scalar_type()) + " is not read",
            "convert to one of float32, float64, float16, bfloat16 (complex: at::view_as_real)");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace at {
 class Tensor;
@@ -12,6 +13,9 @@ namespace reef::kernels {
 
 /// Floats that are NaN or infinite exactly where every bit of their exponent is set.
 enum class FloatFormat : std::uint8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
+
+/// A tensor's; nothing if its elements are of another dtype.
+std::optional<FloatFormat> float_format(const at::Tensor& tensor);
 
 /// Calls `function` with the exponent bits of `format`, in an unsigned integer as wide as an element.
 template <class Function>

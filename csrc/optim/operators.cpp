@@ -11,10 +11,10 @@
 #include "kernels/optim_step/rounding.h"
 #include "optim/operands.h"
 #include "optim/step.h"
-#include "optim/typed_operator.h"
 #include "page/pager.h"
 #include "reef/error.h"
 #include "reef/part.h"
+#include "typed_operator.h"
 
 namespace reef::optim {
 namespace {

@@ -11,8 +11,8 @@
 #include "optim/operands.h"
 #include "optim/operators.h"
 #include "optim/step.h"
-#include "optim/typed_operator.h"
 #include "reef/part.h"
+#include "typed_operator.h"
 
 namespace reef::optim {
 namespace {

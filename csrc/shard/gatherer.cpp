@@ -9,7 +9,10 @@
 #include <shared_mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "kernels/optim_step.h"
+#include "kernels/sum_of_squares.h"
 #include "observer/call.h"
 #include "reef/ledger.h"
 #include "reef/part.h"
@@ -17,6 +20,10 @@
 namespace reef {
 
 using at::Tensor;
+
+// So that a part is stepped, and has a norm, as in the whole.
+static_assert(kShardAlignment % kernels::kTileElements == 0);
+static_assert(kShardAlignment % kernels::kSquaresTogether == 0);
 
 /// Hears of operators for all gatherers.
 class Gatherer::Listener final : public OperatorListener {
@@ -32,13 +39,12 @@ class Gatherer::Listener final : public OperatorListener {
   }
   void add_parameter(const Tensor& parameter) {
     const std::lock_guard lock(mutex_);
-    parameters_[parameter.unsafeGetTensorImpl()] = true;
+    parameters_.insert(parameter.unsafeGetTensorImpl());
   }
   void remove(const Gatherer& gatherer) {
     const std::lock_guard lock(mutex_);
     std::erase_if(memories_, [&](const auto& entry) { return entry.second.gatherer == &gatherer; });
-    for (const auto& [parameter, bucket] : gatherer.parameters_)
-      parameters_.erase(parameter.unsafeGetTensorImpl());
+    for (const Tensor& parameter : gatherer.parameters_) parameters_.erase(parameter.unsafeGetTensorImpl());
   }
 
   bool begins(OperatorCall& call) override {
@@ -93,7 +99,7 @@ class Gatherer::Listener final : public OperatorListener {
 
   std::shared_mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
-  std::unordered_map<const c10::TensorImpl*, bool> parameters_;
+  std::unordered_set<const c10::TensorImpl*> parameters_;
 };
 
 Gatherer::Listener& Gatherer::listener() {
@@ -120,7 +126,7 @@ Tensor Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t buck
     const Tensor moved = alias(flat, place.offset, parameter.sizes(), parameter.strides());
     moved.copy_(parameter);
     parameter.set_data(moved);
-    parameters_.emplace_back(parameter, bucket);
+    parameters_.push_back(parameter);
   }
   return flat;
 }
@@ -136,7 +142,7 @@ void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t buc
 }
 
 void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& slices) {
-  for (const auto& [parameter, bucket] : parameters_) listener().add_parameter(parameter);
+  for (const Tensor& parameter : parameters_) listener().add_parameter(parameter);
   for (std::size_t i = 0; i < wholes.size(); ++i) listener().add(wholes[i], {this, i, Touched::kWhole});
   for (std::size_t i = 0; i < slices.size(); ++i) listener().add(slices[i], {this, i, Touched::kSlice});
   observation_ = std::make_unique<OperatorObservation>(listener());
@@ -150,7 +156,7 @@ void Gatherer::close() {
 
 bool Gatherer::anywhere(bool here) {
   if (parameters_.empty()) return false;
-  const at::TensorOptions options = parameters_.front().first.options().requires_grad(false);
+  const at::TensorOptions options = parameters_.front().options().requires_grad(false);
   const Tensor flag = at::full({1}, here ? 1 : 0, options.dtype(at::kByte));
   lane_->wait(lane_->submit([this, flag] { exchange_.any(flag); }));
   return flag.item<std::uint8_t>() != 0;

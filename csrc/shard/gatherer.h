@@ -3,9 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "distributed/comm_lane.h"
@@ -68,7 +66,7 @@ class Gatherer {
   ShardLayout layout_;
   int rank_;
   std::vector<KeptPart> parts_;
-  std::vector<std::pair<at::Tensor, std::size_t>> parameters_;  ///< and their buckets
+  std::vector<at::Tensor> parameters_;
   SliceExchange exchange_;
   std::unique_ptr<CommLane> lane_;
 

@@ -44,16 +44,20 @@ MAX_NORM = 0.02
 """Smaller than the gradients of every step."""
 
 
+def accumulate(net: Net, ranks: int, step: int) -> None:
+    for rank in range(ranks):
+        net(batch(rank, step)).backward()
+    for p in net.parameters():
+        if p.grad is not None:
+            p.grad.div_(ranks)
+
+
 def accumulated(make, ranks: int, norms: list[float]) -> Net:
     net = Net(7)
     optimizer = make(net.parameters())
     for step in range(4):
         optimizer.zero_grad()
-        for rank in range(ranks):
-            net(batch(rank, step)).backward()
-        for p in net.parameters():
-            if p.grad is not None:
-                p.grad.div_(ranks)
+        accumulate(net, ranks, step)
         norms.append(reef.clip_grad_norm_(net.parameters(), MAX_NORM))
         optimizer.step()
     return net
@@ -104,11 +108,7 @@ def overflow(group: torch.distributed.ProcessGroup) -> None:
         optimizer = OPTIMIZERS[name](expected.parameters())
         for step in (0, 2, 3):
             optimizer.zero_grad()
-            for of in range(ranks):
-                expected(batch(of, step)).backward()
-            for p in expected.parameters():
-                if p.grad is not None:
-                    p.grad.div_(ranks)
+            accumulate(expected, ranks, step)
             optimizer.step()
         for stage in range(4):
             net = Net(7)

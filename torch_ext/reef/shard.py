@@ -84,10 +84,6 @@ def shard(
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(buffers.values()), list(buffers), group.boxed(), stage,
-            _bytes(bucket_bytes), reduction, _bytes(resident_bytes),
+            parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes),
         )
     )  # fmt: skip
-
-
-def _bytes(given: str | int) -> int:
-    return given if isinstance(given, int) else parse_bytes(given)

@@ -2,7 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-namespace reef::optim {
+namespace reef {
 
 /// The operator of this name, as `Signature` calls it through the dispatcher.
 template <class Signature>
@@ -10,4 +10,4 @@ auto typed_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-}  // namespace reef::optim
+}  // namespace reef
