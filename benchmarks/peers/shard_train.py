@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
-ROUNDS = {2: 3, 4: 2}
+ROUNDS = {2: 5, 4: 3}
 """By ranks."""
 STEPS, BUCKET = 5, "12MiB"
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
