@@ -1,7 +1,6 @@
 #include "shard/agreement.h"
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +8,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "distributed/bytes_over_ranks.h"
 #include "distributed/slice_exchange.h"
 #include "reef/error.h"
 
@@ -38,24 +38,11 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
 
 // Of every rank.
 std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr& group, c10::Device device) {
-  SliceExchange exchange(group, 0);
-  const std::int64_t ranks = group->getSize();
-  Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
-  exchange.own_slice(sizes).fill_(static_cast<std::int64_t>(own.size()));
-  exchange.tell(sizes);
-  sizes = sizes.cpu();
-  const std::int64_t most = sizes.max().item<std::int64_t>();
-  Tensor texts = at::zeros({ranks * most}, at::TensorOptions().dtype(at::kByte).device(device));
-  exchange.own_slice(texts)
-      .narrow(0, 0, static_cast<std::int64_t>(own.size()))
-      .copy_(
-          at::from_blob(const_cast<char*>(own.data()), {static_cast<std::int64_t>(own.size())}, at::kByte));
-  exchange.tell(texts);
-  texts = texts.cpu();
+  const auto size = static_cast<std::int64_t>(own.size());
+  const Tensor bytes = at::from_blob(const_cast<char*>(own.data()), {size}, at::kByte);
   std::vector<std::string> all;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    all.emplace_back(static_cast<const char*>(texts.const_data_ptr()) + rank * most,
-                     static_cast<std::size_t>(sizes[rank].item<std::int64_t>()));
+  for (const Tensor& text : gather_bytes(bytes, group, device)) {
+    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.numel()));
   }
   return all;
 }

@@ -14,18 +14,11 @@
 #include "shard/agreement.h"
 #include "shard/gatherer.h"
 #include "shard/reducer.h"
+#include "shard/shard_parts.h"
 
 namespace reef {
 
 using at::Tensor;
-
-struct Shard::Parts {
-  std::vector<Tensor> parameters;
-  std::vector<std::string> names;
-  std::unique_ptr<Gatherer> gatherer;
-  std::optional<Reducer> reducer;
-  int no_sync = 0;
-};
 
 namespace {
 
@@ -104,6 +97,9 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     items.push_back({tensor.numel(), static_cast<std::int64_t>(tensor.element_size()), kind});
   }
   const ShardLayout layout = plan_shards(items, group->getSize(), options.bucket_bytes);
+  parts_->all_parameters = all_parameters;
+  parts_->all_buffers = buffers;
+  parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
   if (options.stage == Stage::kReplicate) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
@@ -121,8 +117,8 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
                    [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });
   for (const KeptPart& part : in_order) {
     parts_->parameters.push_back(part.tensor);
-    parts_->names.push_back(reduced[part.piece.item].name + "[" + std::to_string(part.piece.first) + ":" +
-                            std::to_string(part.piece.first + part.piece.elements) + "]");
+    parts_->names.push_back(
+        piece_name(reduced[part.piece.item].name, part.piece.first, part.piece.first + part.piece.elements));
   }
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
   reducer.set_parts(gatherer.parts(), [&gatherer] { gatherer.expect_step(); });

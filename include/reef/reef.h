@@ -13,6 +13,7 @@
 #include "reef/ledger.h"
 #include "reef/numerics.h"
 #include "reef/optim.h"
+#include "reef/optimizer_state.h"
 #include "reef/part.h"
 #include "reef/process_group.h"
 #include "reef/rendezvous.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "reef/collectives.h"
 #include "reef/export.h"
+#include "reef/optimizer_state.h"
 
 namespace torch::nn {
 class Module;
@@ -35,6 +37,9 @@ struct ShardOptions {
   /// what the other stages send.
   std::int64_t resident_bytes = 0;
 };
+
+/// Tensors by name, in the module's order. torch::pickle_save() makes of it what Python's torch.load reads.
+using StateDict = c10::Dict<std::string, at::Tensor>;
 
 /// What the ranks of a group keep of one module, and what they do for it: see shard().
 class REEF_API Shard {
@@ -72,6 +77,33 @@ class REEF_API Shard {
   /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
   /// RankFailed. kParameters: all of them are in memory then, until operators need others.
   void gather();
+
+  /// States of the module and of the optimizer that steps parameters(): whole, as one process would have
+  /// them, or what this rank keeps of them. Either is loaded at any stage, by any number of ranks, from any
+  /// number of files, bit for bit. All ranks call these alike, but for the sharded ones; what is wrong on one
+  /// rank is thrown on all, as ConfigError, before anything has changed (a torch::optim optimizer may have
+  /// changed in part). They throw RankFailed.
+
+  /// Copies on the CPU, under every name, which a budget does not move. rank0_only: an empty one on other
+  /// ranks. A rank sends what it keeps to each other rank; memory beside what is returned: two buckets.
+  StateDict full_state_dict(bool rank0_only = false);
+  /// parameters() by names(), and what all ranks have: frozen parameters and buffers. Shares their memory.
+  StateDict sharded_state_dict() const;
+  /// Of one full state dict, or of the sharded ones of all ranks of the run that saved them. If any rank
+  /// gives none, or empty ones, all are given what rank 0 has. Nothing may be missing, or be there besides.
+  void load_state_dict(const std::vector<StateDict>& given);
+
+  /// What an optimizer over the whole parameters would keep, which it can load: states that are by element
+  /// are put together, codes of few bits, too, and parameters of a group are in the module's order.
+  OptimizerState full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only = false);
+  OptimizerState sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const;
+  /// As load_state_dict(). What does not name its parameters (a file of torch::optim) has those that require
+  /// a gradient, in the module's order.
+  void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
+  /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and what
+  /// is returned has its ids.
+  OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
+  OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
 
   /// Bytes that this rank has sent for gradients and parameters.
   std::int64_t sent_bytes() const;

@@ -4,7 +4,10 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
 
 #include "reduction.h"
 #include "reef/error.h"
@@ -34,6 +37,49 @@ struct Shard : torch::CustomClassHolder {
 };
 using Self = c10::intrusive_ptr<Shard>;
 
+// What Python makes of an optimizer's state_dict, and takes: tuples in tuples.
+using c10::IValue;
+const auto& elements_of(const IValue& tuple) { return tuple.toTupleRef().elements(); }
+IValue tuple_of(std::vector<IValue> values) { return c10::ivalue::Tuple::create(std::move(values)); }
+
+reef::OptimizerState::Values values_of(const IValue& tuple) {
+  reef::OptimizerState::Values values;
+  for (const IValue& pair : elements_of(tuple))
+    values.emplace_back(elements_of(pair)[0].toStringRef(), elements_of(pair)[1]);
+  return values;
+}
+std::vector<std::string> strings_of(const IValue& tuple) {
+  std::vector<std::string> strings;
+  for (const IValue& text : elements_of(tuple)) strings.push_back(text.toStringRef());
+  return strings;
+}
+reef::OptimizerState state_of(const IValue& data) {
+  reef::OptimizerState state;
+  for (const IValue& group : elements_of(elements_of(data)[0])) {
+    const auto& parts = elements_of(group);
+    state.groups.push_back({strings_of(parts[0]), strings_of(parts[1]), values_of(parts[2])});
+  }
+  for (const IValue& one : elements_of(elements_of(data)[1]))
+    state.states.emplace_back(elements_of(one)[0].toStringRef(), values_of(elements_of(one)[1]));
+  return state;
+}
+
+IValue tuple_of(const reef::OptimizerState::Values& values) {
+  std::vector<IValue> all;
+  for (const auto& [key, value] : values) all.push_back(tuple_of({key, value}));
+  return tuple_of(std::move(all));
+}
+IValue tuple_of(const std::vector<std::string>& strings) {
+  return tuple_of(std::vector<IValue>(strings.begin(), strings.end()));
+}
+IValue data_of(const reef::OptimizerState& state) {
+  std::vector<IValue> groups, states;
+  for (const auto& group : state.groups)
+    groups.push_back(tuple_of({tuple_of(group.ids), tuple_of(group.names), tuple_of(group.options)}));
+  for (const auto& [id, values] : state.states) states.push_back(tuple_of({id, tuple_of(values)}));
+  return tuple_of({tuple_of(std::move(groups)), tuple_of(std::move(states))});
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
@@ -41,6 +87,23 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("parameters", [](const Self& self) { return self->shard.parameters(); })
       .def("names", [](const Self& self) { return self->shard.names(); })
       .def("gather", [](const Self& self) { self->shard.gather(); })
+      .def("full_state_dict",
+           [](const Self& self, bool rank0_only) { return self->shard.full_state_dict(rank0_only); })
+      .def("sharded_state_dict", [](const Self& self) { return self->shard.sharded_state_dict(); })
+      .def("load_state_dict",
+           [](const Self& self, const std::vector<reef::StateDict>& given) {
+             self->shard.load_state_dict(given);
+           })
+      .def("full_optimizer_state",
+           [](const Self& self, const IValue& own, bool rank0_only) {
+             return data_of(self->shard.full_optimizer_state(state_of(own), rank0_only));
+           })
+      .def("own_optimizer_state",
+           [](const Self& self, const IValue& own, const std::vector<IValue>& given) {
+             std::vector<reef::OptimizerState> states;
+             for (const IValue& one : given) states.push_back(state_of(one));
+             return data_of(self->shard.own_optimizer_state(state_of(own), std::move(states)));
+           })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })
       .def("begin_no_sync",
            [](const Self& self) {

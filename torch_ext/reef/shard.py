@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed
 
 from .bytes import parse_bytes
+from .shard_state import data_of, dict_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
 
@@ -16,8 +18,9 @@ STAGES = ("replicate", "optimizer", "gradients", "parameters")
 class Shard:
     """What the ranks of a group keep of one module; made by ``shard``."""
 
-    def __init__(self, shard: torch.ScriptObject) -> None:
+    def __init__(self, shard: torch.ScriptObject, module: torch.nn.Module) -> None:
         self._shard = shard
+        self._module = module
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
@@ -44,10 +47,65 @@ class Shard:
         all of them are in memory then, until operators need others."""
         self._shard.gather()
 
+    # ---- states: either kind is loaded at any stage, by any number of ranks, bit for bit
+
+    def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
+        """What ``module.state_dict()`` would be in one process, as copies on the CPU. All ranks call this; ``rank0_only``:
+        an empty one on the others. A rank sends what it keeps to each other rank."""
+        whole = self._shard.full_state_dict(rank0_only)
+        return {key: whole.get(key, value) for key, value in self._module.state_dict().items()} if whole else {}
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """What this rank keeps: ``parameters()`` by ``names()``, and what all ranks have. Shares their memory."""
+        kept, module = self._shard.sharded_state_dict(), self._module.state_dict()
+        hidden = {name for name, _ in self._module.named_buffers(remove_duplicate=False)} - module.keys()
+        other = {key: value for key, value in module.items() if _is_extra(key)}
+        return {**{key: value for key, value in kept.items() if key not in hidden}, **other}
+
+    def load_state_dict(self, *state_dicts: Mapping[str, Any]) -> None:
+        """Of one full state dict, or of the sharded ones of all ranks of the run that saved them (``torch.load`` them with
+        ``mmap=True``: a rank reads what it keeps). All ranks call this; if any gives nothing, all are given what rank 0 has.
+        Raises ValueError on all ranks, before anything has changed, if something is missing, unknown or of another shape on
+        one of them."""
+        persistent = self._module.state_dict().keys()
+        hidden = {n: b for n, b in self._module.named_buffers(remove_duplicate=False) if n not in persistent}
+        given = [{**hidden, **{k: v for k, v in each.items() if not _is_extra(k)}} for each in state_dicts if each]
+        self._shard.load_state_dict(given)
+        if extra := {k: v for each in state_dicts for k, v in each.items() if _is_extra(k)}:
+            self._module.load_state_dict(extra, strict=False)
+
+    def full_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer, *, rank0_only: bool = False
+    ) -> dict[str, Any]:
+        """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
+        module's order, with their ``param_names``. As ``full_state_dict``."""
+        own = data_of(with_names(optimizer, self._names(), states=True))
+        whole = self._shard.full_optimizer_state(own, rank0_only)
+        return dict_of(whole, named=True) if whole[0] else {}
+
+    def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """``optimizer.state_dict()``, with ``param_names``."""
+        return with_names(optimizer, self._names(), states=True)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
+        """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
+        the module's order."""
+        own = data_of(with_names(optimizer, self._names(), states=False))
+        data = self._shard.own_optimizer_state(own, [data_of(dict(each)) for each in state_dicts])
+        optimizer.load_state_dict(dict_of(data, named=False))
+
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for p, name in zip(self.parameters(), self.names(), strict=True)}
+
     @property
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients and parameters."""
         return self._shard.sent_bytes()
+
+
+def _is_extra(key: str) -> bool:
+    """What a module gives besides tensors: torch's get_extra_state()."""
+    return key.endswith("_extra_state")
 
 
 def shard(
@@ -62,8 +120,9 @@ def shard(
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
     (``"replicate"``, DDP), the optimizer's states (``"optimizer"``, ZeRO-1), and the gradients (``"gradients"``, ZeRO-2),
-    and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered. Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates
-    over the same micro-batches, and divides by the number of ranks for ``reduction="mean"``.
+    and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered.
+    Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
+    micro-batches, and divides by the number of ranks for ``reduction="mean"``.
 
         group = reef.init_process_group()
         sharded = reef.shard(model, group, stage="optimizer")
@@ -79,11 +138,12 @@ def shard(
         if not 0 <= stage < len(STAGES):
             raise ValueError(f"reef.shard: stage is {stage}; give 0 to {len(STAGES) - 1}, or one of {', '.join(STAGES)}")
         stage = STAGES[stage]
-    parameters = dict(module.named_parameters())
-    buffers = dict(module.named_buffers())
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(buffers.values()), list(buffers), group.boxed(), stage,
             parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes),
-        )
+        ),
+        module,
     )  # fmt: skip

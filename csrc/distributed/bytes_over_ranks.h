@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "reef/collectives.h"
+
+namespace reef {
+
+/// Bytes (one-dimensional, on the CPU) of any number on each rank, which go by way of `device`, the group's.
+/// All ranks alike. Throw RankFailed.
+
+/// Every rank's, on every rank. Memory: twice the ranks' number times the largest.
+std::vector<at::Tensor> gather_bytes(const at::Tensor& own, const ProcessGroupPtr& group, c10::Device device);
+
+/// Rank 0's; what others give is not looked at.
+at::Tensor broadcast_bytes(const at::Tensor& of_first, const ProcessGroupPtr& group, c10::Device device);
+
+}  // namespace reef

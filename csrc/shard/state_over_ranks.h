@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "reef/collectives.h"
+#include "reef/shard_layout.h"
+#include "shard/reducer.h"
+#include "shard/state_pieces.h"
+
+namespace reef {
+
+/// Parameters that are trained, and which rank keeps what of them.
+struct DividedParameters {
+  std::vector<ReducedParameter> parameters;  ///< items of the layout: the module's last first
+  ShardLayout layout;
+  bool divided = false;  ///< else every rank keeps all of them
+  ProcessGroupPtr group;
+
+  c10::Device device() const;
+};
+
+/// What is kept for parameters or parts, by their names.
+using NamedState = std::vector<std::pair<std::string, StateValues>>;
+
+/// All functions here are collective: all ranks call them alike. What goes wrong on one is thrown on all.
+/// They throw ConfigError and RankFailed. Sent by a rank: what it keeps, to each of the others, a bucket's at
+/// a time; memory: what all ranks keep for a bucket, twice.
+
+/// Of what each rank keeps, what one process would keep, in the module's order.
+NamedState whole_state(const DividedParameters& all, const NamedState& own);
+
+/// Of pieces that any number of ranks kept, in any number of lists, what this rank keeps. If a rank gives no
+/// list, all are given what rank 0 has; `undivided`, too, which is what no parameter is divided for.
+NamedState own_state(const DividedParameters& all, const std::vector<NamedState>& given,
+                     NamedState& undivided);
+
+/// Does it, and throws on all ranks if any has thrown: what that one says.
+void agree(const DividedParameters& all, const std::function<void()>& work);
+
+/// Every rank's value, on every rank.
+std::vector<c10::IValue> gather_values(const DividedParameters& all, const c10::IValue& own);
+/// Rank 0's value.
+c10::IValue broadcast_value(const DividedParameters& all, const c10::IValue& of_first);
+
+}  // namespace reef

@@ -1,0 +1,310 @@
+// States of modules and optimizers: saved whole and in parts, loaded at every stage and by one process.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reef/budget.h"
+#include "reef/collectives.h"
+#include "reef/error.h"
+#include "reef/ledger.h"
+#include "reef/optimizer_state.h"
+#include "reef/shard.h"
+#include "shard_net.h"
+
+namespace reef::shard_tests {
+namespace {
+
+const std::vector<Case> kSaved = {
+    kCases[0],
+    kCases[1],
+    {"reef int8",
+     [](std::vector<Tensor> all) {
+       return std::make_shared<optim::AdamW>(
+           all, optim::AdamWOptions(1e-2).state(optim::StateFormat::kInt8).min_quantized_numel(600));
+     }},
+    {"reef int4", [](std::vector<Tensor> all) {
+       return std::make_shared<optim::RMSprop>(all, optim::RMSpropOptions(1e-3)
+                                                        .momentum(0.9)
+                                                        .state(optim::StateFormat::kInt4Compensated)
+                                                        .min_quantized_numel(600));
+     }}};
+
+/// Of all ranks, as one process that accumulates.
+void step_alone(Net net, const Optimizer& optimizer, int step) {
+  optimizer->zero_grad();
+  for (int of = 0; of < size(); ++of) net->forward(batch(Ranks::kAlike, of, step)).backward();
+  for (const Tensor& parameter : parameters_of(net)) {
+    if (parameter.grad().defined()) parameter.grad().div_(size());
+  }
+  optimizer->step();
+}
+
+void step_together(Net net, const Optimizer& optimizer, int step) {
+  optimizer->zero_grad();
+  net->forward(batch(Ranks::kAlike, rank(), step)).backward();
+  optimizer->step();
+}
+
+/// The parameters that Net has and a gradient reaches, for an optimizer of one process.
+std::vector<Tensor> trained(const Net& net) {
+  std::vector<Tensor> all;
+  for (const Tensor& parameter : parameters_of(net)) {
+    if (parameter.requires_grad()) all.push_back(parameter);
+  }
+  return all;
+}
+
+template <class Value>
+Value through_file(const Value& value) {
+  std::stringstream file;
+  torch::save(value, file);
+  Value read;
+  torch::load(read, file);
+  return read;
+}
+
+StateDict through_file(const StateDict& dict) {
+  return c10::impl::toTypedDict<std::string, Tensor>(
+      torch::pickle_load(torch::pickle_save(dict)).toGenericDict());
+}
+
+/// Every rank's, on every rank, as if read from files.
+std::vector<StateDict> of_all_ranks(const StateDict& own) {
+  std::vector<StateDict> all;
+  for (int of = 0; of < size(); ++of) {
+    std::vector<char> bytes = torch::pickle_save(own);
+    Tensor length = torch::tensor(static_cast<std::int64_t>(bytes.size()));
+    broadcast({length}, group(), of);
+    bytes.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
+    const Tensor wire = torch::from_blob(bytes.data(), {length.item<std::int64_t>()}, torch::kByte);
+    broadcast({wire}, group(), of);
+    all.push_back(c10::impl::toTypedDict<std::string, Tensor>(torch::pickle_load(bytes).toGenericDict()));
+  }
+  return all;
+}
+std::vector<OptimizerState> of_all_ranks(const OptimizerState& own) {
+  std::vector<OptimizerState> all;
+  for (int of = 0; of < size(); ++of) {
+    std::stringstream file;
+    torch::save(own, file);
+    std::string bytes = file.str();
+    Tensor length = torch::tensor(static_cast<std::int64_t>(bytes.size()));
+    broadcast({length}, group(), of);
+    bytes.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
+    const Tensor wire = torch::from_blob(bytes.data(), {length.item<std::int64_t>()}, torch::kByte);
+    broadcast({wire}, group(), of);
+    std::stringstream read(bytes);
+    torch::load(all.emplace_back(), read);
+  }
+  return all;
+}
+
+enum class Given { kWhole, kOnRank0, kParts };
+
+// Two steps, saved; in another module, at another stage with other buckets, two more: what one process gets
+// that takes four. And that process can load the half, too.
+TEST(ShardState, GoesOnAtAnyStageAndInOneProcess) {
+  for (const Case& tested : kSaved) {
+    Net expected(7);
+    const Optimizer reference = tested.make(trained(expected));
+    for (int step = 0; step < 2; ++step) step_alone(expected, reference, step);
+    Net halfway(7);
+    const Optimizer half = tested.make(trained(halfway));
+    for (int step = 0; step < 2; ++step) step_alone(halfway, half, step);
+    for (int step = 2; step < 4; ++step) step_alone(expected, reference, step);
+
+    for (const Stage from : kStages) {
+      Net net(7);
+      Shard sharded = shard(*net, group(), {.stage = from, .bucket_bytes = 5000});
+      const Optimizer optimizer = tested.make(sharded.parameters());
+      for (int step = 0; step < 2; ++step) step_together(net, optimizer, step);
+
+      const StateDict whole = through_file(sharded.full_state_dict());
+      const OptimizerState of_optimizer = through_file(sharded.full_optimizer_state(*optimizer));
+      const std::vector<StateDict> parts = of_all_ranks(sharded.sharded_state_dict());
+      const std::vector<OptimizerState> optimizer_parts =
+          of_all_ranks(sharded.sharded_optimizer_state(*optimizer));
+
+      // One process, plain torch: module by name, optimizer by its own load().
+      {
+        Net alone(8);
+        torch::NoGradGuard no_grad;
+        for (auto& item : alone->named_parameters()) item.value().copy_(whole.at(item.key()));
+        for (auto& item : alone->named_buffers()) item.value().copy_(whole.at(item.key()));
+        const Optimizer plain = tested.make(trained(alone));
+        std::stringstream file;
+        torch::save(of_optimizer, file);
+        torch::load(*plain, file);
+        const torch::AutoGradMode grad(true);
+        for (int step = 2; step < 4; ++step) step_alone(alone, plain, step);
+        expect_same(*alone, *expected, std::string("one process, ") + where(tested, from, 0));
+      }
+      for (const Given how : {Given::kWhole, Given::kOnRank0, Given::kParts}) {
+        for (const Stage to : kStages) {
+          // Each way to each stage, and each stage to each.
+          if ((static_cast<int>(from) + static_cast<int>(to)) % 3 != static_cast<int>(how)) continue;
+          const std::string text = where(tested, to, 900) + " from stage " +
+                                   std::to_string(static_cast<int>(from)) + " as " +
+                                   std::to_string(static_cast<int>(how));
+          Net other(9);
+          Shard resumed = shard(*other, group(), {.stage = to, .bucket_bytes = 900});
+          const Optimizer own = tested.make(resumed.parameters());
+          if (how == Given::kWhole) {
+            resumed.load_state_dict({whole});
+            resumed.load_optimizer_state(*own, {of_optimizer});
+          } else if (how == Given::kParts) {
+            resumed.load_state_dict(parts);
+            resumed.load_optimizer_state(*own, optimizer_parts);
+          } else {
+            resumed.load_state_dict(rank() == 0 ? std::vector<StateDict>{whole} : std::vector<StateDict>{});
+            resumed.load_optimizer_state(*own, {rank() == 0 ? of_optimizer : OptimizerState{}});
+          }
+          EXPECT_TRUE(torch::equal(other->frozen, net->frozen) && torch::equal(other->scale, net->scale));
+          for (int step = 2; step < 4; ++step) step_together(other, own, step);
+          resumed.gather();
+          expect_same(*other, *expected, text);
+        }
+      }
+    }
+    // torch's own file, which names nothing.
+    std::stringstream file;
+    torch::save(*half, file);
+    OptimizerState plain;
+    torch::load(plain, file);
+    Net other(9);
+    Shard resumed = shard(*other, group(), {.stage = Stage::kParameters, .bucket_bytes = 900});
+    const Optimizer own = tested.make(resumed.parameters());
+    StateDict dict;
+    for (auto& item : halfway->named_parameters()) dict.insert(item.key(), item.value().detach());
+    for (auto& item : halfway->named_buffers()) dict.insert(item.key(), item.value());
+    resumed.load_state_dict({dict});
+    resumed.load_optimizer_state(*own, {plain});
+    for (int step = 2; step < 4; ++step) step_together(other, own, step);
+    resumed.gather();
+    expect_same(*other, *expected, std::string("a file of one process, ") + tested.name);
+  }
+}
+
+TEST(ShardState, HasEveryNameAndOnlyWhereAskedFor) {
+  for (const Stage stage : kStages) {
+    Net net(7);
+    Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 5000});
+    const StateDict all = sharded.full_state_dict();
+    const StateDict first = sharded.full_state_dict(/*rank0_only=*/true);
+    EXPECT_EQ(first.size(), rank() == 0 ? all.size() : 0);
+    sharded.gather();
+    std::size_t names = 0;
+    for (const auto& items : {net->named_parameters(), net->named_buffers()}) {
+      for (const auto& item : items) {
+        ++names;
+        EXPECT_TRUE(torch::equal(all.at(item.key()), item.value())) << item.key();
+        EXPECT_FALSE(all.at(item.key()).is_alias_of(item.value())) << item.key();
+      }
+    }
+    EXPECT_EQ(all.size(), names);
+    torch::optim::SGD none(sharded.parameters(), 0.1);
+    EXPECT_EQ(sharded.full_optimizer_state(none, true).groups.size(), rank() == 0 ? 1 : 0);
+  }
+}
+
+TEST(ShardState, WhatIsWrongOnOneRankIsHeardOfOnAllBeforeAnythingChanges) {
+  for (const Stage stage : kStages) {
+    Net net(7);
+    Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 5000});
+    torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const StateDict good = sharded.full_state_dict();
+    const auto expect_error = [&](const auto& load, const std::string& text) {
+      try {
+        load();
+        ADD_FAILURE() << "no error: " << text;
+      } catch (const ConfigError& error) {
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+        const std::string said_by = "rank " + std::to_string(size() - 1) + ": ";
+        EXPECT_EQ(std::string(error.what()).rfind(said_by, 0) == 0, rank() != size() - 1) << error.what();
+      }
+    };
+    const auto expect_refused = [&](const auto& change, const std::string& text) {
+      StateDict bad;
+      for (const auto& entry : good) bad.insert(entry.key(), torch::zeros_like(entry.value()));
+      if (rank() == size() - 1) change(bad);
+      expect_error([&] { sharded.load_state_dict({bad}); }, text);
+    };
+    expect_refused([](StateDict& bad) { EXPECT_EQ(bad.erase("up.weight"), 1); }, "is missing");
+    expect_refused([](StateDict& bad) { EXPECT_EQ(bad.erase("scale"), 1); }, "scale is missing");
+    expect_refused([](StateDict& bad) { EXPECT_EQ(bad.erase("frozen"), 1); }, "frozen is missing");
+    expect_refused([](StateDict& bad) { bad.insert("more", torch::zeros(3)); },
+                   "has more, which the module has not");
+    expect_refused(
+        [](StateDict& bad) {
+          bad.insert_or_assign("even", torch::zeros({24, 4}));
+        },
+        "even has the shape [24, 4] in the state that is loaded and [24, 3] here");
+    for (const auto& entry : sharded.full_state_dict())
+      EXPECT_TRUE(torch::equal(entry.value(), good.at(entry.key()))) << entry.key();
+
+    OptimizerState two = sharded.full_optimizer_state(optimizer);
+    if (rank() == size() - 1) two.groups.push_back(two.groups.front());
+    expect_error([&] { sharded.load_optimizer_state(optimizer, {two}); },
+                 "the optimizer has 1 parameter groups, and 2 in the state that is loaded");
+    OptimizerState fewer = sharded.full_optimizer_state(optimizer);
+    if (rank() == size() - 1) {
+      fewer.groups[0].ids.pop_back();
+      fewer.groups[0].names.clear();
+    }
+    expect_error([&] { sharded.load_optimizer_state(optimizer, {fewer}); }, "which does not name them");
+  }
+  EXPECT_THROW(shard(*Net(7), group()).load_state_dict({}), ConfigError);
+  Net net(7);
+  Shard sharded = shard(*net, group(), {.stage = Stage::kOptimizer});
+  torch::optim::SGD foreign(net->parameters(), 0.1);
+  EXPECT_THROW(sharded.sharded_optimizer_state(foreign), ConfigError);
+}
+
+TEST(ShardState, IsSavedAndLoadedInsideABudget) {
+  const auto run = [](Stage stage, std::uint64_t budget_bytes, std::uint64_t& peak,
+                      std::uint64_t& evictions) {
+    std::optional<Budget> budget(std::in_place, budget_bytes, std::vector<const torch::nn::Module*>{});
+    const auto before = budget->use().live_bytes;
+    torch::manual_seed(3);
+    torch::nn::Sequential net;
+    for (int i = 0; i < 16; ++i) net->push_back(torch::nn::Linear(256, 256));
+    Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 270000});
+    torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto train = [&](int step) {
+      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));
+      optimizer.zero_grad();
+      net->forward(torch::randn({64, 256})).pow(2).mean().backward();
+      optimizer.step();
+    };
+    train(0);
+    const StateDict saved = sharded.full_state_dict();  // stays: nothing that is recorded made it
+    train(1);
+    sharded.load_state_dict({saved});
+    train(2);
+    peak = budget->use().peak_bytes - before;
+    evictions = budget->use().evictions;
+    budget.reset();
+    std::vector<Tensor> found;
+    for (const auto& entry : saved) found.push_back(entry.value().clone());
+    for (const Tensor& part : sharded.parameters()) found.push_back(part.detach().clone());
+    return found;
+  };
+  for (const Stage stage : kStages) {
+    std::uint64_t natural = 0, peak = 0, evictions = 0;
+    const std::vector<Tensor> expected = run(stage, std::uint64_t{1} << 40, natural, evictions);
+    const std::uint64_t least = static_cast<std::uint64_t>(allocator_live_bytes()) + natural * 8 / 10;
+    const std::vector<Tensor> found = run(stage, least, peak, evictions);
+    EXPECT_LE(peak, least);
+    EXPECT_GT(evictions, 0U) << "stage " << static_cast<int>(stage);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(torch::equal(found[i], expected[i])) << "stage " << static_cast<int>(stage) << ", " << i;
+  }
+}
+
+}  // namespace
+}  // namespace reef::shard_tests

@@ -1,0 +1,50 @@
+"""State dicts of reef.shard, written by some ranks and loaded by another number of them (tests/distributed/
+shard_state_ranks.py is each rank)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import reef
+
+PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "shard_state_ranks.py")
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(3, 2), (1, 3)])
+def test_another_number_of_ranks_goes_on_bit_for_bit(saved_by, loaded_by, tmp_path):
+    for ranks, arguments in ((saved_by, ["save", str(tmp_path)]), (loaded_by, ["load", str(tmp_path), str(saved_by)])):
+        result = run_ranks([sys.executable, PROGRAM, *arguments], ranks, 240)
+        assert result.ok, result.report()
+        assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
+def test_what_does_not_fit_is_refused():
+    layer = torch.nn.Linear(30, 20)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1), stage=1)
+    whole = sharded.full_state_dict()
+    for change, text in [
+        (lambda d: d.pop("weight"), r"weight\[0:600\] is missing in the state that is loaded"),
+        (lambda d: d.update(other=torch.ones(1)), "the state that is loaded has other, which the module has not"),
+        (lambda d: d.update(bias=torch.ones(3)), r"bias has the shape \[3\] in the state that is loaded and \[20\] here"),
+    ]:
+        bad = dict(whole)
+        change(bad)
+        with pytest.raises(ValueError, match=text):
+            sharded.load_state_dict(bad)
+    with pytest.raises(ValueError, match="rank 0 was given no state to load"):
+        sharded.load_state_dict()
+
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+    kept = sharded.full_optimizer_state_dict(optimizer)
+    with pytest.raises(ValueError, match="1 parameter groups, and 2 in the state that is loaded"):
+        sharded.load_optimizer_state_dict(optimizer, {**kept, "param_groups": kept["param_groups"] * 2})
+    two = torch.optim.SGD([{"params": p} for p in sharded.parameters()], lr=0.1)
+    swapped = sharded.full_optimizer_state_dict(two)
+    swapped["param_groups"].reverse()
+    with pytest.raises(ValueError, match=r"weight\[0:600\] is not in group 0 of the state that is loaded"):
+        sharded.load_optimizer_state_dict(two, swapped)
+    with pytest.raises(ValueError, match=r"none of the shard's parameters\(\)"):
+        sharded.full_optimizer_state_dict(torch.optim.SGD(layer.parameters(), lr=0.1))

@@ -1,0 +1,52 @@
+"""State dicts of optimizers as data that reef::Shard divides and puts together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Data = tuple[tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...], tuple[Any, ...]]
+"""Groups: ids, names, options. And what each id has, by key."""
+
+
+def data_of(state_dict: dict[str, Any]) -> Data:
+    groups = tuple(
+        (
+            tuple(map(str, group["params"])),
+            tuple(group.get("param_names", ())),
+            tuple((key, value) for key, value in group.items() if key not in ("params", "param_names")),
+        )
+        for group in state_dict.get("param_groups", ())
+    )
+    return groups, tuple((str(number), tuple(values.items())) for number, values in state_dict.get("state", {}).items())
+
+
+def dict_of(data: Data, *, named: bool) -> dict[str, Any]:
+    groups, states = data
+    return {
+        "state": {int(number): dict(values) for number, values in states},
+        "param_groups": [
+            {**dict(options), "params": [int(number) for number in numbers], **({"param_names": list(names)} if named else {})}
+            for numbers, names, options in groups
+        ],
+    }
+
+
+def with_names(optimizer: torch.optim.Optimizer, names: dict[int, str], *, states: bool) -> dict[str, Any]:
+    """The optimizer's state dict, in which groups say whose states they are. ``names`` by the tensors' id()."""
+    found = optimizer.state_dict() if states else {"state": {}, "param_groups": _numbered(optimizer)}
+    for group, own in zip(found["param_groups"], optimizer.param_groups, strict=True):
+        unknown = [i for i, p in enumerate(own["params"]) if id(p) not in names]
+        if unknown:
+            raise ValueError(
+                f"the optimizer has tensors (the first is parameter {unknown[0]} of a group) that are none of the shard's "
+                "parameters(): give it those, and others an optimizer of their own"
+            )
+        group["param_names"] = [names[id(p)] for p in own["params"]]
+    return found
+
+
+def _numbered(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    numbers = iter(range(sum(len(group["params"]) for group in optimizer.param_groups)))
+    return [{"params": [next(numbers) for _ in group["params"]]} for group in optimizer.param_groups]
