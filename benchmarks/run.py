@@ -1,4 +1,7 @@
-"""Runs every benchmark and its peers, and writes benchmarks/RESULTS.md. Each program prints JSON lines."""
+"""Runs every benchmark and its peers, or those asked for, and writes benchmarks/RESULTS.md. Each program prints JSON lines.
+
+    run.py --only shard    measures what has "shard" in its name, and leaves the other sections as they are
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,38 +40,50 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def markdown(sections: list[tuple[str, list[dict]]]) -> str:
+def where() -> str:
     commit = subprocess.run(["git", "-C", str(HERE), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
                             check=False).stdout.strip()
-    lines = [
-        "# Measured",
-        "",
-        "Written by `make bench`; do not edit. Compare values within one table only: machines drift.",
-        "",
-        f"- date: {datetime.date.today().isoformat()}, commit {commit or 'unknown'}",
-        f"- machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        f"- torch {torch.__version__}, Python {platform.python_version()}",
-        "- GPU: " + (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none; nothing here ran on one"),
-    ]
-    for name, rows in sections:
-        if not rows:  # needs a device that is not here
-            continue
-        lines += ["", f"## {name}", "", "| what | value | unit | how |", "| --- | ---: | --- | --- |"]
-        lines += [f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['context']} |" for r in rows]
-    return "\n".join(lines) + "\n"
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
+    return (f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}; {cpu_model()}, {os.cpu_count()} cores, "
+            f"{platform.system()} {platform.release()}; {gpu}; torch {torch.__version__}, Python {platform.python_version()}")
+
+
+def section(rows: list[dict]) -> str:
+    lines = [where(), "", "| what | value | unit | how |", "| --- | ---: | --- | --- |"]
+    lines += [f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['context']} |" for r in rows]
+    return "\n".join(lines)
+
+
+def markdown(sections: dict[str, str]) -> str:
+    head = "# Measured\n\nWritten by `make bench`; do not edit. Compare values within one table only: machines drift.\n"
+    return head + "".join(f"\n## {name}\n\n{text}\n" for name, text in sections.items())
+
+
+def read_sections(results: Path) -> dict[str, str]:
+    if not results.exists():
+        return {}
+    parts = re.split(r"^## (.+)$", results.read_text(), flags=re.MULTILINE)
+    return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--results", type=Path, default=HERE / "RESULTS.md")
+    parser.add_argument("--only", default="", help="a part of the names of the sections to measure")
     arguments = parser.parse_args()
-    sections = []
+    before = read_sections(arguments.results)
+    sections = {}
     for name, command in programs(arguments.build):
+        if arguments.only not in name:
+            if name in before:
+                sections[name] = before[name]
+            continue
         rows = rows_of(command)
         for row in rows:
             print(json.dumps(row), flush=True)
-        sections.append((name, rows))
+        if rows:  # else it needs a device that is not here
+            sections[name] = section(rows)
     arguments.results.write_text(markdown(sections))
 
 

@@ -11,6 +11,7 @@
 
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
+#include "kernels/ordered_sum.h"
 
 namespace reef {
 namespace {
@@ -28,6 +29,11 @@ constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 // Of `parts`, in their order.
 void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction reduction) {
   const std::int64_t elements = own.numel();
+  if (own.is_cpu() && own.scalar_type() == at::kFloat) {
+    std::vector<const float*> from;
+    for (const Tensor& part : parts) from.push_back(part.const_data_ptr<float>());
+    return kernels::ordered_sum(from, own.mutable_data_ptr<float>(), elements, reduction == Reduction::kMean);
+  }
   const std::int64_t most = own.is_cpu() ? kCachedElements : std::max<std::int64_t>(elements, 1);
   Tensor sum = at::empty({std::min(most, elements)}, own.options());
   for (std::int64_t begin = 0; begin < elements; begin += most) {
