@@ -96,6 +96,11 @@ void Reducer::set_syncing(bool syncing) {
   syncing_ = syncing;
 }
 
+bool Reducer::hears_of(std::size_t item) const {
+  return torch::autograd::impl::try_get_grad_accumulator(items_[item].parameter.tensor) ==
+         items_[item].accumulator;
+}
+
 // What has been reduced before this pass must not be added up over the ranks once more.
 void Reducer::keep(std::size_t number) {
   const at::NoGradGuard no_grad;

@@ -45,6 +45,8 @@ class Reducer {
     reduced_ = std::move(reduced);
   }
   void set_syncing(bool syncing);
+  /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
+  bool hears_of(std::size_t item) const;
   std::int64_t sent_bytes() const {
     return lines_[0].exchange.sent_bytes() + lines_[1].exchange.sent_bytes();
   }

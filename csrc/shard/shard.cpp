@@ -74,6 +74,18 @@ Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
 
 }  // namespace
 
+void Shard::Parts::check_memory() const {
+  for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
+    const auto& [name, tensor] = divided.parameters[i];
+    const bool same =
+        memory.empty() || tensor.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
+    if (same && reducer->hears_of(i)) continue;
+    throw ConfigError("parameter " + name +
+                      " has been given other memory since reef::shard (by torch::load into the module, or by "
+                      "set_data): load before it, or by Shard::load_state_dict().");
+  }
+}
+
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
              const ShardOptions& options)
     : parts_(std::make_unique<Parts>()) {
@@ -121,15 +133,23 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
         piece_name(reduced[part.piece.item].name, part.piece.first, part.piece.first + part.piece.elements));
   }
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
-  reducer.set_parts(gatherer.parts(), [&gatherer] { gatherer.expect_step(); });
+  for (const ReducedParameter& one : parts_->divided.parameters)
+    parts_->memory.push_back(one.tensor.storage());
+  reducer.set_parts(gatherer.parts(), [parts = parts_.get()] {
+    parts->check_memory();
+    parts->gatherer->expect_step();
+  });
 }
 
 Shard::~Shard() = default;
+Shard::Shard(Shard&&) noexcept = default;
+Shard& Shard::operator=(Shard&&) noexcept = default;
 
 const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters; }
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
+  parts_->check_memory();
   if (parts_->gatherer) parts_->gatherer->gather();
 }
 
@@ -137,11 +157,11 @@ std::int64_t Shard::sent_bytes() const {
   return parts_->reducer->sent_bytes() + (parts_->gatherer ? parts_->gatherer->sent_bytes() : 0);
 }
 
-Shard::NoSync::NoSync(Shard& shard) : shard_(shard) {
-  if (shard_.parts_->no_sync++ == 0) shard_.parts_->reducer->set_syncing(false);
+Shard::NoSync::NoSync(Shard& shard) : parts_(*shard.parts_) {
+  if (parts_.no_sync++ == 0) parts_.reducer->set_syncing(false);
 }
 Shard::NoSync::~NoSync() {
-  if (--shard_.parts_->no_sync == 0) shard_.parts_->reducer->set_syncing(true);
+  if (--parts_.no_sync == 0) parts_.reducer->set_syncing(true);
 }
 
 Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group, const ShardOptions& options) {

@@ -15,11 +15,16 @@
 namespace reef {
 
 struct Shard::Parts {
+  /// Throws ConfigError if a parameter's memory is not what is divided, or autograd has forgotten who
+  /// listens.
+  void check_memory() const;
+
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
   Named all_parameters;  ///< under every name
   Named all_buffers;
   DividedParameters divided;
+  std::vector<c10::Storage> memory;  ///< of what is divided; empty: nothing is
   std::unique_ptr<Gatherer> gatherer;
   std::optional<Reducer> reducer;
   int no_sync = 0;

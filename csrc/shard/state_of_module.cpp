@@ -68,6 +68,7 @@ struct Known {
 
 StateDict Shard::full_state_dict(bool rank0_only) {
   const at::NoGradGuard no_grad;
+  parts_->check_memory();
   const Parts& parts = *parts_;
   NamedState own;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
@@ -87,6 +88,7 @@ StateDict Shard::full_state_dict(bool rank0_only) {
 }
 
 StateDict Shard::sharded_state_dict() const {
+  parts_->check_memory();
   const Parts& parts = *parts_;
   StateDict dict;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
@@ -100,6 +102,7 @@ StateDict Shard::sharded_state_dict() const {
 
 void Shard::load_state_dict(const std::vector<StateDict>& given) {
   const at::NoGradGuard no_grad;
+  parts_->check_memory();
   Parts& parts = *parts_;
   const Known known(parts.all_parameters, parts.all_buffers);
   std::vector<NamedState> pieces;

@@ -1,7 +1,8 @@
 // bytelm: trains a GPT on text, byte by byte, and shows where its memory goes.
 //
 // An ordinary LibTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and,
-// when several ranks were started (torchrun, mpirun, srun), a process group and two collectives.
+// when several ranks were started (torchrun, mpirun, srun), a process group among which reef::shard divides
+// as much as --stage says.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
@@ -66,20 +67,13 @@ torch::Tensor draw_windows(torch::Generator& generator, const torch::Tensor& tex
   return windows_at(text, offsets.narrow(0, options.batch * rank, options.batch), window);
 }
 
-/// Gradients and loss become their mean over the ranks.
-void average_over_ranks(const std::vector<torch::Tensor>& parameters, const torch::Tensor& loss,
-                        const reef::ProcessGroupPtr& group) {
-  std::vector<torch::Tensor> tensors{loss.detach()};
-  for (const auto& parameter : parameters) tensors.push_back(parameter.grad());
-  reef::all_reduce(tensors, group, reef::Reduction::kMean);
-}
-
-[[noreturn]] void report_divergence(std::int64_t step, const ByteGPT& model) {
+[[noreturn]] void report_divergence(std::int64_t step, const std::vector<torch::Tensor>& parameters,
+                                    const std::vector<std::string>& names) {
   std::string where = "although all gradients are finite";
-  for (const auto& parameter : model->named_parameters()) {
-    const auto& gradient = parameter.value().grad();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& gradient = parameters[i].grad();
     if (const auto count = reef::count_nonfinite(gradient); count > 0) {
-      where = "and the first gradient with values that are not is that of " + parameter.key() + " (" +
+      where = "and the first gradient with values that are not is that of " + names[i] + " (" +
               std::to_string(count) + " of " + std::to_string(gradient.numel()) + ")";
       break;
     }
@@ -130,7 +124,7 @@ void train(const Options& options) {
   const auto device = find_device(options.device, reef::resolve_rendezvous().local_rank);
   const auto group = reef::init_process_group();
   const int rank = group->getRank(), ranks = group->getSize();
-  const bool leads = rank == 0;  // and so speaks, validates and saves
+  const bool leads = rank == 0;  // and so speaks and writes
   if (leads) require_writable_files(options);
   if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
 
@@ -140,14 +134,15 @@ void train(const Options& options) {
 
   const auto seed = static_cast<std::uint64_t>(options.seed);
   torch::manual_seed(seed);
-  TrainingState state{ByteGPT(options), nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
+  TrainingState state{ByteGPT(options), {}, nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
   auto& model = state.model;
   model->to(device);
-  const auto parameters = model->parameters();
+  if (ranks > 1) state.sharded.emplace(reef::shard(*model, group, {.stage = options.stage}));
+  const auto parameters = state.sharded ? state.sharded->parameters() : model->parameters();
+  const auto names = state.sharded ? state.sharded->names() : model->named_parameters().keys();
   state.optimizer = make_optimizer(options, parameters);
   auto& optimizer = *state.optimizer;
   if (!options.resume.empty()) load_checkpoint(options.resume, state, options, device);
-  if (ranks > 1) reef::broadcast(parameters, group);
 
   std::optional<reef::Ledger> ledger;
   if (options.ledger) {
@@ -160,21 +155,18 @@ void train(const Options& options) {
   const auto first_step = state.step;
   Report report(options, rank, ranks, first_step);
   double validation = 0;
-  const auto validate = [&] {
+  const auto validate = [&] {  // by all ranks: what is divided comes together on all of them
     validation = bits_per_byte(model, corpus.validation, options, device);
     char text[64];
     std::snprintf(text, sizeof text, "validation: %.4f bits per byte", validation);
     return std::string(text);
   };
-  if (leads) {
-    std::int64_t count = 0;
-    for (const auto& parameter : parameters) count += parameter.numel();
-    report.say("text: " + corpus.description);
-    report.say("model: " + std::to_string(count) + " parameters on " + device.str() +
-               (ranks > 1 ? ", " + std::to_string(ranks) + " ranks" : ""));
-    report.say("step " + std::to_string(first_step) + "/" + std::to_string(options.steps) + "  " +
-               validate());
-  }
+  std::int64_t count = 0;
+  for (const auto& parameter : model->parameters()) count += parameter.numel();
+  report.say("text: " + corpus.description);
+  report.say("model: " + std::to_string(count) + " parameters on " + device.str() +
+             (ranks > 1 ? ", " + std::to_string(ranks) + " ranks" : ""));
+  report.say("step " + std::to_string(first_step) + "/" + std::to_string(options.steps) + "  " + validate());
 
   // The picture is of the third step: by then gradients and optimizer states are where they stay.
   const auto pictured_step = ledger && leads ? std::min(first_step + 3, options.steps) : -1;
@@ -190,16 +182,16 @@ void train(const Options& options) {
     optimizer.zero_grad();
     auto loss = next_byte_loss(model, windows);
     loss.backward();
-    if (ranks > 1) average_over_ranks(parameters, loss, group);
+    if (ranks > 1) reef::all_reduce({loss.detach()}, group, reef::Reduction::kMean);
     const auto nats = loss.item<double>();
-    if (!std::isfinite(nats)) report_divergence(step, model);
-    torch::nn::utils::clip_grad_norm_(parameters, 1.0);
+    if (!std::isfinite(nats)) report_divergence(step, parameters, names);
+    reef::clip_grad_norm_(parameters, 1.0, group);
     optimizer.step();
     state.step = step;
 
     report.step_ends(step, nats, ledger ? std::optional(ledger->live(device).total()) : std::nullopt);
     if (step == pictured_step) save_pictures(ledger->stop_timeline(), options, device);
-    if (!leads || step == options.steps) continue;
+    if (step == options.steps) continue;
     if (step % options.eval_every == 0) {
       report.say("step " + std::to_string(step) + "/" + std::to_string(options.steps) + "  " + validate() +
                  ", " + report.progress());
@@ -208,11 +200,10 @@ void train(const Options& options) {
       save_checkpoint(options.save, state, options);
   }
 
-  report.log().finish(parameters);
-  if (!leads) return;
+  report.log().finish(model->parameters());
   report.say(validate());
   if (budget) report.say(budget->report());
-  if (!options.summary.empty()) {
+  if (leads && !options.summary.empty()) {
     const std::int64_t peak = budget   ? static_cast<std::int64_t>(budget->use().peak_bytes)
                               : ledger ? ledger->peak(device).bytes.total()
                                        : 0;

@@ -4,7 +4,7 @@ The same program as examples/cpp/bytelm.cpp: for the same options it draws the s
 begins with the same parameters and, on the CPU with --optimizer sgd or any --state, computes the same losses bit for bit.
 
 An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and, when several
-ranks were started (torchrun, mpirun, srun), a process group and two collectives.
+ranks were started (torchrun, mpirun, srun), a process group among which reef.shard divides as much as --stage says.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import sys
 
 import reef
 import torch
-from bytelm_checkpoint import load_checkpoint, require_writable, save_checkpoint, write_whole_file
+from bytelm_checkpoint import Run, load_checkpoint, require_writable, save_checkpoint, write_whole_file
 from bytelm_corpus import load_corpus, windows_at
 from bytelm_model import ByteGPT, bits_per_byte, next_byte_loss, printable, sample
 from bytelm_options import find_device, parse_options
 from bytelm_report import Report
-from torch import nn
 
 
 def make_optimizer(options: argparse.Namespace, parameters) -> torch.optim.Optimizer:
@@ -52,14 +51,9 @@ def draw_windows(generator, text: torch.Tensor, options: argparse.Namespace, ran
     return windows_at(text, offsets.narrow(0, options.batch * rank, options.batch), window)
 
 
-def average_over_ranks(parameters: list[torch.Tensor], loss: torch.Tensor, group) -> None:
-    """Gradients and loss become their mean over the ranks."""
-    reef.all_reduce([loss.detach(), *(parameter.grad for parameter in parameters)], group, reduction="mean")
-
-
-def report_divergence(step: int, model: ByteGPT) -> None:
+def report_divergence(step: int, named: list[tuple[str, torch.Tensor]]) -> None:
     where = "although all gradients are finite"
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         if count := reef.count_nonfinite(parameter.grad):
             size = parameter.numel()
             where = f"and the first gradient with values that are not is that of {name} ({count} of {size})"
@@ -88,7 +82,7 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     device = find_device(options.device, reef.resolve_rendezvous().local_rank)
     group = reef.init_process_group()
     rank, ranks = group.rank(), group.size()
-    leads = rank == 0  # and so speaks, validates and saves
+    leads = rank == 0  # and so speaks and writes
     if leads:
         for path in (options.save, None if options.no_ledger else options.chart, options.trace, options.summary):
             if path:
@@ -99,11 +93,12 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     torch.manual_seed(options.seed)
     batches = torch.Generator().manual_seed(options.seed)
     model = ByteGPT(options).to(device)
-    parameters = list(model.parameters())
+    sharded = reef.shard(model, group, stage=options.stage) if ranks > 1 else None
+    parameters = sharded.parameters() if sharded else list(model.parameters())
+    names = sharded.names() if sharded else [name for name, _ in model.named_parameters()]
     optimizer = make_optimizer(options, parameters)
-    first_step = load_checkpoint(options.resume, options, model, optimizer, batches) if options.resume else 0
-    if ranks > 1:
-        reef.broadcast(parameters, group)
+    run = Run(model, optimizer, batches, sharded)
+    first_step = load_checkpoint(options.resume, options, run) if options.resume else 0
 
     ledger = None
     if not options.no_ledger:
@@ -116,16 +111,15 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
 
     validated = 0.0
 
-    def validate() -> str:
+    def validate() -> str:  # on all ranks: parameters that are divided come together on all of them
         nonlocal validated
         validated = bits_per_byte(model, validation, options, device)
         return f"validation: {validated:.4f} bits per byte"
 
-    if leads:
-        count = sum(parameter.numel() for parameter in parameters)
-        report.say(f"text: {description}")
-        report.say(f"model: {count} parameters on {device}" + (f", {ranks} ranks" if ranks > 1 else ""))
-        report.say(f"step {first_step}/{options.steps}  {validate()}")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    report.say(f"text: {description}")
+    report.say(f"model: {count} parameters on {device}" + (f", {ranks} ranks" if ranks > 1 else ""))
+    report.say(f"step {first_step}/{options.steps}  {validate()}")
 
     # The picture is of the third step: by then gradients and optimizer states are where they stay.
     pictured_step = min(first_step + 3, options.steps) if ledger and leads else -1
@@ -141,31 +135,29 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
         loss = next_byte_loss(model, windows)
         loss.backward()
         if ranks > 1:
-            average_over_ranks(parameters, loss, group)
+            reef.all_reduce([loss.detach()], group, reduction="mean")
         nats = loss.item()
         if not math.isfinite(nats):
-            report_divergence(step, model)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+            report_divergence(step, list(zip(names, parameters, strict=True)))
+        reef.clip_grad_norm_(parameters, 1.0, group)
         optimizer.step()
 
         report.step_ends(step, nats, sum(ledger.live(device).values()) if ledger else None)
         if step == pictured_step:
             save_pictures(ledger.stop_timeline(), options, device)
-        if not leads or step == options.steps:
+        if step == options.steps:
             continue
         if step % options.eval_every == 0:
             report.say(f"step {step}/{options.steps}  {validate()}, {report.progress()}")
         if options.save_every and step % options.save_every == 0:
-            save_checkpoint(options.save, options, model, optimizer, batches, step)
+            save_checkpoint(options.save, options, run, step)
 
-    report.log.finish(parameters)
-    if not leads:
-        return
+    report.log.finish(model.parameters())
     report.close_bar()
     report.say(validate())
     if budget:
         report.say(budget.report())
-    if options.summary:
+    if options.summary and leads:
         peak = budget.peak_bytes if budget else ledger.peak(device).total if ledger else 0
         summary = dict(steps=options.steps, validation_bits_per_byte=validated)
         summary |= dict(tokens_per_second=report.tokens_per_second(), peak_bytes=peak)
@@ -174,7 +166,7 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     if budget and options.save:
         budget.stop()  # a checkpoint is read off memory
     if options.save:
-        save_checkpoint(options.save, options, model, optimizer, batches, max(first_step, options.steps))
+        save_checkpoint(options.save, options, run, max(first_step, options.steps))
     if options.sample:
         report.say("sample:" + printable(sample(model, options, device)))
     if ledger:

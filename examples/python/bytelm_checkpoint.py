@@ -7,7 +7,9 @@ import io
 import os
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
+import reef
 import torch
 
 
@@ -56,20 +58,37 @@ def first_line(archive: bytes) -> bytes:
     return f"bytelm.py checkpoint 1, crc32 {zlib.crc32(archive)}\n".encode()
 
 
-def save_checkpoint(path: str, options: argparse.Namespace, model, optimizer, batches, step: int) -> None:
+class Run(NamedTuple):
+    """What training changes, on each rank."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: torch.Generator
+    sharded: reef.Shard | None
+
+
+def save_checkpoint(path: str, options: argparse.Namespace, run: Run, step: int) -> None:
+    """All ranks call it, and rank 0 writes: what one process would have written."""
+    if run.sharded:
+        model = run.sharded.full_state_dict(rank0_only=True)
+        optimizer = run.sharded.full_optimizer_state_dict(run.optimizer, rank0_only=True)
+        if not model:
+            return
+    else:
+        model, optimizer = run.model.state_dict(), run.optimizer.state_dict()
     state = {
         "fits": identity(options),
         "step": step,
-        "batches": batches.get_state(),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "batches": run.batches.get_state(),
+        "model": model,
+        "optimizer": optimizer,
     }
     content = io.BytesIO()
     torch.save(state, content)
     write_whole_file(path, first_line(content.getvalue()) + content.getvalue())
 
 
-def load_checkpoint(path: str, options: argparse.Namespace, model, optimizer, batches) -> int:
+def load_checkpoint(path: str, options: argparse.Namespace, run: Run) -> int:
     """Puts the state back and returns the number of steps done."""
     try:
         content = Path(path).read_bytes()
@@ -89,7 +108,11 @@ def load_checkpoint(path: str, options: argparse.Namespace, model, optimizer, ba
                 f"{path} was saved with --{name} {saved}, not {value}: resume it with --{name} {saved}, "
                 "or begin anew without --resume"
             )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    batches.set_state(state["batches"])
+    if run.sharded:
+        run.sharded.load_state_dict(state["model"])
+        run.sharded.load_optimizer_state_dict(run.optimizer, state["optimizer"])
+    else:
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+    run.batches.set_state(state["batches"])
     return state["step"]

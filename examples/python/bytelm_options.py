@@ -9,6 +9,9 @@ import reef
 import torch
 
 
+STAGES = ("replicate", "optimizer", "gradients", "parameters")
+
+
 class OneSentenceParser(argparse.ArgumentParser):
     def error(self, message: str):
         raise ValueError(f"{message}; bytelm.py --help lists the options")
@@ -38,6 +41,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--optimizer", choices=("adamw", "sgd"), default="adamw")
     formats = reef.optim.STATES
     add("--state", choices=formats, help="step by reef.optim with states kept so; by default torch.optim steps")
+    add("--stage", choices=STAGES, default="replicate", help="what ranks divide: nothing, states, gradients, parameters")
     add("--learning-rate", type=float, default=3e-3, help="largest learning rate")
     add("--seed", type=not_negative, default=0, help="of the parameters, the batches and the sample")
     add("--threads", type=positive, help="threads of an operator; by default PyTorch decides")

@@ -43,6 +43,8 @@ using StateDict = c10::Dict<std::string, at::Tensor>;
 
 /// What the ranks of a group keep of one module, and what they do for it: see shard().
 class REEF_API Shard {
+  struct Parts;
+
  public:
   /// Tensors by name: parameters (leaves; the same tensor twice is one parameter) and buffers.
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
@@ -50,6 +52,8 @@ class REEF_API Shard {
   /// Parameters stay as they are and whole, on every rank: after kParameters if they have been gathered. The
   /// last gather must be over; see gather().
   ~Shard();
+  Shard(Shard&&) noexcept;
+  Shard& operator=(Shard&&) noexcept;
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
@@ -70,7 +74,7 @@ class REEF_API Shard {
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    Shard& shard_;
+    Parts& parts_;
   };
 
   /// Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself
@@ -109,7 +113,6 @@ class REEF_API Shard {
   std::int64_t sent_bytes() const;
 
  private:
-  struct Parts;
   std::unique_ptr<Parts> parts_;
 };
 
@@ -123,6 +126,9 @@ class REEF_API Shard {
 ///     auto sharded = reef::shard(*model, group, {.stage = reef::Stage::kOptimizer});
 ///     torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
 ///     // and the training loop as it was
+///
+/// The module's parameters keep their memory: torch::load into the module replaces it, so load before, or by
+/// load_state_dict(); gather() and the state dicts refuse to go on then, with ConfigError.
 ///
 /// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
 /// reached counts as zero on the others. The group must outlive what is returned, the module need not. Throws

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -263,6 +264,29 @@ TEST(ShardState, WhatIsWrongOnOneRankIsHeardOfOnAllBeforeAnythingChanges) {
   Shard sharded = shard(*net, group(), {.stage = Stage::kOptimizer});
   torch::optim::SGD foreign(net->parameters(), 0.1);
   EXPECT_THROW(sharded.sharded_optimizer_state(foreign), ConfigError);
+}
+
+// LibTorch's load() replaces a parameter's memory, where Python's copies, and autograd forgets its hooks.
+TEST(ShardState, AModuleThatIsLoadedAsAFileIsFoundOut) {
+  for (const Stage stage : kStages) {
+    Net saved(8), net(7);
+    std::stringstream file;
+    torch::save(saved, file);
+    Shard sharded = shard(*net, group(), {.stage = stage});
+    sharded.gather();
+    torch::load(net, file);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { sharded.gather(); }, [&] { sharded.full_state_dict(); },
+             [&] { sharded.sharded_state_dict(); }, [&] { sharded.load_state_dict({}); }}) {
+      try {
+        call();
+        ADD_FAILURE() << "no error at stage " << static_cast<int>(stage);
+      } catch (const ConfigError& error) {
+        EXPECT_NE(std::string(error.what()).find("has been given other memory"), std::string::npos)
+            << error.what();
+      }
+    }
+  }
 }
 
 TEST(ShardState, IsSavedAndLoadedInsideABudget) {

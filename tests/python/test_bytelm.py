@@ -109,6 +109,7 @@ BAD_OPTIONS = [
     (dict(learning_rate="nan"), "learning-rate"),
     (dict(optimizer="adam"), "adam"),
     (dict(state="int7"), "int7"),
+    (dict(stage="all"), "all"),
     (dict(device="tpu"), "tpu"),
     (dict(device="cuda:"), "cuda:"),
     (dict(device="cuda:99"), "cuda:99"),
@@ -318,6 +319,26 @@ def test_two_ranks_stay_equal_and_equal_one_of_twice_the_batch(face, run, text):
     assert run(face, data=[text], batch=4, losses="one", optimizer="sgd").returncode == 0
     losses = [[line["loss"] for line in read_log(name)[:-1]] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_ranks_that_divide_compute_the_same_and_go_on_from_each_others_checkpoints(face, run, text):
+    stages = ("replicate", "optimizer", "gradients", "parameters") if face == "cpp" else ("replicate", "parameters")
+    options = dict(data=[text], batch=2, state="int8", sample=0)
+
+    def two(**more):
+        result = run_two(command(face) + arguments(**options, **more))
+        assert result.ok, result.report()
+
+    for stage in stages:
+        two(stage=stage, save=f"{stage}.model", losses=stage)
+        assert read_log(stage) == read_log(f"{stage}.rank1") == read_log("replicate"), stage
+    for stage, next_stage in zip(stages, stages[1:] + stages[:1], strict=True):
+        two(stage=next_stage, resume=f"{stage}.model", steps=18, losses=f"{stage}.rest")
+        assert read_log(f"{stage}.rest") == read_log("replicate.rest"), (stage, next_stage)
+        alone = {**options, "resume": f"{stage}.model", "steps": 15}
+        assert run(face, losses=f"{stage}.alone", **alone).returncode == 0
+        assert read_log(f"{stage}.alone") == read_log("replicate.alone"), stage
 
 
 def test_rank_that_dies_is_named(run, text):

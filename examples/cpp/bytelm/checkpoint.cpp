@@ -38,15 +38,22 @@ c10::IValue read_value(torch::serialize::InputArchive& archive, const std::strin
 
 }  // namespace
 
-void save_checkpoint(const std::string& path, const TrainingState& state, const Options& options) {
+void save_checkpoint(const std::string& path, TrainingState& state, const Options& options) {
   torch::serialize::OutputArchive archive, fits, model, optimizer;
+  if (state.sharded) {
+    const reef::OptimizerState whole = state.sharded->full_optimizer_state(*state.optimizer, true);
+    state.sharded->gather();
+    if (whole.groups.empty()) return;  // not rank 0
+    optimizer << whole;
+  } else {
+    state.optimizer->save(optimizer);
+  }
   for (const auto& [name, value] : identity(options)) fits.write(name, c10::IValue(value));
   archive.write("fits", fits);
   archive.write("step", c10::IValue(state.step));
   archive.write("batches", c10::IValue(state.batches.get_state()));
   state.model->save(model);
   archive.write("model", model);
-  state.optimizer->save(optimizer);
   archive.write("optimizer", optimizer);
   std::ostringstream content;
   archive.save_to(content);
@@ -76,9 +83,21 @@ void load_checkpoint(const std::string& path, TrainingState& state, const Option
     }
   }
   archive.read("model", model);
-  state.model->load(model);
   archive.read("optimizer", optimizer);
-  state.optimizer->load(optimizer);
+  if (state.sharded) {
+    ByteGPT plain(options);  // a module's load() gives it other memory, which a shard's must keep
+    plain->load(model);
+    reef::StateDict dict;
+    for (const auto& item : plain->named_parameters()) dict.insert(item.key(), item.value().detach());
+    for (const auto& item : plain->named_buffers()) dict.insert(item.key(), item.value());
+    state.sharded->load_state_dict({dict});
+    reef::OptimizerState whole;
+    optimizer >> whole;
+    state.sharded->load_optimizer_state(*state.optimizer, {whole});
+  } else {
+    state.model->load(model);
+    state.optimizer->load(optimizer);
+  }
   state.batches.set_state(read_value(archive, "batches").toTensor().cpu());
   state.step = read_value(archive, "step").toInt();
 }

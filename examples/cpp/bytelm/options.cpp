@@ -2,9 +2,11 @@
 
 #include <torch/cuda.h>
 
+#include <algorithm>
 #include <boost/program_options.hpp>
 #include <cmath>
 #include <iostream>
+#include <iterator>
 
 #include "reef/bytes.h"
 #include "reef/error.h"
@@ -33,6 +35,8 @@ po::options_description describe(Options& options) {
   add("optimizer", po::value(&options.optimizer)->default_value(options.optimizer), "adamw or sgd");
   add("state", po::value(&options.state)->value_name("FORMAT"),
       "step by reef::optim with states in float32, bfloat16, int8, int4, companded8, int8_compensated, ...");
+  add("stage", po::value<std::string>()->value_name("STAGE"),
+      "what ranks divide: replicate (nothing), optimizer, gradients or parameters");
   add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");
@@ -58,6 +62,14 @@ po::options_description describe(Options& options) {
 
 void require(bool holds, const std::string& sentence) {
   if (!holds) throw reef::ConfigError(sentence);
+}
+
+reef::Stage stage_of(const std::string& name) {
+  const char* const names[] = {"replicate", "optimizer", "gradients", "parameters"};
+  const auto* const found = std::find(std::begin(names), std::end(names), name);
+  require(found != std::end(names),
+          "--stage '" + name + "' is not known: use replicate, optimizer, gradients or parameters");
+  return static_cast<reef::Stage>(found - std::begin(names));
 }
 
 void check(const Options& options, const po::variables_map& given) {
@@ -114,6 +126,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   options.ledger = !given.count("no-ledger");
   if (given.count("budget")) options.budget_bytes = reef::parse_bytes(given["budget"].as<std::string>());
+  if (given.count("stage")) options.stage = stage_of(given["stage"].as<std::string>());
   check(options, given);
   return options;
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "reef/shard.h"
+
 namespace bytelm {
 
 /// What the command line says. Sizes are in bytes of text (one token is one byte).
@@ -19,8 +21,9 @@ struct Options {
   std::int64_t batch = 8;  ///< windows in a step of one rank
   std::int64_t steps = 1200;
   std::string optimizer = "adamw";
-  std::string state;            ///< how reef::optim keeps its states; "": torch::optim keeps them
-  double learning_rate = 3e-3;  ///< at the end of the warm-up
+  std::string state;  ///< how reef::optim keeps its states; "": torch::optim keeps them
+  reef::Stage stage = reef::Stage::kReplicate;  ///< what several ranks divide
+  double learning_rate = 3e-3;                  ///< at the end of the warm-up
   std::int64_t seed = 0;
   std::int64_t threads = 0;  ///< 0: as many as LibTorch takes by itself
   std::string device = "cpu";
