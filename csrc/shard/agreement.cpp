@@ -30,7 +30,8 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
   std::vector<std::string> lines = {"stage " + std::to_string(static_cast<int>(options.stage)) +
                                     ", bucket_bytes " + std::to_string(options.bucket_bytes) +
                                     ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
-                                    ", resident_bytes " + std::to_string(options.resident_bytes)};
+                                    ", resident_bytes " + std::to_string(options.resident_bytes) +
+                                    ", buffers " + std::to_string(static_cast<int>(options.buffers))};
   for (const auto& [name, tensor] : parameters) lines.push_back(line_of("parameter", name, tensor));
   for (const auto& [name, tensor] : buffers) lines.push_back(line_of("buffer", name, tensor));
   return lines;

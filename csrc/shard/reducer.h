@@ -39,11 +39,10 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Where the gradients of sharded stages go, and who hears that they are there.
-  void set_parts(std::vector<KeptPart> parts, std::function<void()> reduced) {
-    parts_ = std::move(parts);
-    reduced_ = std::move(reduced);
-  }
+  /// Where the gradients of sharded stages go.
+  void set_parts(std::vector<KeptPart> parts) { parts_ = std::move(parts); }
+  /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
+  void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
   void set_syncing(bool syncing);
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;

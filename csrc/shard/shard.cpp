@@ -57,6 +57,23 @@ Shard::Named without_repetition(const Shard::Named& given) {
   return once;
 }
 
+// Without those that are left to each rank.
+Shard::Named without_ignored(const Shard::Named& given, const std::vector<Tensor>& ignored) {
+  Shard::Named kept = given;
+  for (std::size_t i = 0; i < ignored.size(); ++i) {
+    const auto found = std::find_if(kept.begin(), kept.end(), [&](const auto& named) {
+      return named.second.unsafeGetTensorImpl() == ignored[i].unsafeGetTensorImpl();
+    });
+    if (found == kept.end()) {
+      throw ConfigError("reef::shard was given number " + std::to_string(i) +
+                        " of the ignored tensors, which is no parameter of the module or comes twice: give "
+                        "parameters.");
+    }
+    kept.erase(found);
+  }
+  return kept;
+}
+
 void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
                    const ProcessGroupPtr& group) {
   const at::NoGradGuard no_grad;
@@ -64,6 +81,15 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   for (const auto& [name, tensor] : parameters) tensors.push_back(tensor.detach());
   for (const auto& [name, tensor] : buffers) tensors.push_back(tensor);
   broadcast(tensors, group);
+}
+
+void make_alike(const Shard::Named& buffers, Buffers how, const ProcessGroupPtr& group) {
+  if (how == Buffers::kLocal) return;
+  std::vector<Tensor> of_first, of_all;
+  for (const auto& [name, tensor] : buffers)
+    (how == Buffers::kMean && tensor.is_floating_point() ? of_all : of_first).push_back(tensor);
+  if (!of_all.empty()) all_reduce(of_all, group, Reduction::kMean);
+  if (!of_first.empty()) broadcast(of_first, group);
 }
 
 Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
@@ -89,7 +115,7 @@ void Shard::Parts::check_memory() const {
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
              const ShardOptions& options)
     : parts_(std::make_unique<Parts>()) {
-  const Named parameters = without_repetition(all_parameters);
+  const Named parameters = without_ignored(without_repetition(all_parameters), options.ignored);
   const Named buffers = without_repetition(all_buffers);
   check(parameters, group, options);
   const int exchange = check_agreement(parameters, buffers, group, options);
@@ -110,14 +136,15 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   }
   const ShardLayout layout = plan_shards(items, group->getSize(), options.bucket_bytes);
   parts_->all_parameters = all_parameters;
-  parts_->all_buffers = buffers;
+  parts_->all_buffers = all_buffers;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
   if (options.stage == Stage::kReplicate) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
       parts_->names.push_back(it->name);
     }
-    parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
+    parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options)
+        .when_reduced([buffers, group, how = options.buffers] { make_alike(buffers, how, group); });
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -135,8 +162,10 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
   for (const ReducedParameter& one : parts_->divided.parameters)
     parts_->memory.push_back(one.tensor.storage());
-  reducer.set_parts(gatherer.parts(), [parts = parts_.get()] {
+  reducer.set_parts(gatherer.parts());
+  reducer.when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
     parts->check_memory();
+    make_alike(buffers, how, group);
     parts->gatherer->expect_step();
   });
 }

@@ -29,11 +29,13 @@ void check_shape(const std::string& name, const Tensor& given, at::IntArrayRef s
 
 // What there is to save and to load.
 struct Known {
-  explicit Known(const Shard::Named& parameters, const Shard::Named& buffers) {
+  Known(const Shard::Named& parameters, const Shard::Named& buffers, const DividedParameters& divided) {
+    for (const ReducedParameter& one : divided.parameters) trained.emplace(one.name, one.tensor);
     std::map<const void*, std::string> of_tensor;
     for (const auto& [name, tensor] : parameters) {
-      first_name.emplace(name, of_tensor.emplace(tensor.unsafeGetTensorImpl(), name).first->second);
-      (tensor.requires_grad() ? trained : alike).emplace(first_name.at(name), tensor);
+      const std::string& first = of_tensor.emplace(tensor.unsafeGetTensorImpl(), name).first->second;
+      first_name.emplace(name, first);
+      if (trained.count(first) == 0) alike.emplace(first, tensor);
     }
     for (const auto& [name, tensor] : buffers) alike.emplace(name, tensor);
   }
@@ -61,7 +63,7 @@ struct Known {
 
   std::map<std::string, std::string, std::less<>> first_name;  ///< of all that a parameter has
   std::map<std::string, Tensor, std::less<>> trained;          ///< by first name
-  std::map<std::string, Tensor, std::less<>> alike;            ///< by name: frozen ones and buffers
+  std::map<std::string, Tensor, std::less<>> alike;            ///< by name: frozen or ignored ones, buffers
 };
 
 }  // namespace
@@ -78,10 +80,10 @@ StateDict Shard::full_state_dict(bool rank0_only) {
     whole.emplace(name, values.front().second.toTensor());
   StateDict dict;
   if (rank0_only && parts.divided.group->getRank() != 0) return dict;
-  const Known known(parts.all_parameters, parts.all_buffers);
+  const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
   for (const auto& [name, tensor] : parts.all_parameters) {
     const auto found = whole.find(known.first_name.at(name));
-    dict.insert(name, found != whole.end() ? found->second : copy_on_cpu(tensor));  // frozen, or empty
+    dict.insert(name, found != whole.end() ? found->second : copy_on_cpu(tensor));  // alike, or empty
   }
   for (const auto& [name, tensor] : parts.all_buffers) dict.insert(name, copy_on_cpu(tensor));
   return dict;
@@ -93,10 +95,8 @@ StateDict Shard::sharded_state_dict() const {
   StateDict dict;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
     dict.insert(parts.names[i], parts.parameters[i].detach());
-  for (const auto& [name, tensor] : parts.all_parameters) {
-    if (!tensor.requires_grad()) dict.insert(name, tensor.detach());
-  }
-  for (const auto& [name, tensor] : parts.all_buffers) dict.insert(name, tensor.detach());
+  const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
+  for (const auto& [name, tensor] : known.alike) dict.insert(name, tensor.detach());
   return dict;
 }
 
@@ -104,7 +104,7 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
   const at::NoGradGuard no_grad;
   parts_->check_memory();
   Parts& parts = *parts_;
-  const Known known(parts.all_parameters, parts.all_buffers);
+  const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
   std::vector<NamedState> pieces;
   NamedState undivided;
   agree(parts.divided, [&] {

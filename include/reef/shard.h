@@ -26,6 +26,13 @@ enum class Stage : std::uint8_t {
   kParameters,  ///< and parameters (ZeRO-3)
 };
 
+/// What becomes of a module's buffers (running statistics) when gradients have been reduced.
+enum class Buffers : std::uint8_t {
+  kLocal,      ///< nothing: each rank has its own
+  kBroadcast,  ///< they become rank 0's
+  kMean,       ///< the mean over the ranks, if they are floating-point numbers; else rank 0's
+};
+
 struct ShardOptions {
   Stage stage = Stage::kReplicate;
   /// Gradients travel in flat memory of so many bytes (one parameter more, if that is larger).
@@ -36,6 +43,10 @@ struct ShardOptions {
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send.
   std::int64_t resident_bytes = 0;
+  Buffers buffers = Buffers::kLocal;
+  /// Parameters of the module that are each rank's own business: not made alike, not reduced, and none of
+  /// parameters(); give them to an optimizer of their own. Of a full state dict they are rank 0's.
+  std::vector<at::Tensor> ignored = {};
 };
 
 /// Tensors by name, in the module's order. torch::pickle_save() makes of it what Python's torch.load reads.
@@ -133,7 +144,7 @@ class REEF_API Shard {
 /// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
 /// reached counts as zero on the others. The group must outlive what is returned, the module need not. Throws
 /// ConfigError on every rank if the ranks' modules differ (with the first difference), for sparse or
-/// non-dense parameters, and RankFailed.
+/// non-dense parameters and ignored ones that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

@@ -356,9 +356,10 @@ TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
   expect(refusal([&] { shard(*torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(!odd)), group()); }),
          "number 2 is parameter bias of Float [4], which requires a gradient on rank 0, and nothing more" +
              last);
-  expect(refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
-         "number 0 is stage 0, bucket_bytes 2, reduction 1, resident_bytes 0 on rank 0, and stage 0, "
-         "bucket_bytes 1");
+  expect(
+      refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
+      "number 0 is stage 0, bucket_bytes 2, reduction 1, resident_bytes 0, buffers 0 on rank 0, and stage 0, "
+      "bucket_bytes 1");
 }
 
 TEST(Shard, AScalerIsUsedInOrder) {
@@ -392,6 +393,68 @@ TEST(Shard, RefusesWhatItCannotDo) {
   const std::string said =
       refusal([&] { sparse->forward(torch::zeros({2}, torch::kLong)).sum().backward(); });
   EXPECT_NE(said.find("parameter weight has a sparse gradient"), std::string::npos) << said;
+}
+
+TEST(Shard, BuffersBecomeAlikeWhenGradientsHaveBeenReduced) {
+  const auto rows = [](int of) {
+    torch::manual_seed(static_cast<std::uint64_t>(of));
+    return torch::randn({8, 300});
+  };
+  const auto made = [] {
+    torch::manual_seed(1);
+    return torch::nn::Sequential(torch::nn::BatchNorm1d(300), torch::nn::Linear(300, 2));
+  };
+  std::vector<Tensor> means;
+  for (int of = 0; of < size(); ++of) {
+    torch::nn::Sequential alone = made();
+    alone->forward(rows(of));
+    means.push_back(alone->named_buffers()["0.running_mean"].clone());
+  }
+  for (const Stage stage : kStages) {
+    for (const auto& [how, expected] :
+         std::vector<std::pair<Buffers, Tensor>>{{Buffers::kLocal, means[static_cast<std::size_t>(rank())]},
+                                                 {Buffers::kBroadcast, means[0]},
+                                                 {Buffers::kMean, torch::stack(means).mean(0)}}) {
+      torch::nn::Sequential net = made();
+      Shard sharded = shard(*net, group(), {.stage = stage, .buffers = how});
+      const auto pass = [&] { net->forward(rows(rank())).square().mean().backward(); };
+      {
+        const Shard::NoSync no_sync(sharded);
+        net->eval();
+        pass();
+        net->train();
+      }
+      pass();
+      const auto buffers = net->named_buffers();
+      EXPECT_TRUE(torch::allclose(buffers["0.running_mean"], expected, 1e-6, 1e-7))
+          << static_cast<int>(stage) << static_cast<int>(how);
+      EXPECT_EQ(buffers["0.num_batches_tracked"].item<std::int64_t>(), 1);
+    }
+  }
+}
+
+TEST(Shard, IgnoredParametersAreEachRanksOwn) {
+  const auto made = [] {
+    Net net(7);
+    torch::NoGradGuard no_grad;
+    net->up->weight.mul_(1 + rank());
+    return net;
+  };
+  Net alone = made();
+  alone->forward(batch(Ranks::kAlike, rank(), 0)).backward();
+  for (const Stage stage : kStages) {
+    Net net = made();
+    Shard sharded = shard(*net, group(), {.stage = stage, .ignored = {net->up->weight, net->up->bias}});
+    EXPECT_TRUE(torch::equal(net->up->weight, alone->up->weight));
+    for (const std::string& name : sharded.names()) EXPECT_NE(name.rfind("up.", 0), 0U) << name;
+    net->forward(batch(Ranks::kAlike, rank(), 0)).backward();
+    EXPECT_TRUE(torch::equal(net->up->weight.grad(), alone->up->weight.grad()));
+    const StateDict saved = sharded.full_state_dict();
+    EXPECT_TRUE(torch::equal(saved.at("up.weight"), alone->up->weight));
+    sharded.load_state_dict({saved});
+    EXPECT_TRUE(torch::equal(net->up->weight, alone->up->weight));
+  }
+  EXPECT_THROW(shard(*Net(7), group(), {.ignored = {torch::zeros(3)}}), ConfigError);
 }
 
 }  // namespace

@@ -43,6 +43,21 @@ def test_bad_options_are_refused():
         reef.shard(layer, group, stage=3, resident_bytes=-1)
     with pytest.raises(ValueError, match="reduction 'max' is not"):
         reef.shard(layer, group, reduction="max")
+    with pytest.raises(ValueError, match="buffers 'max' is not"):
+        reef.shard(layer, group, buffers="max")
+    with pytest.raises(ValueError, match="number 1 of the ignored tensors, which is no parameter"):
+        reef.shard(layer, group, ignored=[layer.bias, torch.zeros(4)])
+
+
+def test_buffers_and_ignored_parameters():
+    group = reef.init_process_group(rank=0, world_size=1)
+    for how in ("local", "broadcast", "mean"):
+        net = torch.nn.Sequential(torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 4))
+        sharded = reef.shard(net, group, stage=1, buffers=how, ignored=net[1].parameters())
+        assert [name.partition("[")[0] for name in sharded.names()] == ["0.weight", "0.bias"]
+        net(torch.randn(8, 300)).square().mean().backward()
+        assert net[0].num_batches_tracked == 1 and net[1].weight.grad is not None
+        assert sharded.full_state_dict().keys() == net.state_dict().keys()
 
 
 def test_a_gradient_that_was_taken_before_is_not_passed_over():

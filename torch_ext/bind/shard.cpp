@@ -23,6 +23,13 @@ reef::Stage stage_of(const std::string& name) {
                           "' is not \"replicate\", \"optimizer\", \"gradients\" or \"parameters\"");
 }
 
+reef::Buffers buffers_of(const std::string& name) {
+  if (name == "local") return reef::Buffers::kLocal;
+  if (name == "broadcast") return reef::Buffers::kBroadcast;
+  if (name == "mean") return reef::Buffers::kMean;
+  throw reef::ConfigError("buffers '" + name + "' is not \"local\", \"broadcast\" or \"mean\"");
+}
+
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
   reef::Shard::Named all;
   for (std::size_t i = 0; i < names.size(); ++i) all.emplace_back(names[i], tensors[i]);
@@ -113,16 +120,19 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "int resident_bytes) -> "
+      "int resident_bytes, str buffer_mode, Tensor[] ignored) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, std::int64_t resident_bytes) {
+         const std::string& reduction, std::int64_t resident_bytes, const std::string& buffer_mode,
+         const std::vector<at::Tensor>& ignored) {
         const reef::ShardOptions options{.stage = stage_of(stage),
                                          .bucket_bytes = bucket_bytes,
                                          .reduction = reef::bind::reduction_of(reduction),
-                                         .resident_bytes = resident_bytes};
+                                         .resident_bytes = resident_bytes,
+                                         .buffers = buffers_of(buffer_mode),
+                                         .ignored = ignored};
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
                                           group, options);
       });

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -116,6 +116,8 @@ def shard(
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
     resident_bytes: str | int = 0,
+    buffers: str = "local",
+    ignored: Iterable[torch.Tensor] = (),
 ) -> Shard:
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
@@ -123,6 +125,10 @@ def shard(
     and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered.
     Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
     micro-batches, and divides by the number of ranks for ``reduction="mean"``.
+
+    ``buffers`` (running statistics) stay ``"local"``, or become rank 0's (``"broadcast"``) or the ``"mean"`` over the ranks
+    when gradients have been reduced. Parameters that are ``ignored`` are each rank's own business, and none of
+    ``parameters()``.
 
         group = reef.init_process_group()
         sharded = reef.shard(model, group, stage="optimizer")
@@ -139,11 +145,11 @@ def shard(
             raise ValueError(f"reef.shard: stage is {stage}; give 0 to {len(STAGES) - 1}, or one of {', '.join(STAGES)}")
         stage = STAGES[stage]
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    statistics = dict(module.named_buffers(remove_duplicate=False))
     return Shard(
         torch.ops.reef.shard(
-            list(parameters.values()), list(parameters), list(buffers.values()), list(buffers), group.boxed(), stage,
-            parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes),
+            list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
+            stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), buffers, list(ignored),
         ),
         module,
     )  # fmt: skip
