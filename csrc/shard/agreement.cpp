@@ -64,23 +64,33 @@ std::vector<std::string> split(const std::string& text) {
 }  // namespace
 
 int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
-                    const ShardOptions& options) {
+                    const ShardOptions& options, const std::string& wrong) {
   // Rank 0 counts: others may have made other shards, in other groups.
   static std::atomic<int> made{0};
   const int number = made++;
-  if (group->getSize() == 1) return first_exchange(number);
-  std::vector<std::string> lines = lines_of(parameters, buffers, options);
-  lines.push_back(std::to_string(number));
-  std::string own;
-  for (const std::string& line : lines) own += line + "\n";
+  if (group->getSize() == 1) {
+    if (!wrong.empty()) throw ConfigError(wrong);
+    return first_exchange(number);
+  }
+  // What is wrong, what must be alike, the number.
+  std::string own = wrong + "\n";
+  if (wrong.empty()) {
+    for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
+  }
+  own += std::to_string(number);
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().second.device();
-  const std::vector<std::string> all = exchanged(own, group, device);
-  std::vector<std::string> first = split(all.front());
-  const int of_first = std::stoi(first.back());
-  first.pop_back();
+  std::vector<std::vector<std::string>> all;
+  for (const std::string& text : exchanged(own, group, device)) all.push_back(split(text));
+  if (!wrong.empty()) throw ConfigError(wrong);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].front().empty())
+      throw ConfigError("rank " + std::to_string(rank) + ": " + all[rank].front());
+  }
+  const int of_first = std::stoi(all.front().back());
+  for (auto& lines : all) lines = {lines.begin() + 1, lines.end() - 1};
+  const std::vector<std::string>& first = all.front();
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    std::vector<std::string> other = split(all[rank]);
-    other.pop_back();
+    const std::vector<std::string>& other = all[rank];
     if (other == first) continue;
     std::size_t i = 0;
     while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;

@@ -22,9 +22,7 @@ using at::Tensor;
 
 namespace {
 
-void check(const Shard::Named& parameters, const ProcessGroupPtr& group, const ShardOptions& options) {
-  if (!group)
-    throw ConfigError("reef::shard was given no process group: make one with reef::init_process_group.");
+void check(const Shard::Named& parameters, const ShardOptions& options) {
   if (options.bucket_bytes <= 0) {
     throw ConfigError("reef::shard was given bucket_bytes " + std::to_string(options.bucket_bytes) +
                       ": give a positive number.");
@@ -115,10 +113,18 @@ void Shard::Parts::check_memory() const {
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
              const ShardOptions& options)
     : parts_(std::make_unique<Parts>()) {
-  const Named parameters = without_ignored(without_repetition(all_parameters), options.ignored);
+  if (!group)
+    throw ConfigError("reef::shard was given no process group: make one with reef::init_process_group.");
+  Named parameters = without_repetition(all_parameters);
   const Named buffers = without_repetition(all_buffers);
-  check(parameters, group, options);
-  const int exchange = check_agreement(parameters, buffers, group, options);
+  std::string wrong;
+  try {
+    parameters = without_ignored(parameters, options.ignored);
+    check(parameters, options);
+  } catch (const ConfigError& error) {
+    wrong = message_of(error);
+  }
+  const int exchange = check_agreement(parameters, buffers, group, options, wrong);
   broadcast_all(parameters, buffers, group);
 
   // Backward comes to the last first.

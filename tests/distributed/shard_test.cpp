@@ -360,6 +360,11 @@ TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
       refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
       "number 0 is stage 0, bucket_bytes 2, reduction 1, resident_bytes 0, buffers 0 on rank 0, and stage 0, "
       "bucket_bytes 1");
+  const bool last_rank = rank() == size() - 1;
+  const std::string wrong =
+      refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = last_rank ? 0 : 1}); });
+  const std::string said = "reef::shard was given bucket_bytes 0: give a positive number.";
+  EXPECT_EQ(wrong, last_rank ? said : "rank " + std::to_string(size() - 1) + ": " + said);
 }
 
 TEST(Shard, AScalerIsUsedInOrder) {
