@@ -75,11 +75,12 @@ StateDict Shard::full_state_dict(bool rank0_only) {
   NamedState own;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
     own.emplace_back(parts.names[i], value(parts.parameters[i]));
+  const bool keep = !rank0_only || parts.divided.group->getRank() == 0;
   std::map<std::string, Tensor> whole;
-  for (auto& [name, values] : whole_state(parts.divided, own))
+  for (auto& [name, values] : whole_state(parts.divided, own, keep))
     whole.emplace(name, values.front().second.toTensor());
   StateDict dict;
-  if (rank0_only && parts.divided.group->getRank() != 0) return dict;
+  if (!keep) return dict;
   const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
   for (const auto& [name, tensor] : parts.all_parameters) {
     const auto found = whole.find(known.first_name.at(name));

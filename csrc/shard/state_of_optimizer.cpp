@@ -134,8 +134,9 @@ OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0
   const DividedParameters& all = parts_->divided;
   OptimizerState whole;
   const std::vector<Names> merged = merged_groups(all, own.groups);
-  NamedState states = whole_state(all, by_name(own));
-  if (rank0_only && all.group->getRank() != 0) return whole;
+  const bool keep = !rank0_only || all.group->getRank() == 0;
+  NamedState states = whole_state(all, by_name(own), keep);
+  if (!keep) return whole;
   std::map<std::string, std::string> ids;
   for (std::size_t g = 0; g < merged.size(); ++g) {
     Group& group = whole.groups.emplace_back();
@@ -179,7 +180,9 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
 }
 
 OptimizerState Shard::full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only) {
-  return full_optimizer_state(sharded_optimizer_state(optimizer), rank0_only);
+  OptimizerState own;
+  agree(parts_->divided, [&] { own = sharded_optimizer_state(optimizer); });
+  return full_optimizer_state(own, rank0_only);
 }
 
 OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const {
@@ -190,7 +193,9 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
 }
 
 void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given) {
-  const OptimizerState state = own_optimizer_state(groups_of(optimizer, *this), std::move(given));
+  OptimizerState groups;
+  agree(parts_->divided, [&] { groups = groups_of(optimizer, *this); });
+  const OptimizerState state = own_optimizer_state(groups, std::move(given));
   agree(parts_->divided, [&] { reef::load_optimizer_state(optimizer, state); });
 }
 

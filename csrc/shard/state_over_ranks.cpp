@@ -195,7 +195,7 @@ void agree(const DividedParameters& all, const std::function<void()>& work) {
     work();
   } catch (const std::exception& error) {
     own = std::current_exception();
-    said = error.what();
+    said = message_of(error);
   }
   const std::vector<IValue> of_ranks = gather_values(all, IValue(said));
   if (own) std::rethrow_exception(own);
@@ -205,7 +205,7 @@ void agree(const DividedParameters& all, const std::function<void()>& work) {
   }
 }
 
-NamedState whole_state(const DividedParameters& all, const NamedState& own) {
+NamedState whole_state(const DividedParameters& all, const NamedState& own, bool keep) {
   const at::NoGradGuard no_grad;
   NamedState whole;
   for (std::size_t bucket = 0; bucket < all.layout.buckets.size(); ++bucket) {
@@ -218,7 +218,9 @@ NamedState whole_state(const DividedParameters& all, const NamedState& own) {
     }
     Pieces pieces;
     for (const NamedState& state : of_ranks) add(pieces, all, state);
-    for (auto& one : whole_of(all, pieces, bucket)) whole.push_back(std::move(one));
+    NamedState of_bucket = whole_of(all, pieces, bucket);  // on all ranks: what is missing is thrown on all
+    if (!keep) continue;
+    for (auto& one : of_bucket) whole.push_back(std::move(one));
   }
   std::map<std::string, std::size_t, std::less<>> item;
   for (std::size_t i = 0; i < all.parameters.size(); ++i) item.emplace(all.parameters[i].name, i);

@@ -30,8 +30,9 @@ using NamedState = std::vector<std::pair<std::string, StateValues>>;
 /// They throw ConfigError and RankFailed. Sent by a rank: what it keeps, to each of the others, a bucket's at
 /// a time; memory: what all ranks keep for a bucket, twice.
 
-/// Of what each rank keeps, what one process would keep, in the module's order.
-NamedState whole_state(const DividedParameters& all, const NamedState& own);
+/// Of what each rank keeps, what one process would keep, in the module's order. Not `keep`: nothing, on a
+/// rank that only helps.
+NamedState whole_state(const DividedParameters& all, const NamedState& own, bool keep);
 
 /// Of pieces that any number of ranks kept, in any number of lists, what this rank keeps. If a rank gives no
 /// list, all are given what rank 0 has; `undivided`, too, which is what no parameter is divided for.
