@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <type_traits>
+#include <utility>
 
 #include "distributed/bytes_over_ranks.h"
 #include "page/pinned.h"
@@ -32,34 +33,32 @@ IValue compact(const IValue& value) {
   return tensor;
 }
 
-IValue packed(const StateValues& values) {
+// Pairs, as a tuple of tuples.
+template <class Value, class Pack>
+IValue packed(const std::vector<std::pair<std::string, Value>>& pairs, const Pack& pack) {
   std::vector<IValue> all;
-  for (const auto& [key, value] : values) all.push_back(tuple({key, compact(value)}));
+  for (const auto& [key, value] : pairs) all.push_back(tuple({key, pack(value)}));
   return tuple(std::move(all));
 }
 
-StateValues unpacked(const IValue& values) {
-  StateValues all;
-  for (const IValue& one : values.toTupleRef().elements()) {
+template <class Unpack>
+auto unpacked(const IValue& pairs, const Unpack& unpack) {
+  std::vector<std::pair<std::string, std::decay_t<decltype(unpack(pairs))>>> all;
+  for (const IValue& one : pairs.toTupleRef().elements()) {
     const auto& pair = one.toTupleRef().elements();
-    all.emplace_back(pair[0].toStringRef(), pair[1]);
+    all.emplace_back(pair[0].toStringRef(), unpack(pair[1]));
   }
   return all;
 }
 
 IValue packed_state(const NamedState& state) {
-  std::vector<IValue> all;
-  for (const auto& [name, values] : state) all.push_back(tuple({name, packed(values)}));
-  return tuple(std::move(all));
+  return packed(state, [](const StateValues& values) { return packed(values, compact); });
 }
 
 NamedState unpacked_state(const IValue& state) {
-  NamedState all;
-  for (const IValue& one : state.toTupleRef().elements()) {
-    const auto& pair = one.toTupleRef().elements();
-    all.emplace_back(pair[0].toStringRef(), unpacked(pair[1]));
-  }
-  return all;
+  return unpacked(state, [](const IValue& values) {
+    return unpacked(values, [](const IValue& value) { return value; });
+  });
 }
 
 // A budget must not move what is read and written here without an operator.
