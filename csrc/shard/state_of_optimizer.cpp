@@ -50,16 +50,11 @@ std::vector<Names> merged_groups(const DividedParameters& all, const std::vector
   return merged;
 }
 
-std::map<std::string, std::string> names_by_id(const OptimizerState& state) {
+NamedState by_name(const OptimizerState& state) {
   std::map<std::string, std::string> names;
   for (const Group& group : state.groups) {
     for (std::size_t i = 0; i < group.ids.size(); ++i) names.emplace(group.ids[i], group.names[i]);
   }
-  return names;
-}
-
-NamedState by_name(const OptimizerState& state) {
-  const std::map<std::string, std::string> names = names_by_id(state);
   NamedState named;
   for (const auto& [id, values] : state.states) {
     if (const auto name = names.find(id); name != names.end()) named.emplace_back(name->second, values);

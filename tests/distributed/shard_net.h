@@ -6,8 +6,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "reef/ledger.h"
 #include "reef/optim.h"
 #include "reef/process_group.h"
 #include "reef/shard.h"
@@ -106,21 +108,44 @@ inline std::vector<Tensor> parameters_of(const Net& net) {
   return once;
 }
 
+/// Gradients of one process, which accumulates over the batches of all ranks.
+inline void accumulate(Net net, Ranks ranks, int step, Reduction reduction = Reduction::kMean) {
+  for (int of = 0; of < size(); ++of) net->forward(batch(ranks, of, step)).backward();
+  for (const Tensor& parameter : parameters_of(net)) {
+    if (reduction == Reduction::kMean && parameter.grad().defined()) parameter.grad().div_(size());
+  }
+}
+
+/// And its step.
+inline void step_alone(Net net, const Optimizer& optimizer, Ranks ranks, int step,
+                       Reduction reduction = Reduction::kMean) {
+  optimizer->zero_grad();
+  accumulate(std::move(net), ranks, step, reduction);
+  optimizer->step();
+}
+
 /// What one process gets.
 inline Net accumulated(const Case& tested, Ranks ranks, Reduction reduction) {
   Net net(7);
   const Optimizer optimizer = tested.make(parameters_of(net));
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer->zero_grad();
-    for (int of = 0; of < size(); ++of) {
-      net->forward(batch(ranks, of, step)).backward();
-    }
-    for (const Tensor& parameter : parameters_of(net)) {
-      if (reduction == Reduction::kMean && parameter.grad().defined()) parameter.grad().div_(size());
-    }
-    optimizer->step();
-  }
+  for (int step = 0; step < kSteps; ++step) step_alone(net, optimizer, ranks, step, reduction);
   return net;
+}
+
+/// `run` trains inside a budget of so many bytes, and says its peak and how many pages have left: with so
+/// many percent of what it takes by itself it gives the same tensors.
+using BudgetedRun =
+    std::function<std::vector<Tensor>(std::uint64_t bytes, std::uint64_t& peak, std::uint64_t& evictions)>;
+inline void expect_same_inside_a_budget(const BudgetedRun& run, std::uint64_t percent,
+                                        const std::string& text) {
+  std::uint64_t natural = 0, peak = 0, evictions = 0;
+  const std::vector<Tensor> expected = run(std::uint64_t{1} << 40, natural, evictions);
+  const std::uint64_t least = static_cast<std::uint64_t>(allocator_live_bytes()) + natural * percent / 100;
+  const std::vector<Tensor> found = run(least, peak, evictions);
+  EXPECT_LE(peak, least) << text;
+  EXPECT_GT(evictions, 0U) << text;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    EXPECT_TRUE(torch::equal(found[i], expected[i])) << text << ", " << i;
 }
 
 }  // namespace reef::shard_tests

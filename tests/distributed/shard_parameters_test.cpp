@@ -1,5 +1,6 @@
 // Stage::kParameters, beside what shard_test.cpp shows of every stage.
 #include <array>
+#include <functional>
 
 #include "reef/budget.h"
 #include "reef/error.h"
@@ -154,13 +155,7 @@ TEST(ShardParameters, PartsLeaveForATierInsideABudget) {
     for (const Tensor& part : sharded.parameters()) found.push_back(part.detach().clone());
     return found;
   };
-  std::uint64_t natural = 0, peak = 0, evictions = 0;
-  const std::vector<Tensor> expected = run(std::uint64_t{1} << 40, natural, evictions);
-  const std::uint64_t least = static_cast<std::uint64_t>(allocator_live_bytes()) + natural * 8 / 10;
-  const std::vector<Tensor> found = run(least, peak, evictions);
-  EXPECT_LE(peak, least);
-  EXPECT_GT(evictions, 0U);
-  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(torch::equal(found[i], expected[i])) << i;
+  expect_same_inside_a_budget(run, 80, "parts");
 }
 
 }  // namespace
