@@ -53,37 +53,33 @@ class RankLines {
   Table16 base_, width_;
 };
 
-/// On the dynamic map (maps.h), by arithmetic.
+/// On the dynamic map (maps.h), by arithmetic: few operations, for a processor that reads and writes 16 bytes
+/// an element is busy with them.
 template <class L, bool kSigned>
 class Int8Code : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Table16 = typename L::Table16;
   using Lines = RankLines<L>;
   using Unit = typename Lines::Unit;
   using Map = DynamicMap;
   static constexpr float kUnits = 1;
-  static constexpr int kAdded = kSigned ? 127 : 0;
+  static constexpr int kAdded = kSigned ? 127 : -1;
   static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
 
-  REEF_LANE explicit Int8Code(const Map& map)
-      : lines_(map),
-        shift_(L::all(map.shift)),
-        edge_(map.edge),
-        region_(map.region),
-        offset_(map.offset),
-        gain_(map.gain),
-        last_(map.last) {}
+  REEF_LANE explicit Int8Code(const Map& map) : lines_(map), jump_(map.jump), gain_(map.gain) {}
 
   REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I code, const Unit& unit) const {
-    const F number = to_floats(code);
+    constexpr float k = DynamicMap::multiple(kSigned);
+    constexpr float kOne = k * 0x1p23F;  // a code in its last bits is added k times
+    const F number = floats_of_bits(code | bits_of(L::all(kOne)));
     if constexpr (kSigned) {
-      const F rank = number - L::all(127.0F);
-      return copysign(Lines::value(abs(rank) + shift_, unit), rank);
+      const F minus = L::all(kOne + k * kAdded) - number;
+      const I exponent = shift_right<23>(bits_of(minus));
+      return fnma(unit.width[exponent], minus, copysign(unit.base[exponent], minus));
     } else {
-      return Lines::value(number + shift_, unit);
+      return Lines::value(number - L::all(kOne + k * kAdded), unit);
     }
   }
 
@@ -93,22 +89,23 @@ class Int8Code : public Int8Scaled<L> {
   };
   REEF_LANE Found find(F kept, F units) const {
     const F x = kept * units;
-    const F least = L::all(0x1p-31F);
-    const F above = kSigned ? max_size(least, x) : max(x, least);
-    const F size = kSigned ? above : x;                // below the least, a signed value's code is 0 anyway
-    const I binade = shift_right<23>(bits_of(above));  // by its low five bits
-    return {x, size, add_where(size >= edge_[binade], bits_of(region_[binade]), L::all(1))};
+    const F least = L::all(DynamicMap::kLeast);
+    const F size = kSigned ? max_size(least, x) : floats_of_bits(max(bits_of(x), bits_of(least)));
+    const I bits = bits_of(size);
+    return {x, size, bits + bits_of(jump_[shift_right<23>(bits)])};  // by the exponent's low five bits
   }
-  REEF_LANE I code(const Found& found) const {  // not -1, but 0: what rounding makes of 1 is the last
-    const F rank = min(fma(found.size, gain_[found.where], offset_[found.where]), last_[found.where]);
-    return to_ints(kSigned ? copysign(rank, found.x) : rank);
+  REEF_LANE I code(const Found& found) const {
+    const F part = fma(found.size, gain_[shift_right<23>(found.where)], L::all(8.0F / 9));
+    const I below_two = min(bits_of(part), bits_of(L::all(0x1.FFFFFEP0F)));
+    const F rank = floats_of_bits(below_two + (found.where & L::all(-0x800000)));
+    if constexpr (kSigned) return to_ints(copysign(rank, found.x));
+    return min(to_ints(rank), bits_of(found.x));  // of zero: -1 when kAdded is, which is written as 0
   }
 
  private:
   Lines lines_;
-  F shift_;
-  typename L::Table32 edge_, region_;
-  Table16 offset_, gain_, last_;
+  typename L::Table32 jump_;
+  typename L::Table16 gain_;
 };
 
 /// Signed: on the map of maps.h. Else a sixteenth to sixteen sixteenths: no code stands for zero, for a step

@@ -22,6 +22,12 @@ float as_float(std::int32_t bits) {
   return value;
 }
 
+std::int32_t bits_of(float value) {
+  std::int32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 // Of a part of the number line [begin, end), in which at most one of the edges lies: that one. Gives the
 // region at its beginning.
 std::int32_t set_edge(float& edge, const double* edges, int count, double begin, double end) {
@@ -45,48 +51,43 @@ double quarter_begin(int number) {
 
 }  // namespace
 
-DynamicMap::DynamicMap(bool is_signed) : shift(is_signed ? 0.5F : 1.0F) {
-  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = last[i] = 0;
-  const auto exponent_of = [](double rank) { return (127 + std::ilogb(rank)) & 15; };
+DynamicMap::DynamicMap(bool is_signed) {
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = gain[i] = 0;
+  // Of regions, counted from zero's: 2 to this is its first rank or, unsigned, its first rank + 1.
+  const auto exponent = [&](int region) { return is_signed ? region - 1 : region; };
 
-  double first[kDecades + 1];  // value of each decade's first code; then of 1
-  double final[kDecades];
+  double edges[kDecades + 1];  // from edges[i] on: region i + 1
+  double before = 0;           // the value of the code before
   for (int i = 0; i < kDecades; ++i) {
     const double codes = is_signed ? 1 << i : 2 << i;
     const double scale = std::pow(10.0, i - (kDecades - 1));
     const double part = 0.9 * scale / codes;
-    const double first_rank = is_signed ? codes : codes - 1;
-    const int e = exponent_of(first_rank + shift);
-    width[e] = static_cast<float>(part);
-    base[e] = static_cast<float>(0.1 * scale + part / 2 - part * (first_rank + shift));
-    const auto value = [&](double rank) {  // as it will be decoded
-      return std::fmaf(width[e], static_cast<float>(rank + shift), base[e]);
+    const double rank = codes;  // the first; unsigned, the first + 1
+    const auto size = static_cast<float>(part * (rank - 0.5) - 0.1 * scale);
+    width[i + 1] = static_cast<float>(part / multiple(is_signed));
+    base[i + 1] = is_signed ? size : -size;
+    const auto value = [&](double number) {  // as it will be decoded
+      return std::fmaf(width[i + 1], static_cast<float>(number) * multiple(is_signed), -size);
     };
-    first[i] = value(first_rank);
-    final[i] = value(first_rank + codes - 1);
-    offset[i + 1] = static_cast<float>(first_rank - 0.1 * scale / part);
-    gain[i + 1] = static_cast<float>(1 / part);
-    last[i + 1] = static_cast<float>(first_rank + codes - 0.5);
+    edges[i] = (before + value(rank)) / 2;
+    before = value(rank + codes - 1);
+    gain[exponent(i + 1) & 15] = static_cast<float>(1 / (0.9 * scale));
   }
-  first[kDecades] = 1;
-  const float one = is_signed ? 128 : 255;
-  base[exponent_of(one + shift)] = 1;
-  offset[kDecades + 1] = last[kDecades + 1] = one;
-
-  double edges[kDecades + 1];  // from edges[i] on: region i + 1
-  edges[0] = first[0] / 2;
-  for (int i = 1; i <= kDecades; ++i) edges[i] = (final[i - 1] + first[i]) / 2;
-  if (!is_signed) {
-    // A second moment that is not zero never becomes zero: a step would divide by it.
-    edges[0] = std::numeric_limits<float>::min();
-    const double border = (first[0] + final[0]) / 2;
-    offset[1] = 1;
-    gain[1] = static_cast<float>(1 / border);
-  }
+  const double one = is_signed ? 128 : 256;  // its rank or, unsigned, its rank + 1
+  width[kDecades + 1] = static_cast<float>(1 / (one * multiple(is_signed)));
+  edges[kDecades] = (before + 1) / 2;
+  // From its edge to 1, a part of a decade that is less than one code.
+  gain[exponent(kDecades + 1) & 15] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12)));
+  // A second moment that is not zero never becomes zero: a step would divide by it.
+  if (!is_signed) edges[0] = 0;
   for (int binade = 0; binade < 32; ++binade) {
     const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
     const double end = std::ldexp(1.0, binade - 30);
-    region[binade] = as_float(set_edge(edge[binade], edges, kDecades + 1, begin, end));
+    float edge = 0;
+    const std::int32_t region = set_edge(edge, edges, kDecades + 1, begin, end);
+    std::int32_t added = (exponent(region) - (96 + binade)) * (1 << 23);
+    if (edge != kNever) added += (1 << 23) - (bits_of(edge) & 0x7FFFFF);
+    jump[binade] = as_float(added);
   }
 }
 

@@ -1,23 +1,31 @@
 #pragma once
 
+#include "kernels/lane.h"
+
 /// The values that codes stand for, as tables for lanes to look up.
 namespace reef::kernels {
 
 /// The dynamic map of Dettmers et al. 2022 (2110.02861, section 1.3, as its authors build it): in decade i of
 /// 7, n = 2^i (signed, each side) or 2^(i+1) values in the middle of equal parts of (0.1, 1) * 10^(i-6); then
-/// 0 and 1. With ranks counted upward from zero, the decade is the binary exponent of the rank, or of the
-/// rank + 1: so a value is a line in its rank, and a rank a line in its value, both chosen by an exponent.
+/// 0 and 1. With ranks counted upward from zero, the decade is the binary exponent of the rank or, unsigned,
+/// of the rank + 1: so a value is a line in it, chosen by its exponent. And the other way, a value's part of
+/// its decade is (8/9 + value * gain), from 1 to 2 in each: with the decade's exponent, that is the rank or,
+/// unsigned, the rank + 1.
 struct DynamicMap {
   explicit DynamicMap(bool is_signed);
 
-  float shift;     ///< added to a rank before its exponent is taken
-  float base[16];  ///< by the exponent's low four bits: value = base + width * (rank + shift)
+  /// Ranks are decoded times this, so that their exponents' low four bits are the number of the decade.
+  REEF_LANE static constexpr float multiple(bool is_signed) { return is_signed ? 4 : 2; }
+  static constexpr float kLeast = 0x1p-23F;  ///< what is smaller is in the first region that is not zero's
+
+  /// By the decade's number, from 1; 0: of zero, 8: of one. Unsigned, value = base + width * multiple * (rank
+  /// + 1); signed, width * multiple * rank - base.
+  float base[16];
   float width[16];
-  float edge[32];    ///< by binade, from 2^-31: from here on it is the next region's
-  float region[32];  ///< by binade: region of its beginning, as the bits of an integer
-  float offset[16];  ///< by region (0, the decades, 1): rank = floor(min(last, offset + gain * value))
-  float gain[16];
-  float last[16];
+  /// By binade, from 2^-31: added to the bits of a value, gives its region's exponent, where a region's edge
+  /// inside the binade is passed by a carry. As the bits of a float.
+  float jump[32];
+  float gain[16];  ///< by the low four bits of that exponent
 };
 const DynamicMap& signed_dynamic_map();
 const DynamicMap& unsigned_dynamic_map();

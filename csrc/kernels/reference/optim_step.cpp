@@ -22,7 +22,7 @@ std::vector<Line> dynamic_lines(bool is_signed) {
     const int codes = is_signed ? 1 << i : 2 << i;
     const double scale = std::pow(10.0, i - 6);
     const double part = 0.9 * scale / codes;
-    const double shift = is_signed ? 0.5 : 1;
+    const int shift = is_signed ? 0 : 1;
     const double base = 0.1 * scale + part / 2 - part * (rank + shift);
     for (int k = 0; k < codes; ++k, ++rank) {
       positive.push_back(
