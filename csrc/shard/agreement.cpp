@@ -32,6 +32,10 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
                                     ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
                                     ", resident_bytes " + std::to_string(options.resident_bytes) +
                                     ", buffers " + std::to_string(static_cast<int>(options.buffers))};
+  if (const auto& mixed = options.mixed_precision) {
+    lines.front() += std::string(", mixed precision of ") + c10::toString(mixed->parameters) + " and " +
+                     c10::toString(mixed->sums);
+  }
   for (const auto& [name, tensor] : parameters) lines.push_back(line_of("parameter", name, tensor));
   for (const auto& [name, tensor] : buffers) lines.push_back(line_of("buffer", name, tensor));
   return lines;

@@ -1,3 +1,6 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -5,6 +8,7 @@
 #include "page/pinned.h"
 #include "page/storage_access.h"
 #include "reef/error.h"
+#include "reef/ledger.h"
 #include "shard/gatherer.h"
 
 namespace reef {
@@ -15,15 +19,28 @@ using at::Tensor;
 class AfterSteps final : public Gatherer {
  public:
   AfterSteps(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
-             int exchange)
-      : Gatherer(std::move(layout), group, exchange),
-        tickets_(layout_.buckets.size(), 0),
-        on_its_way_(layout_.buckets.size()) {
-    for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
-      flats_.push_back(flatten(parameters, bucket));
-      keep_parts(parameters, bucket, flats_.back());
+             int exchange, const ShardOptions& options)
+      : Gatherer(std::move(layout), group, exchange, options),
+        divided_(options.stage != Stage::kReplicate),
+        buckets_(layout_.buckets.size()) {
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      Bucket& bucket = buckets_[number];
+      const ParameterDtypes dtypes = this->dtypes(parameters, number);
+      if (dtypes.has_masters()) bucket.masters = masters_of(parameters, number, dtypes.part);
+      bucket.flat = flatten(parameters, number, dtypes.parameter);
+      const Tensor& kept = bucket.masters.defined() ? bucket.masters : bucket.flat;
+      if (divided_) {
+        keep_parts(parameters, number, kept);
+      } else {
+        keep_whole(parameters, number, kept);
+      }
     }
-    observe(flats_, {});
+    std::vector<Tensor> flats, masters;
+    for (const Bucket& bucket : buckets_) {
+      flats.push_back(bucket.flat);
+      masters.push_back(bucket.masters);
+    }
+    observe(flats, masters);
   }
   ~AfterSteps() override { close(); }
 
@@ -32,71 +49,115 @@ class AfterSteps final : public Gatherer {
   void gather() override {
     const std::lock_guard lock(mutex_);
     start();
-    for (std::size_t bucket = 0; bucket < flats_.size(); ++bucket) wait(bucket);
+    for (Bucket& bucket : buckets_) wait(bucket);
   }
 
  private:
+  struct Bucket {
+    Tensor flat;
+    Tensor masters;  ///< of this rank's slice or, not divided, of all; undefined: the flat has the parts
+    std::uint64_t ticket = 0;  ///< 0: it is there
+    std::vector<std::unique_ptr<Pinned>> on_its_way;
+  };
+
+  Tensor masters_of(const std::vector<Tensor>& parameters, std::size_t number, at::ScalarType dtype) const {
+    const at::NoGradGuard no_grad;
+    const CategoryScope category(Category::kParameter);
+    const Tensor all = packed(parameters, number, dtype);
+    return divided_ ? exchange_.own_slice(all).clone() : all;
+  }
+  // Of a flat: what masters are of.
+  Tensor own(const Tensor& flat) const { return divided_ ? exchange_.own_slice(flat) : flat; }
+
   // Optimizers may write through aliases of a part, so a write is known by its memory.
   bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept override {
+    bool to_masters = false;
     for (const Touch& touch : touches) {
-      if (touch.writes) expecting_ = written_ = true;
+      if (!touch.writes) continue;
+      if (touch.what != Touched::kSlice && buckets_[touch.bucket].masters.defined()) {
+        to_masters = true;
+      } else {
+        expecting_ = written_ = true;
+      }
     }
-    if (!expecting_ && !coming_) return false;
+    if (!expecting_ && !coming_) return to_masters;
     for (const Touch& touch : touches) {
       if (touch.what == Touched::kParameter) read(touch.bucket, call.records_gradient);
     }
-    return false;
+    return to_masters;
+  }
+
+  // A program writes its parameters (loads a file, makes them anew) alike on all ranks.
+  void ends(const std::vector<Touch>& touches) noexcept override {
+    for (const Touch& touch : touches) {
+      Bucket& bucket = buckets_[touch.bucket];
+      if (!touch.writes || touch.what == Touched::kSlice || !bucket.masters.defined()) continue;
+      try {
+        const at::NoGradGuard no_grad;
+        const at::DisableRecordFunctionGuard unobserved;
+        const Pinned masters(bucket.masters);
+        masters.tensor().copy_(own(bucket.flat));
+      } catch (const std::exception& error) {
+        refuse_access(*bucket.masters.storage().unsafeGetStorageImpl(), message_of(error));
+      }
+    }
   }
 
   // An operator is about to read a parameter of this bucket.
   void read(std::size_t bucket, bool in_forward) noexcept {
     const std::lock_guard lock(mutex_);
     try {
-      if (expecting_ && anywhere(written_)) {
+      if (expecting_ && (divided_ ? anywhere(written_) : written_.load())) {
         start();
       } else if (in_forward) {
         expecting_ = false;  // the step was left out: from here on ranks may read different parameters
       }
-      wait(bucket);
+      wait(buckets_[bucket]);
     } catch (const std::exception& error) {
-      for (const Tensor& flat : flats_)
-        refuse_access(*flat.storage().unsafeGetStorageImpl(), message_of(error));
+      for (const Bucket& each : buckets_)
+        refuse_access(*each.flat.storage().unsafeGetStorageImpl(), message_of(error));
     }
   }
 
   void start() {
-    for (std::size_t bucket = 0; bucket < flats_.size(); ++bucket) wait(bucket);
+    for (Bucket& bucket : buckets_) wait(bucket);
     expecting_ = written_ = false;
     coming_ = true;
     // Buckets are in the order of backward; forward reads them in the other.
-    for (std::size_t bucket = flats_.size(); bucket-- > 0;) {
-      on_its_way_[bucket] = std::make_unique<Pinned>(flats_[bucket]);
-      tickets_[bucket] = lane_->submit([this, flat = flats_[bucket]] { exchange_.all_gather(flat); });
+    for (std::size_t number = buckets_.size(); number-- > 0;) {
+      Bucket& bucket = buckets_[number];
+      bucket.on_its_way.push_back(std::make_unique<Pinned>(bucket.flat));
+      if (bucket.masters.defined()) bucket.on_its_way.push_back(std::make_unique<Pinned>(bucket.masters));
+      bucket.ticket = lane_->submit([this, flat = bucket.flat, masters = bucket.masters] {
+        if (masters.defined()) own(flat).copy_(masters);
+        if (divided_) exchange_.all_gather(flat);
+      });
     }
   }
 
-  void wait(std::size_t bucket) {
-    if (tickets_[bucket] == 0) return;
-    lane_->wait(tickets_[bucket]);
-    tickets_[bucket] = 0;
-    on_its_way_[bucket].reset();
-    coming_ = std::any_of(tickets_.begin(), tickets_.end(), [](std::uint64_t ticket) { return ticket != 0; });
+  void wait(Bucket& bucket) {
+    if (bucket.ticket == 0) return;
+    lane_->wait(bucket.ticket);
+    bucket.ticket = 0;
+    bucket.on_its_way.clear();
+    coming_ =
+        std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& each) { return each.ticket != 0; });
   }
 
-  std::vector<Tensor> flats_;
+  const bool divided_;
+  std::vector<Bucket> buckets_;
   std::mutex mutex_;
   std::atomic<bool> expecting_{false};
-  std::atomic<bool> written_{false};    ///< a part of this rank's, since the last gather
-  std::atomic<bool> coming_{false};     ///< something is on its way
-  std::vector<std::uint64_t> tickets_;  ///< by bucket; 0: it is there
-  std::vector<std::unique_ptr<Pinned>> on_its_way_;
+  std::atomic<bool> written_{false};  ///< a part of this rank's, since the last gather
+  std::atomic<bool> coming_{false};   ///< something is on its way
 };
 
 }  // namespace
 
 std::unique_ptr<Gatherer> gather_after_steps(const std::vector<Tensor>& parameters, ShardLayout layout,
-                                             const ProcessGroupPtr& group, int exchange) {
-  return std::make_unique<AfterSteps>(parameters, std::move(layout), group, exchange);
+                                             const ProcessGroupPtr& group, int exchange,
+                                             const ShardOptions& options) {
+  return std::make_unique<AfterSteps>(parameters, std::move(layout), group, exchange, options);
 }
 
 }  // namespace reef

@@ -24,21 +24,21 @@ constexpr const char* kDividedMessage =
 class OnDemand final : public Gatherer {
  public:
   OnDemand(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
-           int exchange, std::int64_t resident_bytes)
-      : Gatherer(std::move(layout), group, exchange),
-        resident_bytes_(resident_bytes),
-        order_(sizes_of(layout_, parameters)),
+           int exchange, const ShardOptions& options)
+      : Gatherer(std::move(layout), group, exchange, options),
+        order_(sizes_of(parameters)),
         buckets_(layout_.buckets.size()) {
     std::vector<Tensor> wholes;
     std::vector<Tensor> slices;
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       Bucket& bucket = buckets_[number];
-      bucket.whole = flatten(parameters, number);
+      const ParameterDtypes dtypes = this->dtypes(parameters, number);
       {
         const at::NoGradGuard no_grad;
         const CategoryScope category(Category::kParameter);
-        bucket.slice = exchange_.own_slice(bucket.whole).clone();
+        bucket.slice = exchange_.own_slice(packed(parameters, number, dtypes.part)).clone();
       }
+      bucket.whole = flatten(parameters, number, dtypes.parameter);
       keep_parts(parameters, number, bucket.slice);
       bucket.state = State::kWhole;
       drop(bucket);
@@ -83,12 +83,12 @@ class OnDemand final : public Gatherer {
     std::unique_ptr<Pinned> kept;  ///< kWhole: a budget would write it to a tier
   };
 
-  static std::vector<std::int64_t> sizes_of(const ShardLayout& layout,
-                                            const std::vector<Tensor>& parameters) {
+  std::vector<std::int64_t> sizes_of(const std::vector<Tensor>& parameters) const {
     std::vector<std::int64_t> bytes;
-    for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
-      const Tensor& like = parameters[layout.buckets[bucket].items.front().item];
-      bytes.push_back(layout.elements(bucket) * static_cast<std::int64_t>(like.element_size()));
+    for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
+      const auto element_bytes =
+          static_cast<std::int64_t>(c10::elementSize(dtypes(parameters, bucket).parameter));
+      bytes.push_back(layout_.elements(bucket) * element_bytes);
     }
     return bytes;
   }
@@ -159,7 +159,7 @@ class OnDemand final : public Gatherer {
     std::vector<GatherOrder::Held> held;
     for (const Bucket& bucket : buckets_) held.push_back({bucket.state != State::kDivided, bucket.users > 0});
     for (const std::size_t number : needed) order_.use(number, phase);
-    const GatherOrder::Moves moves = order_.plan(needed, held, resident_bytes_);
+    const GatherOrder::Moves moves = order_.plan(needed, held, options_.resident_bytes);
     for (const std::size_t number : moves.drop) drop(buckets_[number]);
     for (const std::size_t number : moves.fetch) fetch(number);
     for (const std::size_t number : needed) wait(buckets_[number]);
@@ -218,7 +218,6 @@ class OnDemand final : public Gatherer {
     }
   }
 
-  const std::int64_t resident_bytes_;
   std::mutex mutex_;
   GatherOrder order_;
   std::vector<Bucket> buckets_;
@@ -230,8 +229,8 @@ class OnDemand final : public Gatherer {
 
 std::unique_ptr<Gatherer> gather_on_demand(const std::vector<Tensor>& parameters, ShardLayout layout,
                                            const ProcessGroupPtr& group, int exchange,
-                                           std::int64_t resident_bytes) {
-  return std::make_unique<OnDemand>(parameters, std::move(layout), group, exchange, resident_bytes);
+                                           const ShardOptions& options) {
+  return std::make_unique<OnDemand>(parameters, std::move(layout), group, exchange, options);
 }
 
 }  // namespace reef

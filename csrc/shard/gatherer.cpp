@@ -107,25 +107,41 @@ Gatherer::Listener& Gatherer::listener() {
   return *only;
 }
 
-Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange)
+Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange,
+                   const ShardOptions& options)
     : layout_(std::move(layout)),
+      options_(options),
       rank_(group->getRank()),
       exchange_(group, exchange),
       lane_(std::make_unique<CommLane>()) {}
 
 Gatherer::~Gatherer() = default;
 
-Tensor Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket) {
+ParameterDtypes Gatherer::dtypes(const std::vector<Tensor>& parameters, std::size_t bucket) const {
+  return dtypes_of(parameters[layout_.buckets[bucket].items.front().item].scalar_type(),
+                   options_.mixed_precision);
+}
+
+Tensor Gatherer::packed(const std::vector<Tensor>& parameters, std::size_t bucket,
+                        at::ScalarType dtype) const {
   const at::NoGradGuard no_grad;
   const CategoryScope category(Category::kParameter);
   const std::vector<ShardPiece>& items = layout_.buckets[bucket].items;
   const at::TensorOptions options = parameters[items.front().item].options().requires_grad(false);
-  Tensor flat = at::zeros({layout_.elements(bucket)}, options);
+  Tensor flat = at::zeros({layout_.elements(bucket)}, options.dtype(dtype));
   for (const ShardPiece& place : items) {
+    const Tensor& parameter = parameters[place.item];
+    alias(flat, place.offset, parameter.sizes(), parameter.strides()).copy_(parameter);
+  }
+  return flat;
+}
+
+Tensor Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket, at::ScalarType dtype) {
+  Tensor flat = packed(parameters, bucket, dtype);
+  for (const ShardPiece& place : layout_.buckets[bucket].items) {
     Tensor parameter = parameters[place.item];
-    const Tensor moved = alias(flat, place.offset, parameter.sizes(), parameter.strides());
-    moved.copy_(parameter);
-    parameter.set_data(moved);
+    if (parameter.scalar_type() != dtype) parameter.mutable_grad().reset();
+    parameter.set_data(alias(flat, place.offset, parameter.sizes(), parameter.strides()));
     parameters_.push_back(parameter);
   }
   return flat;
@@ -141,10 +157,20 @@ void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t buc
   }
 }
 
+void Gatherer::keep_whole(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& flat) {
+  for (const ShardPiece& place : layout_.buckets[bucket].items) {
+    const Tensor& like = parameters[place.item];
+    parts_.push_back(
+        {place, alias(flat, place.offset, like.sizes(), like.strides()).set_requires_grad(true)});
+  }
+}
+
 void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& slices) {
   for (const Tensor& parameter : parameters_) listener().add_parameter(parameter);
   for (std::size_t i = 0; i < wholes.size(); ++i) listener().add(wholes[i], {this, i, Touched::kWhole});
-  for (std::size_t i = 0; i < slices.size(); ++i) listener().add(slices[i], {this, i, Touched::kSlice});
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    if (slices[i].defined()) listener().add(slices[i], {this, i, Touched::kSlice});
+  }
   observation_ = std::make_unique<OperatorObservation>(listener());
 }
 

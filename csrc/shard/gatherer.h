@@ -9,14 +9,16 @@
 #include "distributed/comm_lane.h"
 #include "distributed/slice_exchange.h"
 #include "observer/observer.h"
+#include "reef/shard.h"
 #include "reef/shard_layout.h"
+#include "shard/dtypes.h"
 #include "shard/flat.h"
 
 namespace reef {
 
-/// Parameters in flat buckets, of which each rank's optimizer writes its slices, and what makes them whole
-/// when an operator reads one. What fails there is thrown where the operator asks for the memory: an error
-/// thrown in an observer would not be heard of.
+/// Parameters in flat buckets, of which each rank's optimizer writes its slices or masters, and what makes
+/// them whole when an operator reads one. What fails there is thrown where the operator asks for the memory:
+/// an error thrown in an observer would not be heard of.
 class Gatherer {
  public:
   virtual ~Gatherer();
@@ -33,18 +35,26 @@ class Gatherer {
   virtual void gather() = 0;
 
  protected:
-  Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange);
+  Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange, const ShardOptions& options);
 
-  /// Moves a bucket's parameters into one flat tensor.
-  at::Tensor flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
+  /// Of a bucket of these parameters, before they are moved and after it.
+  ParameterDtypes dtypes(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
+
+  /// A bucket's parameters in one flat tensor of this dtype.
+  at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
+                    at::ScalarType dtype) const;
+  /// Moves them there.
+  at::Tensor flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket, at::ScalarType dtype);
   /// This rank's parts of a bucket. `slice` is its slice, or all of the bucket.
   void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& slice);
+  /// All of it, as this rank's masters.
+  void keep_whole(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& flat);
 
   /// What an operator reads or writes of a bucket.
   enum class Touched : std::uint8_t {
     kParameter,  ///< a parameter itself
     kWhole,      ///< by another tensor, the memory of whole parameters
-    kSlice,      ///< memory that has only this rank's slice
+    kSlice,      ///< memory that has only this rank's slice, or its masters
   };
   struct Touch {
     std::size_t bucket;
@@ -55,7 +65,7 @@ class Gatherer {
   /// is, since kernels keep addresses of what others that they called were given.
   virtual bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept = 0;
   virtual void ends(const std::vector<Touch>&) noexcept {}
-  /// From now on, of these flat tensors, and of slices if they have memory of their own.
+  /// From now on, of these flat tensors, and of slices and masters where they are defined.
   void observe(const std::vector<at::Tensor>& wholes, const std::vector<at::Tensor>& slices);
   /// No more, and what is on its way has come. To be called by destructors.
   void close();
@@ -64,6 +74,7 @@ class Gatherer {
   bool anywhere(bool here);
 
   ShardLayout layout_;
+  ShardOptions options_;
   int rank_;
   std::vector<KeptPart> parts_;
   std::vector<at::Tensor> parameters_;
@@ -77,18 +88,19 @@ class Gatherer {
   std::unique_ptr<OperatorObservation> observation_;
 };
 
-/// Stages kOptimizer and kGradients: whole buckets are in memory, and parts are slices of them. What the
-/// others have made of theirs is fetched when an operator first reads a parameter after a part has been
-/// written, on any rank (a rank may have nothing to step, so they ask each other, once gradients have been
-/// reduced). All buckets are fetched then, in the order of use, and an operator waits for those that it
-/// reads.
+/// Stages kOptimizer and kGradients: whole buckets are in memory, and parts are slices of them, or masters.
+/// What the others have made of theirs is fetched when an operator first reads a parameter after a part has
+/// been written, on any rank (a rank may have nothing to step, so they ask each other, once gradients have
+/// been reduced). All buckets are fetched then, in the order of use, and an operator waits for those that it
+/// reads. Stage kReplicate, with masters of all parameters on every rank: the same, but nothing is sent.
 std::unique_ptr<Gatherer> gather_after_steps(const std::vector<at::Tensor>& parameters, ShardLayout layout,
-                                             const ProcessGroupPtr& group, int exchange);
+                                             const ProcessGroupPtr& group, int exchange,
+                                             const ShardOptions& options);
 
 /// Stage kParameters: of a bucket there is the slice, and all of it while operators use it, and before and
 /// after as long as `resident_bytes` hold it. Operators must use buckets in the same order on all ranks.
 std::unique_ptr<Gatherer> gather_on_demand(const std::vector<at::Tensor>& parameters, ShardLayout layout,
                                            const ProcessGroupPtr& group, int exchange,
-                                           std::int64_t resident_bytes);
+                                           const ShardOptions& options);
 
 }  // namespace reef

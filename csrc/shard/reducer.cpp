@@ -13,6 +13,7 @@
 
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "shard/dtypes.h"
 
 namespace reef {
 
@@ -80,7 +81,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
       item.place = place;
       item.accumulator = torch::autograd::impl::grad_accumulator(item.parameter.tensor);
       item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
-      if (!sharded()) item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
+      if (!has_parts()) item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
       buckets_[bucket].items.push_back(place.item);
     }
     buckets_[bucket].waiting = buckets_[bucket].items.size();
@@ -137,7 +138,7 @@ void Reducer::begin_pass() {
   auto pass = std::make_shared<Pass>(self_);
   torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->finish(); });
   // Parts whose gradients have been kept since the last step lie where sums are about to be.
-  if (options_.stage != Stage::kOptimizer) return;
+  if (divides_gradients()) return;
   for (KeptPart& part : parts_) {
     Tensor& gradient = part.tensor.mutable_grad();
     if (same_storage(gradient, buckets_[part.piece.bucket].flat)) gradient = gradient.clone();
@@ -155,7 +156,8 @@ const Tensor& Reducer::memory_of(std::size_t number) {
   if (bucket.flat.defined()) return bucket.flat;
   const CategoryScope gradients(Category::kGradient);
   const Tensor& like = items_[bucket.items.front()].parameter.tensor;
-  bucket.flat = at::empty({layout_.elements(number)}, like.options().requires_grad(false));
+  const at::ScalarType dtype = dtypes_of(like.scalar_type(), options_.mixed_precision).sum;
+  bucket.flat = at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(dtype));
   std::int64_t end = 0;  // what is padded is zero
   const auto pad = [&](std::int64_t next) { bucket.flat.narrow(0, end, next - end).zero_(); };
   for (const ShardPiece& place : layout_.buckets[number].items) {
@@ -185,7 +187,7 @@ void Reducer::take(Item& item) {
       place.copy_(gradient);
     }
     // Frees what autograd had made. A sharded parameter has no gradient of its own.
-    gradient = sharded() ? Tensor() : place;
+    gradient = has_parts() ? Tensor() : place;
   }
   item.filled = true;
 }
@@ -203,7 +205,7 @@ void Reducer::send(std::size_t number) {
     bucket.own = at::empty({elements}, flat.options());
     bucket.flat.reset();  // the lane has the last reference
   } else {
-    bucket.own = lines_[0].exchange.own_slice(flat);
+    bucket.own = sharded() ? lines_[0].exchange.own_slice(flat) : flat;
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
@@ -212,8 +214,10 @@ void Reducer::send(std::size_t number) {
   Line& line = line_of(number);
   line.lane.submit([this, &line, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
-    line.exchange.reduce_scatter(sent->tensor(), reduced->tensor(), options_.reduction);
-    if (!sharded()) line.exchange.all_gather(sent->tensor());
+    const Tensor& whole = sent->tensor();
+    const Tensor own = sharded() ? reduced->tensor() : line.exchange.own_slice(whole);
+    line.exchange.reduce_scatter(whole, own, options_.reduction);
+    if (!sharded()) line.exchange.all_gather(whole);
   });
   // While one is filled, one is sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole.
@@ -267,7 +271,7 @@ std::vector<bool> Reducer::used_anywhere() {
 }
 
 void Reducer::give_gradients(const std::vector<bool>& used) {
-  if (!sharded()) {
+  if (!has_parts()) {
     for (std::size_t i = 0; i < items_.size(); ++i) {
       if (!used[i]) continue;
       Item& item = items_[i];
@@ -282,13 +286,15 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
   for (KeptPart& part : parts_) {
     if (!used[part.piece.item]) continue;
     const ShardPiece& piece = part.piece;
-    const std::int64_t begin = group_->getRank() * layout_.buckets[piece.bucket].slice_elements;
-    const Tensor reduced = alias(buckets_[piece.bucket].own, piece.offset - begin, piece.elements);
+    const std::int64_t begin =
+        sharded() ? group_->getRank() * layout_.buckets[piece.bucket].slice_elements : 0;
+    const Tensor reduced =
+        alias(buckets_[piece.bucket].own, piece.offset - begin, part.tensor.sizes(), part.tensor.strides());
     Tensor& gradient = part.tensor.mutable_grad();
     if (gradient.defined()) {
       gradient.add_(reduced);
     } else {
-      gradient = reduced;
+      gradient = reduced.to(part.tensor.scalar_type());
     }
   }
 }

@@ -39,7 +39,7 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Where the gradients of sharded stages go.
+  /// Where gradients go, of sharded stages and where there are masters.
   void set_parts(std::vector<KeptPart> parts) { parts_ = std::move(parts); }
   /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
   void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
@@ -67,12 +67,14 @@ class Reducer {
   };
   struct Bucket {
     at::Tensor flat;  ///< this rank's sums; undefined when there are none and gradients are divided
-    at::Tensor own;   ///< the reduced slice
+    at::Tensor own;   ///< the reduced slice; at kReplicate all that is reduced
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
     std::size_t waiting = 0;  ///< items that are not ready
   };
 
+  /// The parameters have no gradients of their own: parts have them.
+  bool has_parts() const { return sharded() || options_.mixed_precision; }
   bool sharded() const { return options_.stage != Stage::kReplicate; }
   bool divides_gradients() const { return options_.stage >= Stage::kGradients; }
   void keep(std::size_t item);

@@ -12,6 +12,7 @@
 
 #include "reef/error.h"
 #include "shard/agreement.h"
+#include "shard/dtypes.h"
 #include "shard/gatherer.h"
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
@@ -30,6 +31,18 @@ void check(const Shard::Named& parameters, const ShardOptions& options) {
   if (options.resident_bytes < 0) {
     throw ConfigError("reef::shard was given resident_bytes " + std::to_string(options.resident_bytes) +
                       ": give 0 or more.");
+  }
+  if (const auto& mixed = options.mixed_precision) {
+    const auto is_16_bit = [](at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; };
+    const auto name = [](at::ScalarType dtype) { return std::string(c10::toString(dtype)); };
+    if (!is_16_bit(mixed->parameters)) {
+      throw ConfigError("reef::shard was given MixedPrecision with parameters of " + name(mixed->parameters) +
+                        ": give BFloat16 or Half.");
+    }
+    if (mixed->sums != at::kFloat && mixed->sums != mixed->parameters) {
+      throw ConfigError("reef::shard was given MixedPrecision with sums of " + name(mixed->sums) +
+                        ": give Float, or what the parameters are, " + name(mixed->parameters) + ".");
+    }
   }
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
@@ -79,6 +92,14 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   for (const auto& [name, tensor] : parameters) tensors.push_back(tensor.detach());
   for (const auto& [name, tensor] : buffers) tensors.push_back(tensor);
   broadcast(tensors, group);
+}
+
+// Like those that are trained, which an operator may take beside them.
+void cast_frozen(const Shard::Named& parameters, const ShardOptions& options) {
+  for (const auto& [name, tensor] : parameters) {
+    const at::ScalarType dtype = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
+    if (!tensor.requires_grad() && tensor.scalar_type() != dtype) tensor.set_data(tensor.detach().to(dtype));
+  }
 }
 
 void make_alike(const Shard::Named& buffers, Buffers how, const ProcessGroupPtr& group) {
@@ -137,14 +158,16 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     if (!tensor.requires_grad()) continue;
     reduced.push_back({name, tensor});
     tensors.push_back(tensor);
-    const int kind = kinds.emplace(tensor.scalar_type(), static_cast<int>(kinds.size())).first->second;
-    items.push_back({tensor.numel(), static_cast<std::int64_t>(tensor.element_size()), kind});
+    const ParameterDtypes dtypes = dtypes_of(tensor.scalar_type(), options.mixed_precision);
+    const int kind = kinds.emplace(dtypes.parameter, static_cast<int>(kinds.size())).first->second;
+    items.push_back({tensor.numel(), static_cast<std::int64_t>(c10::elementSize(dtypes.sum)), kind});
   }
+  cast_frozen(parameters, options);
   const ShardLayout layout = plan_shards(items, group->getSize(), options.bucket_bytes);
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
-  if (options.stage == Stage::kReplicate) {
+  if (options.stage == Stage::kReplicate && !options.mixed_precision) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
       parts_->names.push_back(it->name);
@@ -154,16 +177,17 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
-                         ? gather_on_demand(tensors, layout, group, exchange, options.resident_bytes)
-                         : gather_after_steps(tensors, layout, group, exchange);
+                         ? gather_on_demand(tensors, layout, group, exchange, options)
+                         : gather_after_steps(tensors, layout, group, exchange, options);
   Gatherer& gatherer = *parts_->gatherer;
   std::vector<KeptPart> in_order = gatherer.parts();  // of the module
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });
   for (const KeptPart& part : in_order) {
+    const auto& [item, bucket, first, elements, offset] = part.piece;
+    const std::string& name = reduced[item].name;
     parts_->parameters.push_back(part.tensor);
-    parts_->names.push_back(
-        piece_name(reduced[part.piece.item].name, part.piece.first, part.piece.first + part.piece.elements));
+    parts_->names.push_back(parts_->divided.divided ? piece_name(name, first, first + elements) : name);
   }
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
   for (const ReducedParameter& one : parts_->divided.parameters)

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,16 @@ enum class Buffers : std::uint8_t {
   kMean,       ///< the mean over the ranks, if they are floating-point numbers; else rank 0's
 };
 
+/// Parameters that are computed with in 16 bits, and kept and stepped in float32 (1710.03740, section 3.1).
+struct MixedPrecision {
+  /// What float32 parameters of the module become, frozen ones too: at::kBFloat16 or at::kHalf. Inputs and
+  /// buffers are left to the program.
+  at::ScalarType parameters = at::kBFloat16;
+  /// In what gradients are added up, over passes and over ranks, and travel: at::kFloat, or what the
+  /// parameter is, which sends half the bytes and rounds after each addition.
+  at::ScalarType sums = at::kFloat;
+};
+
 struct ShardOptions {
   Stage stage = Stage::kReplicate;
   /// Gradients travel in flat memory of so many bytes (one parameter more, if that is larger).
@@ -47,6 +58,10 @@ struct ShardOptions {
   /// Parameters of the module that are each rank's own business: not made alike, not reduced, and none of
   /// parameters(); give them to an optimizer of their own. Of a full state dict they are rank 0's.
   std::vector<at::Tensor> ignored = {};
+  /// Parameters of 16 bits, those that were so before and those that become so, have float32 masters: what
+  /// parameters() gives at every stage, with the values from before. The module's parameters are the masters
+  /// rounded, the gradients of the masters are float32. Bytes of P parameters beside what is divided: 2 P.
+  std::optional<MixedPrecision> mixed_precision = {};
 };
 
 /// Tensors by name, in the module's order. torch::pickle_save() makes of it what Python's torch.load reads.
@@ -68,10 +83,11 @@ class REEF_API Shard {
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
-  /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order.
-  /// Else this rank's part of each of them, one-dimensional (see part.h), sharing its memory but for
-  /// kParameters; parameters that other ranks keep are left out. Gradients appear here when backward is over.
-  /// The first element of a part is a multiple of kShardAlignment elements into its parameter.
+  /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order,
+  /// or, with MixedPrecision, masters of them. Else this rank's part of each of them, one-dimensional (see
+  /// part.h), sharing its memory but for kParameters; parameters that other ranks keep are left out.
+  /// Gradients appear here when backward is over. The first element of a part is a multiple of
+  /// kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].
   const std::vector<std::string>& names() const;
@@ -102,7 +118,8 @@ class REEF_API Shard {
   /// Copies on the CPU, under every name, which a budget does not move. rank0_only: an empty one on other
   /// ranks. A rank sends what it keeps to each other rank; memory beside what is returned: two buckets.
   StateDict full_state_dict(bool rank0_only = false);
-  /// parameters() by names(), and what all ranks have: frozen parameters and buffers. Shares their memory.
+  /// parameters() by names() (masters, if there are any), and what all ranks have: frozen parameters and
+  /// buffers. Shares their memory.
   StateDict sharded_state_dict() const;
   /// Of one full state dict, or of the sharded ones of all ranks of the run that saved them. If any rank
   /// gives none, or empty ones, all are given what rank 0 has. Nothing may be missing, or be there besides.

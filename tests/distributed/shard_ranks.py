@@ -130,6 +130,63 @@ def overflow(group: torch.distributed.ProcessGroup) -> None:
                 assert torch.equal(p.detach().clone(), q), f"{name}, stage {stage}: {key}"
 
 
+def mixed_precision(group: torch.distributed.ProcessGroup) -> None:
+    """Masters, their rounding and the sums by hand; and a scaled loss in autocast, which needs no option."""
+    rank, ranks = group.rank(), group.size()
+    for dtype, sums in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
+        expected = Net(7).to(dtype)
+        masters = [p.detach().clone() for p in Net(7).parameters()]
+        optimizer = OPTIMIZERS["foreach AdamW"](masters)
+        for step in range(4):
+            total = [torch.zeros_like(p, dtype=sums) for p in masters]
+            for of in range(ranks):
+                expected.zero_grad()
+                expected(batch(of, step)).backward()
+                for t, p in zip(total, expected.parameters(), strict=True):
+                    t += 0 if p.grad is None else p.grad.to(sums)
+            for m, t, p in zip(masters, total, expected.parameters(), strict=True):
+                m.grad = None if p.grad is None else (t / ranks).float()
+            optimizer.step()
+            with torch.no_grad():
+                for p, m in zip(expected.parameters(), masters, strict=True):
+                    p.copy_(m)
+        for stage in range(4):
+            net = Net(7)
+            net.scale = net.scale.to(dtype)
+            given = dtype if sums == torch.float32 else reef.MixedPrecision(dtype, sums=sums)
+            sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", mixed_precision=given)
+            optimizer = OPTIMIZERS["foreach AdamW"](sharded.parameters())
+            for step in range(4):
+                optimizer.zero_grad()
+                net(batch(rank, step)).backward()
+                optimizer.step()
+            for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
+                assert p.dtype == dtype and torch.equal(p.detach().clone(), q), f"{dtype}, {sums}, stage {stage}: {key}"
+            saved = sharded.full_state_dict()
+            for (key, _), m in zip(net.named_parameters(), masters, strict=True):
+                assert torch.equal(saved[key], m), f"{dtype}, {sums}, stage {stage}: the master of {key}"
+
+    def trained(net, optimizer, of_ranks, clear):
+        for step in range(3):
+            optimizer.zero_grad()
+            for of in of_ranks:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = net(batch(of, step))
+                loss.backward()
+            clear(net)
+            optimizer.step()
+
+    expected = Net(7)
+    trained(expected, OPTIMIZERS["fused AdamW"](expected.parameters()), range(ranks),
+            lambda net: [p.grad.div_(ranks) for p in net.parameters() if p.grad is not None])  # fmt: skip
+    for stage in range(4):
+        net = Net(7)
+        sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB")
+        trained(net, OPTIMIZERS["fused AdamW"](sharded.parameters()), [rank], lambda net: None)
+        for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
+            assert torch.equal(p.detach().clone(), q), f"autocast, stage {stage}: {key}"
+
+
 def leave(phase: str) -> None:
     """Rank 1 goes in the second step, in this phase; the others say what they are told."""
     group = reef.init_process_group()
@@ -183,6 +240,7 @@ def main() -> None:
                 assert sharded.sent_bytes == before
     mean_of_all_tokens(group)
     overflow(group)
+    mixed_precision(group)
     layer = torch.nn.Linear(4, 4 + (rank == 1))
     try:
         reef.shard(layer, group)

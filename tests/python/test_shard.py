@@ -45,6 +45,10 @@ def test_bad_options_are_refused():
         reef.shard(layer, group, reduction="max")
     with pytest.raises(ValueError, match="buffers 'max' is not"):
         reef.shard(layer, group, buffers="max")
+    with pytest.raises(ValueError, match="MixedPrecision with parameters of Double: give BFloat16 or Half"):
+        reef.shard(layer, group, mixed_precision=torch.float64)
+    with pytest.raises(ValueError, match="MixedPrecision with sums of Half: give Float, or what the parameters are, BFloat16"):
+        reef.shard(layer, group, mixed_precision=reef.MixedPrecision(sums=torch.float16))
     with pytest.raises(ValueError, match="number 1 of the ignored tensors, which is no parameter"):
         reef.shard(layer, group, ignored=[layer.bias, torch.zeros(4)])
 

@@ -28,7 +28,7 @@ from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, ca
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
-from .shard import Shard, shard
+from .shard import MixedPrecision, Shard, shard
 from .swap import (
     SWAP_POLICIES,
     SwapCost,
@@ -54,6 +54,7 @@ __all__ = [
     "BuildInfo",
     "GradScaler",
     "Ledger",
+    "MixedPrecision",
     "Part",
     "Peak",
     "Rendezvous",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from .shard_state import data_of, dict_of, with_names
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
 
 
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Parameters that are computed with in 16 bits, and kept and stepped in float32."""
+
+    parameters: torch.dtype = torch.bfloat16
+    """What float32 parameters of the module become, frozen ones too: bfloat16 or float16. Inputs and buffers are left to
+    the program."""
+    sums: torch.dtype = torch.float32
+    """In what gradients are added up, over passes and over ranks, and travel: float32, or what the parameter is, which
+    sends half the bytes and rounds after each addition."""
+
+
 class Shard:
     """What the ranks of a group keep of one module; made by ``shard``."""
 
@@ -24,7 +37,7 @@ class Shard:
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
-        gradient; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
+        gradient, or, with ``mixed_precision``, masters of them; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
         ``"parameters"``. Gradients appear here when backward is over."""
         return self._shard.parameters()
 
@@ -118,6 +131,7 @@ def shard(
     resident_bytes: str | int = 0,
     buffers: str = "local",
     ignored: Iterable[torch.Tensor] = (),
+    mixed_precision: MixedPrecision | torch.dtype | None = None,
 ) -> Shard:
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
@@ -129,6 +143,10 @@ def shard(
     ``buffers`` (running statistics) stay ``"local"``, or become rank 0's (``"broadcast"``) or the ``"mean"`` over the ranks
     when gradients have been reduced. Parameters that are ``ignored`` are each rank's own business, and none of
     ``parameters()``.
+
+    With ``mixed_precision`` parameters of 16 bits, those that were so before and those that become so, have float32
+    masters: what ``parameters()`` gives at every stage, with the values from before. The module's parameters are the masters
+    rounded. A dtype stands for ``MixedPrecision(dtype)``.
 
         group = reef.init_process_group()
         sharded = reef.shard(model, group, stage="optimizer")
@@ -144,12 +162,16 @@ def shard(
         if not 0 <= stage < len(STAGES):
             raise ValueError(f"reef.shard: stage is {stage}; give 0 to {len(STAGES) - 1}, or one of {', '.join(STAGES)}")
         stage = STAGES[stage]
+    if isinstance(mixed_precision, torch.dtype):
+        mixed_precision = MixedPrecision(mixed_precision)
+    mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     statistics = dict(module.named_buffers(remove_duplicate=False))
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
             stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), buffers, list(ignored),
+            *mixed,
         ),
         module,
     )  # fmt: skip
