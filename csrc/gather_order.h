@@ -7,18 +7,24 @@
 
 namespace reef {
 
-/// In which order operators use buckets, learned from one step and expected of the next; and what of them to
-/// have in memory. Pure data and pure code. Every rank that sees the same uses decides the same.
+/// In which order operators use buckets, learned from one step and expected of the next, and from one pass of
+/// an evaluation (or of a server) and expected of the next; and what of them to have in memory. Pure data and
+/// pure code. Every rank that sees the same uses decides the same.
 class GatherOrder {
  public:
-  enum class Phase : std::uint8_t { kForward, kBackward };
+  enum class Phase : std::uint8_t {
+    kForward,
+    kBackward,
+    kEvaluation,  ///< not recorded by autograd; between recorded uses it is one of the step
+  };
 
   /// `bytes` of each bucket, whole.
   explicit GatherOrder(std::vector<std::int64_t> bytes);
 
   /// An operator uses this bucket now.
   void use(std::size_t bucket, Phase phase);
-  /// What was used since the last such call is what the next step is expected to use.
+  /// What was used since the last such call is what the next step is expected to use. An evaluation needs no
+  /// such call: its pass is over when its first bucket comes again, or a step begins.
   void end_step();
 
   /// A bucket as it is now.
@@ -43,18 +49,28 @@ class GatherOrder {
     Phase phase;
     bool operator==(const Use&) const = default;
   };
-  bool known() const { return position_ < expected_.size(); }
-  // Where in the step it is used next, from there on; kNever if it is not. In a step like none before: the
-  // later, the longer ago its last use is.
-  std::size_t next_use(std::size_t bucket, std::size_t from) const;
+  // What comes, in order: of a step, or of the passes of an evaluation.
+  struct Sequence {
+    std::vector<Use> expected;
+    std::size_t position = 0;  ///< in it, of the use that is now; its size: none is like this one
+    std::vector<Use> seen;
+
+    bool known() const { return position < expected.size(); }
+    void use(const Use& now);
+    void end();
+  };
+  // From the use that is now on. Empty: it is like none before.
+  std::vector<std::size_t> future() const;
+  // Where in the future it is used next, from there on; kNever if it is not. Without one: the later, the
+  // longer ago its last use is.
+  std::size_t next_use(const std::vector<std::size_t>& future, std::size_t bucket, std::size_t from) const;
 
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 
   std::vector<std::int64_t> bytes_;
   std::int64_t largest_ = 0;
-  std::vector<Use> expected_;
-  std::size_t position_ = 0;  ///< in it, of the use that is now; its size: none is like this one
-  std::vector<Use> seen_;
+  Sequence step_, evaluation_;
+  bool evaluates_ = false;
   std::vector<std::size_t> last_;  ///< by bucket: number of its last use, from 1
   std::size_t uses_ = 0;
 };

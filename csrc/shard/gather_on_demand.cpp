@@ -112,7 +112,9 @@ class OnDemand final : public Gatherer {
       if (expecting_) settle_step(call.records_gradient);
       settled = true;
       for (const std::size_t number : needed) ++buckets_[number].users;
-      bring(needed, call.in_backward ? GatherOrder::Phase::kBackward : GatherOrder::Phase::kForward);
+      bring(needed, call.in_backward        ? GatherOrder::Phase::kBackward
+                    : call.records_gradient ? GatherOrder::Phase::kForward
+                                            : GatherOrder::Phase::kEvaluation);
     } catch (const std::exception& error) {
       for (const std::size_t number : needed) {
         Bucket& bucket = buckets_[number];

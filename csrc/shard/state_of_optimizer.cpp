@@ -71,7 +71,7 @@ void name_by_place(OptimizerState& state, const std::vector<Names>& merged) {
   }
   for (std::size_t g = 0; g < merged.size(); ++g) {
     Group& group = state.groups[g];
-    if (!group.names.empty()) continue;
+    if (!group.names.empty() || group.ids.empty()) continue;  // of a rank that keeps nothing
     if (group.ids.size() != merged[g].size()) {
       throw ConfigError("group " + std::to_string(g) + " has " + std::to_string(merged[g].size()) +
                         " parameters that require a gradient, and " + std::to_string(group.ids.size()) +

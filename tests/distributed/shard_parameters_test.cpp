@@ -1,10 +1,14 @@
 // Stage::kParameters, beside what shard_test.cpp shows of every stage.
 #include <array>
+#include <chrono>
 #include <functional>
+#include <optional>
+#include <thread>
 
 #include "reef/budget.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "reef/tier.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
@@ -103,6 +107,46 @@ TEST(ShardParameters, AStepsPeakIsTheFormula) {
   const std::int64_t activations = (2 * kLayers + 6) * x.nbytes();
   EXPECT_LE(peak.peak().bytes.total(),
             without_gradients + kLayers * layer_bytes() / size() + 7 * layer_bytes() + activations);
+}
+
+// A rank whose memory holds less than the model answers as one that has all of it: its parts, of which
+// `spilled` may leave for a disk (on one rank that is the whole model), and two buckets.
+TEST(ShardParameters, AModelLargerThanARanksMemoryIsServed) {
+  constexpr int kRequests = 4;
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> requests, answers;
+  for (int i = 0; i < kRequests; ++i) {
+    requests.push_back(input(rank(), i).detach());
+    answers.push_back(chain()->forward(requests.back()));
+  }
+  for (const bool spilled : {false, true}) {
+    const std::int64_t before = allocator_live_bytes();
+    torch::nn::Sequential net = chain();
+    Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
+    // The backend lets go of what it has broadcast a moment after it says that it has.
+    for (int i = 0; i < 5000 && allocator_live_bytes() > before + kLayers * layer_bytes() / size(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::int64_t parts_bytes = (spilled ? 2 : kLayers) * layer_bytes() / size();
+    const std::int64_t limit = before + parts_bytes + 2 * layer_bytes() + 6 * requests.front().nbytes();
+    EXPECT_TRUE(limit < before + kLayers * layer_bytes() || (size() == 1 && !spilled));
+    std::optional<Budget> budget;
+    if (spilled) {
+      BudgetOptions options;
+      options.tiers = {disk_tier({.directory = testing::TempDir(), .capacity_bytes = 1 << 24})};
+      budget.emplace(static_cast<std::uint64_t>(limit), sharded.parameters(), options);
+    }
+    for (int i = 0; i < kRequests; ++i) {
+      const Ledger peak;
+      EXPECT_TRUE(torch::equal(net->forward(requests[static_cast<std::size_t>(i)]),
+                               answers[static_cast<std::size_t>(i)]))
+          << spilled << i;
+      EXPECT_LE(static_cast<std::int64_t>(peak.peak().bytes.total()), limit) << spilled << i;
+    }
+    if (spilled) {
+      EXPECT_LE(budget->use().peak_bytes, static_cast<std::uint64_t>(limit));
+      EXPECT_GT(budget->use().evictions, 0U);
+    }
+  }
 }
 
 TEST(ShardParameters, WhatAProgramWritesIsKept) {

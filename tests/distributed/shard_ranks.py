@@ -231,6 +231,10 @@ def main() -> None:
                 optimizer.step()
             for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
                 assert torch.equal(p.detach().clone(), q), f"{name}, stage {stage}, {resident} resident: {key}"
+            with torch.no_grad():  # a server
+                for request in range(3):
+                    found, right = net(batch(rank, 9 + request)), expected(batch(rank, 9 + request))
+                    assert torch.equal(found, right), f"{name}, stage {stage}: answer {request}"
             assert len(sharded.names()) == len(sharded.parameters())
             before = sharded.sent_bytes
             with sharded.no_sync():

@@ -255,6 +255,30 @@ TEST(ShardState, WhatIsWrongOnOneRankIsHeardOfOnAllBeforeAnythingChanges) {
   EXPECT_THROW(sharded.sharded_optimizer_state(foreign), ConfigError);
 }
 
+// Of a model that is smaller than the ranks' shares, all but one keep nothing.
+TEST(ShardState, RanksThatKeepNothingSaveThatAndLoadIt) {
+  for (const Stage stage : kStages) {
+    const auto step = [](torch::nn::Linear layer, torch::optim::Optimizer& optimizer) {
+      optimizer.zero_grad();
+      layer->forward(torch::ones({2, 8})).pow(2).sum().backward();
+      optimizer.step();
+    };
+    torch::manual_seed(5);
+    torch::nn::Linear layer(8, 4), other(8, 4);
+    Shard first = shard(*layer, group(), {.stage = stage});
+    Shard second = shard(*other, group(), {.stage = stage});
+    torch::optim::AdamW of_first(first.parameters()), of_second(second.parameters());
+    step(layer, of_first);
+    second.load_state_dict(of_all_ranks(first.sharded_state_dict()));
+    second.load_optimizer_state(of_second, of_all_ranks(first.sharded_optimizer_state(of_first)));
+    step(layer, of_first);
+    step(other, of_second);
+    first.gather();
+    second.gather();
+    EXPECT_TRUE(torch::equal(layer->weight, other->weight)) << static_cast<int>(stage);
+  }
+}
+
 // LibTorch's load() replaces a parameter's memory, where Python's copies, and autograd forgets its hooks.
 TEST(ShardState, AModuleThatIsLoadedAsAFileIsFoundOut) {
   for (const Stage stage : kStages) {

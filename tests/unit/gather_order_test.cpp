@@ -54,6 +54,12 @@ class Memory {
     order_.end_step();
     return {fetches_, late_};
   }
+  /// Of an evaluation: nobody says that it is over.
+  std::pair<int, int> pass(const std::vector<Use>& uses) {
+    fetches_ = late_ = 0;
+    for (const Use& one : uses) use(one);
+    return {fetches_, late_};
+  }
   std::int64_t bytes() const {
     std::int64_t sum = 0;
     for (std::size_t i = 0; i < there_.size(); ++i) sum += there_[i] ? bytes_[i] : 0;
@@ -149,6 +155,49 @@ TEST(GatherOrder, AnotherPassBetweenStepsFindsItsWayBack) {
   EXPECT_LE(memory.step(with_evaluation).first, usual + 5);
   memory.step(uses);
   EXPECT_EQ(memory.step(uses).first, usual);
+}
+
+// A server: passes without a step, of which no end is told. A bucket that is used first and last (tied) too.
+TEST(GatherOrder, PassesOfAnEvaluationAreExpectedFromTheSecondOn) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t buckets = 3 + random() % 5;
+    std::vector<Use> pass;
+    for (std::size_t i = 0; i < buckets; ++i) pass.push_back({i, Phase::kEvaluation});
+    if (random() % 2) pass.push_back({0, Phase::kEvaluation});
+    const auto room = static_cast<std::int64_t>(2 + random() % buckets);
+    Memory memory(std::vector<std::int64_t>(buckets, 10), 10 * room);
+    memory.pass(pass);
+    memory.pass(pass);
+    for (int more = 0; more < 3; ++more) {
+      const auto [fetches, late] = memory.pass(pass);
+      EXPECT_EQ(late, 0) << round;  // the first, too, is sent for by the pass before
+      if (room >= static_cast<std::int64_t>(buckets)) {
+        EXPECT_EQ(fetches, 0) << round;
+      }
+    }
+  }
+}
+
+// Evaluations come and go between steps: a step fetches what it would without them, or less and later, where
+// what they leave is kept for it.
+TEST(GatherOrder, AStepIsExpectedWhateverIsEvaluatedBeforeIt) {
+  for (int room = 2; room < 7; ++room) {
+    Memory memory(std::vector<std::int64_t>(6, 10), 10 * room);
+    const std::vector<Use> step = forward_and_backward(6);
+    memory.step(step);
+    const auto usual = memory.step(step);
+    for (int round = 0; round < 3; ++round) {
+      for (int pass = 0; pass < round; ++pass) {
+        std::vector<Use> uses;
+        for (std::size_t i = 0; i < 6; ++i) uses.push_back({i, Phase::kEvaluation});
+        memory.pass(uses);
+      }
+      const auto [fetches, late] = memory.step(step);
+      EXPECT_LE(fetches, usual.first) << room;
+      EXPECT_TRUE(late <= 1 || fetches < usual.first) << room;
+    }
+  }
 }
 
 TEST(GatherOrder, SizesAreBytes) {
