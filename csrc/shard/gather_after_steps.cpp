@@ -26,7 +26,7 @@ class AfterSteps final : public Gatherer {
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       Bucket& bucket = buckets_[number];
       const ParameterDtypes dtypes = this->dtypes(parameters, number);
-      if (dtypes.has_masters()) bucket.masters = masters_of(parameters, number, dtypes.part);
+      if (has_masters(dtypes)) bucket.masters = kept(own(packed(parameters, number, dtypes.part)));
       bucket.flat = flatten(parameters, number, dtypes.parameter);
       const Tensor& kept = bucket.masters.defined() ? bucket.masters : bucket.flat;
       if (divided_) {
@@ -60,12 +60,6 @@ class AfterSteps final : public Gatherer {
     std::vector<std::unique_ptr<Pinned>> on_its_way;
   };
 
-  Tensor masters_of(const std::vector<Tensor>& parameters, std::size_t number, at::ScalarType dtype) const {
-    const at::NoGradGuard no_grad;
-    const CategoryScope category(Category::kParameter);
-    const Tensor all = packed(parameters, number, dtype);
-    return divided_ ? exchange_.own_slice(all).clone() : all;
-  }
   // Of a flat: what masters are of.
   Tensor own(const Tensor& flat) const { return divided_ ? exchange_.own_slice(flat) : flat; }
 

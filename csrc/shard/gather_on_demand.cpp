@@ -33,11 +33,7 @@ class OnDemand final : public Gatherer {
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       Bucket& bucket = buckets_[number];
       const ParameterDtypes dtypes = this->dtypes(parameters, number);
-      {
-        const at::NoGradGuard no_grad;
-        const CategoryScope category(Category::kParameter);
-        bucket.slice = exchange_.own_slice(packed(parameters, number, dtypes.part)).clone();
-      }
+      bucket.slice = kept(exchange_.own_slice(packed(parameters, number, dtypes.part)));
       bucket.whole = flatten(parameters, number, dtypes.parameter);
       keep_parts(parameters, number, bucket.slice);
       bucket.state = State::kWhole;

@@ -1,6 +1,7 @@
 #include "shard/gatherer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -120,6 +121,13 @@ Gatherer::~Gatherer() = default;
 ParameterDtypes Gatherer::dtypes(const std::vector<Tensor>& parameters, std::size_t bucket) const {
   return dtypes_of(parameters[layout_.buckets[bucket].items.front().item].scalar_type(),
                    options_.mixed_precision);
+}
+
+Tensor Gatherer::kept(const Tensor& own) const {
+  const at::NoGradGuard no_grad;
+  const CategoryScope category(Category::kParameter);
+  if (!options_.offload || own.is_cpu()) return own.clone();
+  return at::empty(own.sizes(), own.options().device(at::kCPU).pinned_memory(own.is_cuda())).copy_(own);
 }
 
 Tensor Gatherer::packed(const std::vector<Tensor>& parameters, std::size_t bucket,

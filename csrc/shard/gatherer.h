@@ -40,6 +40,11 @@ class Gatherer {
   /// Of a bucket of these parameters, before they are moved and after it.
   ParameterDtypes dtypes(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
 
+  /// Parts of a bucket are masters: they have memory of their own beside whole parameters.
+  bool has_masters(const ParameterDtypes& dtypes) const { return dtypes.has_masters() || options_.offload; }
+  /// Where parts are kept: what of their memory is not in the flat.
+  at::Tensor kept(const at::Tensor& own) const;
+
   /// A bucket's parameters in one flat tensor of this dtype.
   at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
                     at::ScalarType dtype) const;

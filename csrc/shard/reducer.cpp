@@ -209,15 +209,21 @@ void Reducer::send(std::size_t number) {
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
+  Tensor host;
+  if (options_.offload && !flat.is_cpu()) {
+    const at::TensorOptions options = flat.options().device(at::kCPU).pinned_memory(flat.is_cuda());
+    bucket.own = host = at::empty(bucket.own.sizes(), options);
+  }
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);
-  line.lane.submit([this, &line, sent = std::move(sent), reduced = std::move(reduced)] {
+  line.lane.submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
     const Tensor& whole = sent->tensor();
     const Tensor own = sharded() ? reduced->tensor() : line.exchange.own_slice(whole);
     line.exchange.reduce_scatter(whole, own, options_.reduction);
     if (!sharded()) line.exchange.all_gather(whole);
+    if (host.defined()) host.copy_(reduced->tensor());
   });
   // While one is filled, one is sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole.

@@ -67,14 +67,15 @@ class Reducer {
   };
   struct Bucket {
     at::Tensor flat;  ///< this rank's sums; undefined when there are none and gradients are divided
-    at::Tensor own;   ///< the reduced slice; at kReplicate all that is reduced
+    /// What has been reduced: the slice or, at kReplicate, all; in host memory, if parts are.
+    at::Tensor own;
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
     std::size_t waiting = 0;  ///< items that are not ready
   };
 
   /// The parameters have no gradients of their own: parts have them.
-  bool has_parts() const { return sharded() || options_.mixed_precision; }
+  bool has_parts() const { return sharded() || options_.mixed_precision || options_.offload; }
   bool sharded() const { return options_.stage != Stage::kReplicate; }
   bool divides_gradients() const { return options_.stage >= Stage::kGradients; }
   void keep(std::size_t item);

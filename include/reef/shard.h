@@ -62,6 +62,11 @@ struct ShardOptions {
   /// parameters() gives at every stage, with the values from before. The module's parameters are the masters
   /// rounded, the gradients of the masters are float32. Bytes of P parameters beside what is divided: 2 P.
   std::optional<MixedPrecision> mixed_precision = {};
+  /// parameters() are copies in host memory, page-locked where the module is on a CUDA device, so the
+  /// optimizer and its states are there, too (ZeRO-Offload, 2101.06840): a bucket's gradients go there when
+  /// they have been reduced, and what the step has made of the copies comes back when an operator first reads
+  /// a parameter. At every stage, on one rank as well, and with the same bits but for the device's own step.
+  bool offload = false;
 };
 
 /// Tensors by name, in the module's order. torch::pickle_save() makes of it what Python's torch.load reads.
@@ -84,9 +89,9 @@ class REEF_API Shard {
   Shard& operator=(const Shard&) = delete;
 
   /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order,
-  /// or, with MixedPrecision, masters of them. Else this rank's part of each of them, one-dimensional (see
-  /// part.h), sharing its memory but for kParameters; parameters that other ranks keep are left out.
-  /// Gradients appear here when backward is over. The first element of a part is a multiple of
+  /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them,
+  /// one-dimensional (see part.h), sharing its memory but for kParameters; parameters that other ranks keep
+  /// are left out. Gradients appear here when backward is over. The first element of a part is a multiple of
   /// kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].

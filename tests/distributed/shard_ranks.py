@@ -1,6 +1,7 @@
 """One rank of tests/python/test_shard.py: trains at every stage, and by itself what one process gets that accumulates over
 all ranks' batches."""
 
+import itertools
 import os
 import sys
 
@@ -150,21 +151,21 @@ def mixed_precision(group: torch.distributed.ProcessGroup) -> None:
             with torch.no_grad():
                 for p, m in zip(expected.parameters(), masters, strict=True):
                     p.copy_(m)
-        for stage in range(4):
+        for stage, offload in itertools.product(range(4), (False, True)):
             net = Net(7)
             net.scale = net.scale.to(dtype)
             given = dtype if sums == torch.float32 else reef.MixedPrecision(dtype, sums=sums)
-            sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", mixed_precision=given)
+            sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", mixed_precision=given, offload=offload)
             optimizer = OPTIMIZERS["foreach AdamW"](sharded.parameters())
             for step in range(4):
                 optimizer.zero_grad()
                 net(batch(rank, step)).backward()
                 optimizer.step()
             for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
-                assert p.dtype == dtype and torch.equal(p.detach().clone(), q), f"{dtype}, {sums}, stage {stage}: {key}"
+                assert p.dtype == dtype and torch.equal(p.detach().clone(), q), f"{dtype}, {sums}, stage {stage}, {offload}: {key}"
             saved = sharded.full_state_dict()
             for (key, _), m in zip(net.named_parameters(), masters, strict=True):
-                assert torch.equal(saved[key], m), f"{dtype}, {sums}, stage {stage}: the master of {key}"
+                assert torch.equal(saved[key], m), f"{dtype}, {sums}, stage {stage}, {offload}: the master of {key}"
 
     def trained(net, optimizer, of_ranks, clear):
         for step in range(3):

@@ -122,14 +122,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
       "int resident_bytes, str buffer_mode, Tensor[] ignored, ScalarType? mixed_parameters, "
-      "ScalarType mixed_sums) -> "
+      "ScalarType mixed_sums, bool offload) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
          const std::string& reduction, std::int64_t resident_bytes, const std::string& buffer_mode,
          const std::vector<at::Tensor>& ignored, std::optional<at::ScalarType> mixed_parameters,
-         at::ScalarType mixed_sums) {
+         at::ScalarType mixed_sums, bool offload) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
         const reef::ShardOptions options{.stage = stage_of(stage),
@@ -138,7 +138,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          .resident_bytes = resident_bytes,
                                          .buffers = buffers_of(buffer_mode),
                                          .ignored = ignored,
-                                         .mixed_precision = mixed};
+                                         .mixed_precision = mixed,
+                                         .offload = offload};
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
                                           group, options);
       });

@@ -37,7 +37,7 @@ class Shard:
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
-        gradient, or, with ``mixed_precision``, masters of them; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
+        gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
         ``"parameters"``. Gradients appear here when backward is over."""
         return self._shard.parameters()
 
@@ -132,6 +132,7 @@ def shard(
     buffers: str = "local",
     ignored: Iterable[torch.Tensor] = (),
     mixed_precision: MixedPrecision | torch.dtype | None = None,
+    offload: bool = False,
 ) -> Shard:
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
@@ -146,7 +147,8 @@ def shard(
 
     With ``mixed_precision`` parameters of 16 bits, those that were so before and those that become so, have float32
     masters: what ``parameters()`` gives at every stage, with the values from before. The module's parameters are the masters
-    rounded. A dtype stands for ``MixedPrecision(dtype)``.
+    rounded. A dtype stands for ``MixedPrecision(dtype)``. With ``offload``, ``parameters()`` are copies in host memory, and so
+    the optimizer's states and step: gradients go there as they are reduced, and the parameters come back after the step.
 
         group = reef.init_process_group()
         sharded = reef.shard(model, group, stage="optimizer")
@@ -171,7 +173,7 @@ def shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
             stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), buffers, list(ignored),
-            *mixed,
+            *mixed, offload,
         ),
         module,
     )  # fmt: skip
