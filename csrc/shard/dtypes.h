@@ -26,4 +26,9 @@ inline ParameterDtypes dtypes_of(at::ScalarType given, const std::optional<Mixed
   return {parameter, at::kFloat, mixed->sums == at::kFloat ? at::kFloat : parameter};
 }
 
+/// Parts are tensors of their own; else they are the module's parameters.
+inline bool has_parts(const ShardOptions& options) {
+  return options.stage != Stage::kReplicate || options.mixed_precision || options.offload;
+}
+
 }  // namespace reef

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include "reef/shard_layout.h"
 
@@ -23,6 +24,11 @@ inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, at::IntArra
 }
 inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, std::int64_t elements) {
   return alias(flat, offset, {elements}, {1});
+}
+
+/// As `like` has them, in host memory: page-locked, if `like` is on a CUDA device.
+inline at::Tensor empty_on_host(const at::Tensor& like) {
+  return at::empty(like.sizes(), like.options().device(at::kCPU).pinned_memory(like.is_cuda()));
 }
 
 /// Whether they share memory, which need not be there.

@@ -1,6 +1,3 @@
-#include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
-
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -8,7 +5,6 @@
 #include "page/pinned.h"
 #include "page/storage_access.h"
 #include "reef/error.h"
-#include "reef/ledger.h"
 #include "shard/gatherer.h"
 
 namespace reef {
@@ -25,14 +21,14 @@ class AfterSteps final : public Gatherer {
         buckets_(layout_.buckets.size()) {
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       Bucket& bucket = buckets_[number];
-      const ParameterDtypes dtypes = this->dtypes(parameters, number);
-      if (has_masters(dtypes)) bucket.masters = kept(own(packed(parameters, number, dtypes.part)));
-      bucket.flat = flatten(parameters, number, dtypes.parameter);
-      const Tensor& kept = bucket.masters.defined() ? bucket.masters : bucket.flat;
+      const Flat flat = flatten(parameters, number);
+      bucket.flat = flat.whole;
+      if (options.offload || !flat.exact.is_same(flat.whole)) bucket.masters = kept(own(flat.exact));
+      const Tensor& parts = bucket.masters.defined() ? bucket.masters : bucket.flat;
       if (divided_) {
-        keep_parts(parameters, number, kept);
+        keep_parts(parameters, number, parts);
       } else {
-        keep_whole(parameters, number, kept);
+        keep_whole(parameters, number, parts);
       }
     }
     std::vector<Tensor> flats, masters;
@@ -81,19 +77,11 @@ class AfterSteps final : public Gatherer {
     return to_masters;
   }
 
-  // A program writes its parameters (loads a file, makes them anew) alike on all ranks.
   void ends(const std::vector<Touch>& touches) noexcept override {
     for (const Touch& touch : touches) {
-      Bucket& bucket = buckets_[touch.bucket];
-      if (!touch.writes || touch.what == Touched::kSlice || !bucket.masters.defined()) continue;
-      try {
-        const at::NoGradGuard no_grad;
-        const at::DisableRecordFunctionGuard unobserved;
-        const Pinned masters(bucket.masters);
-        masters.tensor().copy_(own(bucket.flat));
-      } catch (const std::exception& error) {
-        refuse_access(*bucket.masters.storage().unsafeGetStorageImpl(), message_of(error));
-      }
+      const Bucket& bucket = buckets_[touch.bucket];
+      if (touch.writes && touch.what != Touched::kSlice && bucket.masters.defined())
+        write_back(own(bucket.flat), bucket.masters);
     }
   }
 

@@ -32,9 +32,9 @@ class OnDemand final : public Gatherer {
     std::vector<Tensor> slices;
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       Bucket& bucket = buckets_[number];
-      const ParameterDtypes dtypes = this->dtypes(parameters, number);
-      bucket.slice = kept(exchange_.own_slice(packed(parameters, number, dtypes.part)));
-      bucket.whole = flatten(parameters, number, dtypes.parameter);
+      const Flat flat = flatten(parameters, number);
+      bucket.whole = flat.whole;
+      bucket.slice = kept(exchange_.own_slice(flat.exact));
       keep_parts(parameters, number, bucket.slice);
       bucket.state = State::kWhole;
       drop(bucket);
@@ -129,16 +129,8 @@ class OnDemand final : public Gatherer {
       if (touch.what == Touched::kSlice) continue;
       Bucket& bucket = buckets_[touch.bucket];
       --bucket.users;
-      if (!touch.writes || bucket.state != State::kWhole) continue;
-      // A program writes its parameters (loads a file, makes them anew) alike on all ranks.
-      try {
-        const at::NoGradGuard no_grad;
-        const at::DisableRecordFunctionGuard unobserved;
-        const Pinned slice(bucket.slice);
-        slice.tensor().copy_(exchange_.own_slice(bucket.whole));
-      } catch (const std::exception& error) {
-        refuse_access(*bucket.slice.storage().unsafeGetStorageImpl(), message_of(error));
-      }
+      if (touch.writes && bucket.state == State::kWhole)
+        write_back(exchange_.own_slice(bucket.whole), bucket.slice);
     }
   }
 

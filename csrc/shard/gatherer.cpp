@@ -1,9 +1,9 @@
 #include "shard/gatherer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <mutex>
@@ -15,6 +15,9 @@
 #include "kernels/optim_step.h"
 #include "kernels/sum_of_squares.h"
 #include "observer/call.h"
+#include "page/pinned.h"
+#include "page/storage_access.h"
+#include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/part.h"
 
@@ -127,7 +130,7 @@ Tensor Gatherer::kept(const Tensor& own) const {
   const at::NoGradGuard no_grad;
   const CategoryScope category(Category::kParameter);
   if (!options_.offload || own.is_cpu()) return own.clone();
-  return at::empty(own.sizes(), own.options().device(at::kCPU).pinned_memory(own.is_cuda())).copy_(own);
+  return empty_on_host(own).copy_(own);
 }
 
 Tensor Gatherer::packed(const std::vector<Tensor>& parameters, std::size_t bucket,
@@ -144,15 +147,29 @@ Tensor Gatherer::packed(const std::vector<Tensor>& parameters, std::size_t bucke
   return flat;
 }
 
-Tensor Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket, at::ScalarType dtype) {
-  Tensor flat = packed(parameters, bucket, dtype);
+Gatherer::Flat Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket) {
+  const ParameterDtypes dtypes = this->dtypes(parameters, bucket);
+  Flat flat;
+  flat.exact = packed(parameters, bucket, dtypes.part);
+  flat.whole = dtypes.has_masters() ? packed(parameters, bucket, dtypes.parameter) : flat.exact;
   for (const ShardPiece& place : layout_.buckets[bucket].items) {
     Tensor parameter = parameters[place.item];
-    if (parameter.scalar_type() != dtype) parameter.mutable_grad().reset();
-    parameter.set_data(alias(flat, place.offset, parameter.sizes(), parameter.strides()));
+    if (parameter.scalar_type() != dtypes.parameter) parameter.mutable_grad().reset();
+    parameter.set_data(alias(flat.whole, place.offset, parameter.sizes(), parameter.strides()));
     parameters_.push_back(parameter);
   }
   return flat;
+}
+
+void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
+  try {
+    const at::NoGradGuard no_grad;
+    const at::DisableRecordFunctionGuard unobserved;
+    const Pinned pinned(kept);
+    pinned.tensor().copy_(own);
+  } catch (const std::exception& error) {
+    refuse_access(*kept.storage().unsafeGetStorageImpl(), message_of(error));
+  }
 }
 
 void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {

@@ -40,16 +40,19 @@ class Gatherer {
   /// Of a bucket of these parameters, before they are moved and after it.
   ParameterDtypes dtypes(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
 
-  /// Parts of a bucket are masters: they have memory of their own beside whole parameters.
-  bool has_masters(const ParameterDtypes& dtypes) const { return dtypes.has_masters() || options_.offload; }
-  /// Where parts are kept: what of their memory is not in the flat.
-  at::Tensor kept(const at::Tensor& own) const;
-
-  /// A bucket's parameters in one flat tensor of this dtype.
-  at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
-                    at::ScalarType dtype) const;
+  /// A bucket's parameters in one flat tensor, and in the dtype of parts, as they were before: the same
+  /// tensor where that is the same.
+  struct Flat {
+    at::Tensor whole;
+    at::Tensor exact;
+  };
   /// Moves them there.
-  at::Tensor flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket, at::ScalarType dtype);
+  Flat flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
+  /// Memory for parts that do not lie in the flat, with these values.
+  at::Tensor kept(const at::Tensor& own) const;
+  /// What a program has written into its parameters, alike on all ranks (loads a file, makes them anew), goes
+  /// to memory that parts have of their own. What fails is thrown there.
+  static void write_back(const at::Tensor& own, const at::Tensor& kept) noexcept;
   /// This rank's parts of a bucket. `slice` is its slice, or all of the bucket.
   void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& slice);
   /// All of it, as this rank's masters.
@@ -89,6 +92,9 @@ class Gatherer {
  private:
   class Listener;
   static Listener& listener();
+
+  at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
+                    at::ScalarType dtype) const;
 
   std::unique_ptr<OperatorObservation> observation_;
 };

@@ -13,7 +13,6 @@
 
 #include "reef/error.h"
 #include "reef/ledger.h"
-#include "shard/dtypes.h"
 
 namespace reef {
 
@@ -210,10 +209,7 @@ void Reducer::send(std::size_t number) {
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
   Tensor host;
-  if (options_.offload && !flat.is_cpu()) {
-    const at::TensorOptions options = flat.options().device(at::kCPU).pinned_memory(flat.is_cuda());
-    bucket.own = host = at::empty(bucket.own.sizes(), options);
-  }
+  if (options_.offload && !flat.is_cpu()) bucket.own = host = empty_on_host(bucket.own);
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);

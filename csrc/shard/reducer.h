@@ -16,6 +16,7 @@
 #include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
+#include "shard/dtypes.h"
 #include "shard/flat.h"
 
 namespace reef {
@@ -74,8 +75,8 @@ class Reducer {
     std::size_t waiting = 0;  ///< items that are not ready
   };
 
-  /// The parameters have no gradients of their own: parts have them.
-  bool has_parts() const { return sharded() || options_.mixed_precision || options_.offload; }
+  /// The parameters have no gradients of their own.
+  bool has_parts() const { return reef::has_parts(options_); }
   bool sharded() const { return options_.stage != Stage::kReplicate; }
   bool divides_gradients() const { return options_.stage >= Stage::kGradients; }
   void keep(std::size_t item);

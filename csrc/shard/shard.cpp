@@ -167,7 +167,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
-  if (options.stage == Stage::kReplicate && !options.mixed_precision && !options.offload) {
+  if (!has_parts(options)) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
       parts_->names.push_back(it->name);

@@ -5,7 +5,6 @@
 #include <optional>
 #include <tuple>
 
-#include "reef/budget.h"
 #include "reef/collectives.h"
 #include "reef/error.h"
 #include "reef/grad_scaler.h"
@@ -302,35 +301,9 @@ TEST(ShardMixed, AStepThatOverflowsIsLeftOutOnAllRanks) {
 }
 
 TEST(ShardMixed, TrainsInsideABudget) {
-  const auto train = [&](Stage stage, std::uint64_t budget_bytes, std::uint64_t& peak,
-                         std::uint64_t& evictions) {
-    Budget budget(budget_bytes, std::vector<const torch::nn::Module*>{});
-    const auto before = budget.use().live_bytes;
-    torch::manual_seed(3);
-    torch::nn::Sequential net;
-    for (int i = 0; i < 6; ++i) {
-      net->push_back(torch::nn::Linear(256, 256));
-      net->push_back(torch::nn::GELU());
-    }
-    Shard sharded =
-        shard(*net, group(), {.stage = stage, .bucket_bytes = 300000, .mixed_precision = MixedPrecision{}});
-    torch::optim::AdamW optimizer(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
-    for (int step = 0; step < 4; ++step) {
-      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));
-      optimizer.zero_grad();
-      net->forward(torch::randn({512, 256}).to(at::kBFloat16)).pow(2).mean().backward();
-      optimizer.step();
-    }
-    sharded.gather();
-    peak = budget.use().peak_bytes - before;
-    evictions = budget.use().evictions;
-    std::vector<Tensor> found;
-    for (const Tensor& parameter : net->parameters()) found.push_back(parameter.detach().clone());
-    return found;
-  };
   for (const Stage stage : kStages) {
-    using namespace std::placeholders;
-    expect_same_inside_a_budget(std::bind(train, stage, _1, _2, _3), 75,
+    const ShardOptions options{.stage = stage, .bucket_bytes = 300000, .mixed_precision = MixedPrecision{}};
+    expect_same_inside_a_budget(training_of_a_chain(6, at::kBFloat16, options), 75,
                                 "stage " + std::to_string(static_cast<int>(stage)));
   }
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "reef/budget.h"
 #include "reef/ledger.h"
 #include "reef/optim.h"
 #include "reef/process_group.h"
@@ -146,6 +147,34 @@ inline void expect_same_inside_a_budget(const BudgetedRun& run, std::uint64_t pe
   EXPECT_GT(evictions, 0U) << text;
   for (std::size_t i = 0; i < found.size(); ++i)
     EXPECT_TRUE(torch::equal(found[i], expected[i])) << text << ", " << i;
+}
+
+/// A run of a chain of so many layers, whose input has this dtype.
+inline BudgetedRun training_of_a_chain(int layers, at::ScalarType dtype, const ShardOptions& options) {
+  return [=](std::uint64_t bytes, std::uint64_t& peak, std::uint64_t& evictions) {
+    Budget budget(bytes, std::vector<const torch::nn::Module*>{});
+    const auto before = budget.use().live_bytes;
+    torch::manual_seed(3);
+    torch::nn::Sequential net;
+    for (int i = 0; i < layers; ++i) {
+      net->push_back(torch::nn::Linear(256, 256));
+      net->push_back(torch::nn::GELU());
+    }
+    Shard sharded = shard(*net, group(), options);
+    torch::optim::AdamW optimizer(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
+    for (int step = 0; step < 4; ++step) {
+      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));
+      optimizer.zero_grad();
+      net->forward(torch::randn({512, 256}).to(dtype)).pow(2).mean().backward();
+      optimizer.step();
+    }
+    sharded.gather();
+    peak = budget.use().peak_bytes - before;
+    evictions = budget.use().evictions;
+    std::vector<Tensor> found;
+    for (const Tensor& parameter : net->parameters()) found.push_back(parameter.detach().clone());
+    return found;
+  };
 }
 
 }  // namespace reef::shard_tests

@@ -37,8 +37,9 @@ class Shard:
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
-        gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them, one-dimensional (see ``part_of``), sharing its memory but for stage
-        ``"parameters"``. Gradients appear here when backward is over."""
+        gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them,
+        one-dimensional (see ``part_of``), sharing its memory but for masters and stage ``"parameters"``. Gradients appear here
+        when backward is over."""
         return self._shard.parameters()
 
     def names(self) -> list[str]:
