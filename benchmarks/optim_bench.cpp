@@ -1,13 +1,17 @@
 // What a step of AdamW costs for each parameter, by format of its states, beside LibTorch's own class and its
-// fused kernel; and what encoding and decoding cost. All work on the same parameters and gradients, in turn.
+// fused kernel; and what encoding and decoding cost. All work on the same parameters and gradients, in turn,
+// and so do passes with next to no arithmetic over the bytes that must be read and written: the memory's
+// limit.
 #include <ATen/ops/_fused_adamw.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "harness.h"
+#include "kernels/parallel.h"
 #include "reef/ledger.h"
 #include "reef/optim.h"
 
@@ -59,6 +63,73 @@ std::vector<at::Tensor> parameters(const std::vector<std::vector<std::int64_t>>&
   return made;
 }
 
+#if defined(__x86_64__)
+#define REEF_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define REEF_WIDE
+#endif
+/// 28 bytes: a step with float32 states.
+REEF_WIDE void stream_floats(float* __restrict p, const float* __restrict g, float* __restrict m,
+                             float* __restrict v, std::int64_t elements) {
+  for (std::int64_t i = 0; i < elements; ++i) {
+    m[i] += 1e-3F * g[i];
+    v[i] += 1e-6F * g[i];
+    p[i] += 1e-9F * m[i];
+  }
+}
+/// 16 bytes: a step with states of 8 bits.
+REEF_WIDE void stream_codes(float* __restrict p, const float* __restrict g, std::uint8_t* __restrict m,
+                            std::uint8_t* __restrict v, std::int64_t elements) {
+  for (std::int64_t i = 0; i < elements; ++i) p[i] += 1e-9F * g[i];
+  for (std::int64_t i = 0; i < elements; ++i) m[i] ^= 1;
+  for (std::int64_t i = 0; i < elements; ++i) v[i] ^= 1;
+}
+REEF_WIDE void stream_to_codes(const float* __restrict from, std::int8_t* __restrict to,
+                               std::int64_t elements) {
+  for (std::int64_t i = 0; i < elements; ++i) to[i] = static_cast<std::int8_t>(static_cast<int>(from[i]));
+}
+REEF_WIDE void stream_from_codes(const std::int8_t* __restrict from, float* __restrict to,
+                                 std::int64_t elements) {
+  for (std::int64_t i = 0; i < elements; ++i) to[i] = static_cast<float>(from[i]);
+}
+#undef REEF_WIDE
+
+constexpr std::int64_t kPiece = 4096;  // elements: its codes are touched while its floats are in cache
+template <class Pass>
+void by_pieces(std::int64_t elements, const Pass& pass) {
+  reef::kernels::parallel_for(0, elements, 8 * kPiece, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += kPiece) pass(at, std::min(kPiece, end - at));
+  });
+}
+
+/// What memory takes for a step, by the bytes of a state.
+template <class State>
+class Streams {
+ public:
+  explicit Streams(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
+    for (const at::Tensor& p : parameters_) {
+      for (auto* states : {&first_, &second_}) states->emplace_back(static_cast<std::size_t>(p.numel()));
+    }
+  }
+  void step() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      float* const p = parameters_[i].mutable_data_ptr<float>();
+      const float* const g = parameters_[i].grad().const_data_ptr<float>();
+      by_pieces(parameters_[i].numel(), [&](std::int64_t at, std::int64_t elements) {
+        if constexpr (std::is_same_v<State, float>) {
+          stream_floats(p + at, g + at, &first_[i][at], &second_[i][at], elements);
+        } else {
+          stream_codes(p + at, g + at, &first_[i][at], &second_[i][at], elements);
+        }
+      });
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::vector<State>> first_, second_;
+};
+
 /// LibTorch's fused kernel, for which its C++ side has no class.
 class FusedAdamW {
  public:
@@ -85,10 +156,14 @@ void step(const std::string& name, const std::vector<at::Tensor>& all) {
   double elements = 0;
   for (const at::Tensor& p : all) elements += static_cast<double>(p.numel());
   FusedAdamW fused(all);
+  Streams<float> floats(all);
+  Streams<std::uint8_t> codes(all);
   torch::optim::AdamW theirs(all, torch::optim::AdamWOptions(1e-4));
   std::vector<std::unique_ptr<ro::AdamW>> ours;
   std::vector<Variant> variants = {{"torch fused", {}, [&] { fused.step(); }, {}},
-                                   {"torch::optim::AdamW", {}, [&] { theirs.step(); }, {}}};
+                                   {"torch::optim::AdamW", {}, [&] { theirs.step(); }, {}},
+                                   {"memory alone, float32 states", {}, [&] { floats.step(); }, {}},
+                                   {"memory alone, states of 8 bits", {}, [&] { codes.step(); }, {}}};
   reef::Ledger ledger;
   for (const Format& format : kFormats) {
     const std::int64_t before = ledger.live().total();
@@ -133,8 +208,25 @@ void codecs() {
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("reef::optim_state", "")
           .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const std::string&, bool)>();
-  std::vector<Variant> encode;
-  std::vector<Variant> decode;
+  std::vector<std::int8_t> bytes(static_cast<std::size_t>(values.numel()));
+  const float* const read = values.const_data_ptr<float>();
+  float* const written = back.mutable_data_ptr<float>();
+  std::vector<Variant> encode = {{"memory alone",
+                                  {},
+                                  [&] {
+                                    by_pieces(values.numel(), [&](std::int64_t at, std::int64_t elements) {
+                                      stream_to_codes(read + at, &bytes[at], elements);
+                                    });
+                                  },
+                                  {}}};
+  std::vector<Variant> decode = {{"memory alone",
+                                  {},
+                                  [&] {
+                                    by_pieces(values.numel(), [&](std::int64_t at, std::int64_t elements) {
+                                      stream_from_codes(&bytes[at], written + at, elements);
+                                    });
+                                  },
+                                  {}}};
   for (const Format& format : kFormats) {
     auto [codes, scales] = states.call(values, format.name, /*is_signed=*/true);
     encode.push_back({format.name,

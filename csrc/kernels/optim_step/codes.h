@@ -155,18 +155,6 @@ class Int4Code : public Int4Scaled<L> {
   typename L::Table32 edge_, rank_;
 };
 
-/// 1 / b for b from kOver / kUnder to twice that, without a processor's divider: the cubic that is nearest
-/// throughout (1/577 off), and one of Newton's steps: at most 3.1e-6 less than 1 / b, and never more.
-template <class L, int kOver, int kUnder = 1>
-REEF_LANE typename L::Floats inverse_within(typename L::Floats b) {
-  constexpr double kUnit = static_cast<double>(kUnder) / kOver;
-  const auto all = [](double x) { return L::all(static_cast<float>(x / 577 * kUnit)); };
-  auto inverse = fma(b, all(-128 * kUnit * kUnit * kUnit), all(768 * kUnit * kUnit));
-  inverse = fma(inverse, b, all(-1696 * kUnit));
-  inverse = fma(inverse, b, all(1632));
-  return fma(fnma(b, inverse, L::all(1.0F)), inverse, inverse);
-}
-
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
 /// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
 /// 6e-8), and a second moment that is not zero never becomes zero.
@@ -208,10 +196,10 @@ class Companded8Code {
  protected:
   REEF_LANE static F companded(F x) {
     const F part = L::all(1.0F / 254);
-    return x * inverse_within<L, 1, 254>(fma(abs(x), part, part));
+    return x / fma(abs(x), part, part);
   }
   REEF_LANE static F expanded(F y, Unit unit) {
-    if constexpr (kSigned) return y / (L::all(254.0F) - abs(y)) * L::all(unit);  // the divider is idle here
+    if constexpr (kSigned) return y / (L::all(254.0F) - abs(y)) * L::all(unit);
     const F root = y * L::all(unit);
     return root * root;
   }
