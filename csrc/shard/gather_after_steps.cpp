@@ -42,6 +42,20 @@ class AfterSteps final : public Gatherer {
 
   void expect_step() override { expecting_ = true; }
 
+  bool can_hold() const override { return options_.offload; }
+  std::function<void()> hold() override {
+    const std::lock_guard lock(mutex_);
+    if (held_) start();
+    held_ = true;
+    return [this] { lane_->wait_all(); };
+  }
+  void release() override {
+    const std::lock_guard lock(mutex_);
+    if (!held_) return;
+    held_ = false;
+    expecting_ = true;
+  }
+
   void gather() override {
     const std::lock_guard lock(mutex_);
     start();
@@ -89,7 +103,9 @@ class AfterSteps final : public Gatherer {
   void read(std::size_t bucket, bool in_forward) noexcept {
     const std::lock_guard lock(mutex_);
     try {
-      if (expecting_ && (divided_ ? anywhere(written_) : written_.load())) {
+      if (held_) {
+        // Parts are being written, and parameters are not.
+      } else if (expecting_ && (divided_ ? anywhere(written_) : written_.load())) {
         start();
       } else if (in_forward) {
         expecting_ = false;  // the step was left out: from here on ranks may read different parameters
@@ -132,6 +148,7 @@ class AfterSteps final : public Gatherer {
   std::atomic<bool> expecting_{false};
   std::atomic<bool> written_{false};  ///< a part of this rank's, since the last gather
   std::atomic<bool> coming_{false};   ///< something is on its way
+  bool held_ = false;
 };
 
 }  // namespace

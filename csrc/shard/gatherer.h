@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,16 @@ class Gatherer {
   virtual void expect_step() = 0;
   /// All of every bucket, whatever was written. Throws RankFailed.
   virtual void gather() = 0;
+
+  /// Parts are copies of parameters, which can be written while these stay as they are.
+  virtual bool can_hold() const { return false; }
+  /// Parameters become what parts are, if that was put off by an earlier call, and from now on it is put off.
+  /// What is returned waits until parts may be written. All ranks alike.
+  virtual std::function<void()> hold() {
+    return [] {};
+  }
+  /// Not any longer: parameters become what parts are when an operator first reads one. All ranks alike.
+  virtual void release() {}
 
  protected:
   Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange, const ShardOptions& options);

@@ -96,6 +96,12 @@ void Reducer::set_syncing(bool syncing) {
   syncing_ = syncing;
 }
 
+void Reducer::lend_gradients() {
+  const std::lock_guard lock(mutex_);
+  free_flats();
+  lent_ = true;
+}
+
 bool Reducer::hears_of(std::size_t item) const {
   return torch::autograd::impl::try_get_grad_accumulator(items_[item].parameter.tensor) ==
          items_[item].accumulator;
@@ -136,7 +142,11 @@ void Reducer::begin_pass() {
   in_pass_ = true;
   auto pass = std::make_shared<Pass>(self_);
   torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->finish(); });
-  // Parts whose gradients have been kept since the last step lie where sums are about to be.
+  if (!lent_) free_flats();
+}
+
+// Gradients of parts that have been kept since the last step may lie where sums are about to be.
+void Reducer::free_flats() {
   if (divides_gradients()) return;
   for (KeptPart& part : parts_) {
     Tensor& gradient = part.tensor.mutable_grad();
@@ -249,7 +259,10 @@ void Reducer::finish() {
       }
       send(next_bucket_);
     }
-    give_gradients(used_anywhere());
+    const std::vector<bool> used = used_anywhere();
+    giving_();
+    lent_ = false;
+    give_gradients(used);
     reduced_();
   } catch (...) {
     give_up();

@@ -44,6 +44,10 @@ class Reducer {
   void set_parts(std::vector<KeptPart> parts) { parts_ = std::move(parts); }
   /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
   void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
+  /// Called before gradients of parts are given.
+  void when_giving(std::function<void()> giving) { giving_ = std::move(giving); }
+  /// Gradients of parts get memory of their own, and are not looked at until new ones are given.
+  void lend_gradients();
   void set_syncing(bool syncing);
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
@@ -82,6 +86,7 @@ class Reducer {
   void keep(std::size_t item);
   void ready(std::size_t item);
   void begin_pass();
+  void free_flats();
   void take(Item& item);
   const at::Tensor& memory_of(std::size_t bucket);
   at::Tensor place_of(const Item& item);
@@ -102,9 +107,11 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<KeptPart> parts_;
   std::function<void()> reduced_ = [] {};
+  std::function<void()> giving_ = [] {};
   std::mutex mutex_;
   bool syncing_ = true;
   bool in_pass_ = false;
+  bool lent_ = false;                                                  ///< gradients of parts
   std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
   std::size_t next_bucket_ = 0;                                        ///< the first that has not been sent
   struct Line {

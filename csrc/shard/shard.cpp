@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "shard/agreement.h"
 #include "shard/dtypes.h"
@@ -131,6 +132,10 @@ void Shard::Parts::check_memory() const {
   }
 }
 
+void Shard::Parts::wait_for_update() const {
+  if (update != nullptr) update->wait();
+}
+
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
              const ShardOptions& options)
     : parts_(std::make_unique<Parts>()) {
@@ -209,6 +214,7 @@ const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
   parts_->check_memory();
+  if (parts_->update != nullptr) parts_->update->finish();
   if (parts_->gatherer) parts_->gatherer->gather();
 }
 

@@ -18,6 +18,8 @@ struct Shard::Parts {
   /// Throws ConfigError if a parameter's memory is not what is divided, or autograd has forgotten who
   /// listens.
   void check_memory() const;
+  /// Until no update of parts is under way.
+  void wait_for_update() const;
 
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
@@ -28,6 +30,7 @@ struct Shard::Parts {
   std::unique_ptr<Gatherer> gatherer;
   std::optional<Reducer> reducer;
   int no_sync = 0;
+  UpdateBeside* update = nullptr;
 };
 
 }  // namespace reef

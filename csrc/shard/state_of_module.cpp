@@ -4,6 +4,7 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/shard.h"
 #include "shard/shard_parts.h"
@@ -71,6 +72,7 @@ struct Known {
 StateDict Shard::full_state_dict(bool rank0_only) {
   const at::NoGradGuard no_grad;
   parts_->check_memory();
+  parts_->wait_for_update();
   const Parts& parts = *parts_;
   NamedState own;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
@@ -92,6 +94,7 @@ StateDict Shard::full_state_dict(bool rank0_only) {
 
 StateDict Shard::sharded_state_dict() const {
   parts_->check_memory();
+  parts_->wait_for_update();
   const Parts& parts = *parts_;
   StateDict dict;
   for (std::size_t i = 0; i < parts.names.size(); ++i)
@@ -104,6 +107,7 @@ StateDict Shard::sharded_state_dict() const {
 void Shard::load_state_dict(const std::vector<StateDict>& given) {
   const at::NoGradGuard no_grad;
   parts_->check_memory();
+  if (parts_->update != nullptr) parts_->update->finish();
   Parts& parts = *parts_;
   const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
   std::vector<NamedState> pieces;

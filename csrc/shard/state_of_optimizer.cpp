@@ -181,6 +181,7 @@ OptimizerState Shard::full_optimizer_state(const torch::optim::Optimizer& optimi
 }
 
 OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const {
+  parts_->wait_for_update();
   OptimizerState state = optimizer_state(optimizer);
   const OptimizerState groups = groups_of(optimizer, *this);
   for (std::size_t g = 0; g < groups.groups.size(); ++g) state.groups[g].names = groups.groups[g].names;
@@ -188,6 +189,7 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
 }
 
 void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given) {
+  parts_->wait_for_update();
   OptimizerState groups;
   agree(parts_->divided, [&] { groups = groups_of(optimizer, *this); });
   const OptimizerState state = own_optimizer_state(groups, std::move(given));

@@ -6,6 +6,7 @@
 #include "reef/category.h"
 #include "reef/clip_grad_norm.h"
 #include "reef/collectives.h"
+#include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/global_mean.h"
 #include "reef/grad_scaler.h"

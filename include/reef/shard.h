@@ -19,6 +19,8 @@ class Module;
 
 namespace reef {
 
+class UpdateBeside;  // delayed_update.h
+
 /// What is divided among the ranks (ZeRO, 1910.02054). The results are the same, bit for bit.
 enum class Stage : std::uint8_t {
   kReplicate,   ///< nothing: every rank has all of it (DDP)
@@ -146,6 +148,7 @@ class REEF_API Shard {
   std::int64_t sent_bytes() const;
 
  private:
+  friend class UpdateBeside;
   std::unique_ptr<Parts> parts_;
 };
 

@@ -188,6 +188,44 @@ def mixed_precision(group: torch.distributed.ProcessGroup) -> None:
             assert torch.equal(p.detach().clone(), q), f"autocast, stage {stage}: {key}"
 
 
+def delayed_updates(group: torch.distributed.ProcessGroup) -> None:
+    """A step beside the next pass: gradients are those at what the step before the last one made."""
+    rank, ranks = group.rank(), group.size()
+    for name in ("foreach AdamW", "reef AdamW"):
+        expected = Net(7)
+        optimizer = OPTIMIZERS[name](expected.parameters())
+        seen = [p.detach().clone() for p in expected.parameters()]
+        for step in range(5):
+            newest = [p.detach().clone() for p in expected.parameters()]
+            optimizer.zero_grad()
+            with torch.no_grad():
+                [p.copy_(q) for p, q in zip(expected.parameters(), seen, strict=True)]
+            for of in range(ranks):
+                expected(batch(of, step)).backward()
+            with torch.no_grad():
+                [p.copy_(q) for p, q in zip(expected.parameters(), newest, strict=True)]
+                [p.grad.div_(ranks) for p in expected.parameters() if p.grad is not None]
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 0.9
+            seen = newest
+        for stage in range(3):
+            net = Net(7)
+            sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", offload=True)
+            optimizer = reef.DelayedUpdate(OPTIMIZERS[name](sharded.parameters()), sharded)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            for step in range(5):
+                optimizer.zero_grad()
+                net(batch(rank, step)).backward()
+                optimizer.step()
+                schedule.step()
+            states = sharded.full_optimizer_state_dict(optimizer)["state"]
+            assert all(state["step"] <= 5 for state in states.values()), states
+            optimizer.finish()
+            for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
+                assert torch.equal(p.detach().clone(), q), f"{name}, delayed, stage {stage}: {key}"
+            optimizer.close()
+
+
 def leave(phase: str) -> None:
     """Rank 1 goes in the second step, in this phase; the others say what they are told."""
     group = reef.init_process_group()
@@ -246,6 +284,7 @@ def main() -> None:
     mean_of_all_tokens(group)
     overflow(group)
     mixed_precision(group)
+    delayed_updates(group)
     layer = torch.nn.Linear(4, 4 + (rank == 1))
     try:
         reef.shard(layer, group)

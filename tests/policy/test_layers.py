@@ -17,7 +17,7 @@ LAYER_0 = {
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "optim", "shard"}
-PARTS = {"gradient_release": "optim", "optimizer_state": "shard"}  # headers beside their capability's own
+PARTS = {"gradient_release": "optim", "optimizer_state": "shard", "delayed_update": "shard"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -53,6 +53,40 @@ def test_bad_options_are_refused():
         reef.shard(layer, group, ignored=[layer.bias, torch.zeros(4)])
 
 
+def test_a_delayed_update_says_what_it_cannot_do():
+    group = reef.init_process_group(rank=0, world_size=1)
+    layer = torch.nn.Linear(4, 4)
+
+    def delayed(**options):
+        sharded = reef.shard(torch.nn.Linear(4, 4), group, **options)
+        return reef.DelayedUpdate(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded), sharded
+
+    with pytest.raises(ValueError, match="not copies beside whole parameters"):
+        delayed(stage="gradients")
+    with pytest.raises(ValueError, match="not copies beside whole parameters"):
+        delayed(stage="parameters", offload=True)
+    optimizer, sharded = delayed(offload=True)
+    with pytest.raises(ValueError, match="a shard that has one"):
+        reef.DelayedUpdate(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded)
+    with pytest.raises(ValueError, match="cannot call a closure"):
+        optimizer.step(lambda: 0.0)
+    optimizer.close()
+
+    # What a step raises, the next one does; the gradients are there then.
+    sharded = reef.shard(layer, group, offload=True)
+    optimizer = reef.DelayedUpdate(reef.optim.AdamW(sharded.parameters()), sharded)
+    layer(torch.full((1, 4), float("nan"))).sum().backward()
+    optimizer.step()
+    layer(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(FloatingPointError, match="not finite"):
+        optimizer.step()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    optimizer.finish()
+    optimizer.load_state_dict(saved)
+    assert all(p.isfinite().all() for p in layer.parameters())
+
+
 def test_buffers_and_ignored_parameters():
     group = reef.init_process_group(rank=0, world_size=1)
     for how in ("local", "broadcast", "mean"):

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reduction.h"
+#include "reef/delayed_update.h"
 #include "reef/error.h"
 
 namespace {
@@ -42,6 +43,7 @@ struct Shard : torch::CustomClassHolder {
   explicit Shard(const Given&... given) : shard(given...) {}
   reef::Shard shard;
   std::vector<std::unique_ptr<reef::Shard::NoSync>> pauses;
+  std::unique_ptr<reef::UpdateBeside> update;
 };
 using Self = c10::intrusive_ptr<Shard>;
 
@@ -117,7 +119,19 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
            [](const Self& self) {
              self->pauses.push_back(std::make_unique<reef::Shard::NoSync>(self->shard));
            })
-      .def("end_no_sync", [](const Self& self) { self->pauses.pop_back(); });
+      .def("end_no_sync", [](const Self& self) { self->pauses.pop_back(); })
+      .def("open_update",
+           [](const Self& self) { self->update = std::make_unique<reef::UpdateBeside>(self->shard); })
+      .def("close_update", [](const Self& self) { self->update.reset(); })
+      .def("wait_for_update",
+           [](const Self& self) {
+             if (self->update) self->update->wait();
+           })
+      .def("under_way", [](const Self& self) { return self->update->under_way(); })
+      .def("begin_update", [](const Self& self) { self->update->begin(); })
+      .def("wait_for_parts", [](const Self& self) { self->update->wait_for_parts(); })
+      .def("end_update", [](const Self& self) { self->update->end(); })
+      .def("finish_update", [](const Self& self) { self->update->finish(); });
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "

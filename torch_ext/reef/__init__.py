@@ -22,6 +22,7 @@ from .budget import (
 from .bytes import format_bytes, parse_bytes
 from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
+from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
@@ -52,6 +53,7 @@ __all__ = [
     "BudgetOutlook",
     "BudgetUse",
     "BuildInfo",
+    "DelayedUpdate",
     "GradScaler",
     "Ledger",
     "MixedPrecision",

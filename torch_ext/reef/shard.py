@@ -93,12 +93,13 @@ class Shard:
     ) -> dict[str, Any]:
         """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
         module's order, with their ``param_names``. As ``full_state_dict``."""
-        own = data_of(with_names(optimizer, self._names(), states=True))
+        own = data_of(self.sharded_optimizer_state_dict(optimizer))
         whole = self._shard.full_optimizer_state(own, rank0_only)
         return dict_of(whole, named=True) if whole[0] else {}
 
     def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """``optimizer.state_dict()``, with ``param_names``."""
+        self._shard.wait_for_update()
         return with_names(optimizer, self._names(), states=True)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
