@@ -89,7 +89,9 @@ double clip_grad_norm_(at::TensorList parameters, double max_norm, const Process
   ExactSum of_parts;
   for (const Tensor& parameter : parameters) {
     if (!parameter.grad().defined() || parameter.numel() == 0) continue;
-    (part_of(parameter) ? of_parts : sum).add(digits_of(squares_of(parameter)));
+    const std::optional<Part> part = part_of(parameter);
+    if (part && part->copy > 0) continue;  // another rank speaks for it
+    (part ? of_parts : sum).add(digits_of(squares_of(parameter)));
   }
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
   sum.add(digits_of(sum_over_ranks(tensor_of(of_parts), device, group)));

@@ -21,6 +21,7 @@ void set_part(const at::Tensor& tensor, const Part& part) {
                       std::to_string(part.first) + " on do not lie in " +
                       std::to_string(part.whole_elements) + "; count elements, not bytes.");
   }
+  if (part.copy < 0) throw ConfigError("set_part: copy is " + std::to_string(part.copy) + "; count from 0.");
   tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<PartMeta>(part));
 }
 

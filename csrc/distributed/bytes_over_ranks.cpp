@@ -15,7 +15,7 @@ using at::Tensor;
 std::vector<Tensor> gather_bytes(const Tensor& own, const ProcessGroupPtr& group, c10::Device device) {
   const std::int64_t ranks = group->getSize();
   if (ranks == 1) return {own};
-  SliceExchange exchange(group, 0);
+  SliceExchange exchange(group, 0, group->getSize());
   Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
   exchange.own_slice(sizes).fill_(own.numel());
   exchange.tell(sizes);

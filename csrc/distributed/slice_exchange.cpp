@@ -26,13 +26,17 @@ constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 
-// Of `parts`, in their order.
-void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction reduction) {
+// Of `parts`, in their order, divided last.
+void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, int divisor) {
+  if (parts.size() == 1) {
+    own.copy_(parts.front());
+    return;
+  }
   const std::int64_t elements = own.numel();
   if (own.is_cpu() && own.scalar_type() == at::kFloat) {
     std::vector<const float*> from;
     for (const Tensor& part : parts) from.push_back(part.const_data_ptr<float>());
-    return kernels::ordered_sum(from, own.mutable_data_ptr<float>(), elements, reduction == Reduction::kMean);
+    return kernels::ordered_sum(from, own.mutable_data_ptr<float>(), elements, divisor);
   }
   const std::int64_t most = own.is_cpu() ? kCachedElements : std::max<std::int64_t>(elements, 1);
   Tensor sum = at::empty({std::min(most, elements)}, own.options());
@@ -42,22 +46,22 @@ void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, Reduction 
     Tensor chunk = sum.narrow(0, 0, count);
     at::add_out(chunk, of(parts[0]), of(parts[1]));
     for (std::size_t i = 2; i < parts.size(); ++i) chunk.add_(of(parts[i]));
-    if (reduction == Reduction::kMean) chunk.div_(static_cast<std::int64_t>(parts.size()));
+    if (divisor != 1) chunk.div_(divisor);
     of(own).copy_(chunk);
   }
 }
 
 }  // namespace
 
-SliceExchange::SliceExchange(ProcessGroupPtr group, int number)
+SliceExchange::SliceExchange(ProcessGroupPtr group, int number, int degree)
     : group_(std::move(group)),
-      rank_(group_->getRank()),
-      ranks_(group_->getSize()),
+      all_{0, group_->getSize(), group_->getRank()},
+      own_{all_.rank / degree * degree, degree, all_.rank},
       first_tag_(kFirstTag + number % kNumbers * 2 * kTags) {}
 
-Tensor SliceExchange::slice(const Tensor& flat, int rank) const {
-  const std::int64_t elements = flat.numel() / ranks_;
-  return flat.narrow(0, rank * elements, elements);
+Tensor SliceExchange::slice(const Tensor& flat, int number, const Ranks& ranks) {
+  const std::int64_t elements = flat.numel() / ranks.count;
+  return flat.narrow(0, number * elements, elements);
 }
 
 int SliceExchange::next_tag() { return first_tag_ + calls_++ % kTags; }
@@ -74,7 +78,7 @@ void SliceExchange::run(const char* name, const Issue& issue) const {
 }
 
 void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduction reduction) {
-  if (ranks_ == 1) {
+  if (all_.count == 1) {
     if (own.storage().unsafeGetStorageImpl() != flat.storage().unsafeGetStorageImpl()) own.copy_(flat);
     return;
   }
@@ -88,13 +92,15 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
       works.push_back(compat::all_to_all(*group_, received, from));
     });
     std::vector<Tensor> parts;
-    for (int rank = 0; rank < ranks_; ++rank) parts.push_back(slice(received, rank));
-    ordered_sum(parts, own, reduction);
+    for (int rank = 0; rank < all_.count; ++rank) parts.push_back(slice(received, rank, all_));
+    ordered_sum(parts, own, reduction == Reduction::kMean ? all_.count : 1);
   }
-  sent_bytes_ += (ranks_ - 1) * (flat.numel() / ranks_) * static_cast<std::int64_t>(flat.element_size());
+  const int copies = (own_.first > 0 ? 1 : 0) + (own_.first + own_.count < all_.count ? 1 : 0);
+  sent_bytes_ += (own_.count - 1 + copies) * static_cast<std::int64_t>(own.nbytes());
 }
 
-// By messages of a chunk each, of which two from every rank are under way.
+// By messages of a chunk each, of which two from every rank are under way. What the ranks before this copy
+// have added up comes from the copy before, and goes on to the one behind; all of it comes back from there.
 void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduction reduction,
                                     Works& works) {
   const int tag = next_tag();
@@ -104,78 +110,110 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   const auto chunk_of = [&](const Tensor& whole, std::int64_t chunk) {
     return whole.narrow(0, chunk * most, std::min(most, elements - chunk * most));
   };
-  const Tensor received =
-      at::empty({std::min<std::int64_t>(2, chunks), ranks_ - 1, std::min(most, elements)}, flat.options());
-  const auto place = [&](std::int64_t chunk, int rank) {
-    return received[chunk % 2][rank < rank_ ? rank : rank - 1].narrow(
-        0, 0, std::min(most, elements - chunk * most));
+  const int before = own_.first > 0 ? own_.rank - own_.count : -1;
+  const int behind = own_.first + own_.count < all_.count ? own_.rank + own_.count : -1;
+  std::vector<int> sources;  // in the order of the sum
+  if (before >= 0) sources.push_back(before);
+  for (int i = 0; i < own_.count; ++i) sources.push_back(own_.first + i);
+
+  const Tensor received = at::empty({std::min<std::int64_t>(2, chunks),
+                                     static_cast<std::int64_t>(sources.size()) - 1, std::min(most, elements)},
+                                    flat.options());
+  const auto parts_of = [&](std::int64_t chunk) {
+    std::vector<Tensor> parts;
+    std::int64_t slot = 0;
+    for (const int source : sources) {
+      parts.push_back(source == own_.rank ? chunk_of(own_slice(flat), chunk)
+                                          : received[chunk % 2][slot++].narrow(
+                                                0, 0, std::min(most, elements - chunk * most)));
+    }
+    return parts;
   };
   Works coming[2];
   const auto receive = [&](std::int64_t chunk) {
-    for (int rank = 0; rank < ranks_ && chunk < chunks; ++rank) {
-      if (rank == rank_) continue;
-      std::vector<Tensor> to = {place(chunk, rank)};
-      coming[chunk % 2].push_back(group_->recv(to, rank, tag));
+    if (chunk >= chunks) return;
+    std::vector<Tensor> parts = parts_of(chunk);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i] == own_.rank) continue;
+      std::vector<Tensor> to = {parts[i]};
+      coming[chunk % 2].push_back(group_->recv(to, sources[i], tag));
     }
+  };
+  const auto send = [&](const Tensor& from, int to) {
+    std::vector<Tensor> tensors = {from};
+    works.push_back(group_->send(tensors, to, tag));
   };
   receive(0);
   receive(1);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    for (int step = 1; step < ranks_; ++step) {  // not all to rank 0 at first
-      const int to = (rank_ + step) % ranks_;
-      std::vector<Tensor> from = {chunk_of(slice(flat, to), chunk)};
-      works.push_back(group_->send(from, to, tag));
+    for (int step = 1; step < own_.count; ++step) {  // not all to the first at first
+      const int number = (own_.rank - own_.first + step) % own_.count;
+      send(chunk_of(slice(flat, number, own_), chunk), own_.first + number);
     }
   }
+  const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
+  Works back;
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
     for (const auto& work : coming[chunk % 2]) work->wait();
     coming[chunk % 2].clear();
-    std::vector<Tensor> parts;
-    for (int rank = 0; rank < ranks_; ++rank)
-      parts.push_back(rank == rank_ ? chunk_of(slice(flat, rank), chunk) : place(chunk, rank));
-    ordered_sum(parts, chunk_of(own, chunk), reduction);
+    const Tensor sum = chunk_of(own, chunk);
+    ordered_sum(parts_of(chunk), sum, divisor);
+    if (behind >= 0) {
+      send(sum, behind);
+      std::vector<Tensor> to = {sum};  // nothing comes back before all of it is there
+      back.push_back(group_->recv(to, behind, tag));
+    } else if (before >= 0) {
+      send(sum, before);
+    }
     receive(chunk + 2);
+  }
+  for (std::size_t chunk = 0; chunk < back.size(); ++chunk) {
+    back[chunk]->wait();
+    if (before >= 0) send(chunk_of(own, static_cast<std::int64_t>(chunk)), before);
   }
 }
 
 void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {
-  gather("the all-gather of parameters", flat, subject);
-  sent_bytes_ += (ranks_ - 1) * flat.numel() / ranks_ * static_cast<std::int64_t>(flat.element_size());
+  gather("the all-gather of parameters", flat, own_, subject);
+  sent_bytes_ += (own_.count - 1) * static_cast<std::int64_t>(own_slice(flat).nbytes());
 }
 
 void SliceExchange::tell(const Tensor& flat) {
-  gather("the exchange of flags and texts", flat, std::nullopt);
+  gather("the exchange of flags and texts", flat, all_, std::nullopt);
 }
 
-void SliceExchange::gather(const char* name, const Tensor& flat, std::optional<int> subject) {
-  if (ranks_ == 1) return;
+void SliceExchange::gather(const char* name, const Tensor& flat, const Ranks& ranks,
+                           std::optional<int> subject) {
+  if (ranks.count == 1) return;
   run(name, [&](Works& works) {
+    const int own_number = ranks.rank - ranks.first;
+    const auto other = [&](int step) { return (own_number + step) % ranks.count; };
     if (flat.is_cpu()) {
       const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
-      for (int step = 1; step < ranks_; ++step) {
-        const int from = (rank_ + ranks_ - step) % ranks_;
-        std::vector<Tensor> to = {slice(flat, from)};
-        works.push_back(group_->recv(to, from, tag));
+      for (int step = 1; step < ranks.count; ++step) {
+        const int from = other(ranks.count - step);
+        std::vector<Tensor> to = {slice(flat, from, ranks)};
+        works.push_back(group_->recv(to, ranks.first + from, tag));
       }
-      for (int step = 1; step < ranks_; ++step) {
-        std::vector<Tensor> own = {own_slice(flat)};
-        works.push_back(group_->send(own, (rank_ + step) % ranks_, tag));
+      for (int step = 1; step < ranks.count; ++step) {
+        std::vector<Tensor> own = {slice(flat, own_number, ranks)};
+        works.push_back(group_->send(own, ranks.first + other(step), tag));
       }
     } else {
       Tensor to = flat;
-      Tensor own = own_slice(flat);
+      Tensor own = slice(flat, own_number, ranks);
       works.push_back(compat::all_gather(*group_, to, own));
     }
   });
 }
 
 void SliceExchange::any(const Tensor& flags) {
-  if (ranks_ == 1) return;
+  if (all_.count == 1) return;
   const std::int64_t count = flags.numel();
-  const Tensor all = at::empty({ranks_ * count}, flags.options());
-  own_slice(all).copy_(flags);
+  const Tensor all = at::empty({all_.count * count}, flags.options());
+  slice(all, all_.rank, all_).copy_(flags);
   tell(all);
-  flags.copy_(all.view({ranks_, count}).amax(0));
+  flags.copy_(all.view({all_.count, count}).amax(0));
 }
 
 }  // namespace reef

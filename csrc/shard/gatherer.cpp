@@ -115,8 +115,9 @@ Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchang
                    const ShardOptions& options)
     : layout_(std::move(layout)),
       options_(options),
-      rank_(group->getRank()),
-      exchange_(group, exchange),
+      place_(group->getRank() % layout_.ranks),
+      copy_(group->getRank() / layout_.ranks),
+      exchange_(group, exchange, layout_.ranks),
       lane_(std::make_unique<CommLane>()) {}
 
 Gatherer::~Gatherer() = default;
@@ -174,10 +175,10 @@ void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
 
 void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {
   const std::int64_t elements = layout_.buckets[bucket].slice_elements;
-  const std::int64_t begin = slice.numel() == elements ? rank_ * elements : 0;
-  for (const ShardPiece& piece : layout_.pieces(bucket, rank_)) {
+  const std::int64_t begin = slice.numel() == elements ? place_ * elements : 0;
+  for (const ShardPiece& piece : layout_.pieces(bucket, place_)) {
     const Tensor part = alias(slice, piece.offset - begin, piece.elements).set_requires_grad(true);
-    set_part(part, {piece.first, parameters[piece.item].numel()});
+    set_part(part, {piece.first, parameters[piece.item].numel(), copy_});
     parts_.push_back({piece, part});
   }
 }

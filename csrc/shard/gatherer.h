@@ -94,7 +94,8 @@ class Gatherer {
 
   ShardLayout layout_;
   ShardOptions options_;
-  int rank_;
+  int place_;  ///< whose slices are this rank's
+  int copy_;   ///< among how many that have them before
   std::vector<KeptPart> parts_;
   std::vector<at::Tensor> parameters_;
   SliceExchange exchange_;

@@ -70,7 +70,8 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     : group_(std::move(group)),
       layout_(std::move(layout)),
       options_(options),
-      lines_{Line{{group_, first_exchange}, {}}, Line{{group_, first_exchange + 1}, {}}} {
+      lines_{Line{{group_, first_exchange, layout_.ranks}, {}},
+             Line{{group_, first_exchange + 1, layout_.ranks}, {}}} {
   items_.resize(parameters.size());
   buckets_.resize(layout_.buckets.size());
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -302,7 +303,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
     if (!used[part.piece.item]) continue;
     const ShardPiece& piece = part.piece;
     const std::int64_t begin =
-        sharded() ? group_->getRank() * layout_.buckets[piece.bucket].slice_elements : 0;
+        sharded() ? group_->getRank() % layout_.ranks * layout_.buckets[piece.bucket].slice_elements : 0;
     const Tensor reduced =
         alias(buckets_[piece.bucket].own, piece.offset - begin, part.tensor.sizes(), part.tensor.strides());
     Tensor& gradient = part.tensor.mutable_grad();

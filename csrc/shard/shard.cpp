@@ -24,7 +24,7 @@ using at::Tensor;
 
 namespace {
 
-void check(const Shard::Named& parameters, const ShardOptions& options) {
+void check(const Shard::Named& parameters, const ShardOptions& options, int ranks) {
   if (options.bucket_bytes <= 0) {
     throw ConfigError("reef::shard was given bucket_bytes " + std::to_string(options.bucket_bytes) +
                       ": give a positive number.");
@@ -32,6 +32,19 @@ void check(const Shard::Named& parameters, const ShardOptions& options) {
   if (options.resident_bytes < 0) {
     throw ConfigError("reef::shard was given resident_bytes " + std::to_string(options.resident_bytes) +
                       ": give 0 or more.");
+  }
+  if (const int degree = options.shard_degree; degree != 0) {
+    const std::string given = "reef::shard was given shard_degree " + std::to_string(degree);
+    if (degree < 0 || ranks % degree != 0) {
+      throw ConfigError(given + ", and the group has " + std::to_string(ranks) +
+                        " ranks: give a number that divides that.");
+    }
+    if (options.stage == Stage::kReplicate)
+      throw ConfigError(given + " at stage kReplicate, which divides nothing: leave it out.");
+    if (degree != ranks && !parameters.empty() && !parameters.front().second.is_cpu()) {
+      throw ConfigError(given + " for parameters on " + parameters.front().second.device().str() +
+                        ": copies among some of the ranks are for the CPU as yet; leave it out.");
+    }
   }
   if (const auto& mixed = options.mixed_precision) {
     const auto is_16_bit = [](at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; };
@@ -146,7 +159,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   std::string wrong;
   try {
     parameters = without_ignored(parameters, options.ignored);
-    check(parameters, options);
+    check(parameters, options, group->getSize());
   } catch (const ConfigError& error) {
     wrong = message_of(error);
   }
@@ -168,7 +181,8 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     items.push_back({tensor.numel(), static_cast<std::int64_t>(c10::elementSize(dtypes.sum)), kind});
   }
   cast_frozen(parameters, options);
-  const ShardLayout layout = plan_shards(items, group->getSize(), options.bucket_bytes);
+  const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
+  const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};

@@ -124,7 +124,7 @@ std::vector<Kept> kept_of(const DividedParameters& all, std::size_t bucket) {
       kept.push_back({piece.item, 0, all.parameters[piece.item].tensor.numel()});
     return kept;
   }
-  for (const ShardPiece& piece : all.layout.pieces(bucket, all.group->getRank()))
+  for (const ShardPiece& piece : all.layout.pieces(bucket, all.group->getRank() % all.layout.ranks))
     kept.push_back({piece.item, piece.first, piece.first + piece.elements});
   return kept;
 }
@@ -134,9 +134,10 @@ std::string name_of(const DividedParameters& all, const Kept& kept) {
   return all.divided ? piece_name(name, kept.first, kept.last) : name;
 }
 
-// What is in the bucket, of a state.
+// What is in the bucket, of a state, for others.
 NamedState in_bucket(const DividedParameters& all, const NamedState& state, std::size_t bucket) {
   NamedState found;
+  if (all.divided && all.group->getRank() >= all.layout.ranks) return found;  // the first copy speaks for all
   for (const Kept& kept : kept_of(all, bucket)) {
     const std::string name = name_of(all, kept);
     const auto own =

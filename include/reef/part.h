@@ -13,13 +13,15 @@ namespace reef {
 struct Part {
   std::int64_t first = 0;
   std::int64_t whole_elements = 0;
+  /// Where several ranks have the same part: which of them this is. Sums over ranks take number 0.
+  std::int64_t copy = 0;
   bool operator==(const Part&) const = default;
 };
 
 /// Notes it on the tensor itself: what is detached from it is the same part, and what operators make of it is
 /// none. Optimizers of reef::optim step a part as they would have stepped it in the whole, bit for bit, if
 /// `first` is a multiple of kShardAlignment, and refuse what needs the whole. Throws ConfigError if the
-/// elements do not lie in the whole.
+/// elements do not lie in the whole, or the copy is negative.
 REEF_API void set_part(const at::Tensor& tensor, const Part& part);
 
 /// Nothing for a tensor that is whole.

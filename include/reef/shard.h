@@ -56,6 +56,11 @@ struct ShardOptions {
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send.
   std::int64_t resident_bytes = 0;
+  /// Above kReplicate: among how many ranks, which follow each other, what is divided is divided; 0: among
+  /// all of the group. Each such set has a copy of all of it (hybrid sharding, HSDP; MiCS, 2205.00119), and
+  /// parameters are gathered within it; of gradients only what has been added up leaves it, one slice to the
+  /// next copy and one back, and the order of additions is that of ranks, as ever. Divides the group's size.
+  int shard_degree = 0;
   Buffers buffers = Buffers::kLocal;
   /// Parameters of the module that are each rank's own business: not made alike, not reduced, and none of
   /// parameters(); give them to an optimizer of their own. Of a full state dict they are rank 0's.

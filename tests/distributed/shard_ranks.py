@@ -255,13 +255,17 @@ def main() -> None:
         norms: list[float] = []
         expected = accumulated(make, ranks, norms)
         assert min(norms) > MAX_NORM
-        for stage, resident in [
-            ("replicate", 0), ("optimizer", 0), ("gradients", 0), ("parameters", 0), ("parameters", "12KiB"), (0, 0), (1, 0),
-            (2, 0), (3, 10**9),
+        some = ranks // 2 or 1
+        for stage, resident, degree in [
+            ("replicate", 0, 0), ("optimizer", 0, 0), ("gradients", 0, 0), ("parameters", 0, 0), ("parameters", "12KiB", 0),
+            (0, 0, 0), (1, 0, some), (2, 0, some), (3, 10**9, some),
         ]:  # fmt: skip
             net = Net(7 + rank)
-            sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", resident_bytes=resident)
+            sharded = reef.shard(
+                net, group, stage=stage, bucket_bytes="5KiB", resident_bytes=resident, shard_degree=degree
+            )
             optimizer = make(sharded.parameters())
+            assert all(reef.part_of(p).copy == (rank // degree if degree else 0) for p in sharded.parameters() if stage not in (0, "replicate"))
             for step in range(4):
                 optimizer.zero_grad()
                 net(batch(rank, step)).backward()
@@ -286,6 +290,11 @@ def main() -> None:
     mixed_precision(group)
     delayed_updates(group)
     layer = torch.nn.Linear(4, 4 + (rank == 1))
+    try:
+        reef.shard(layer, group, stage=2, shard_degree=ranks + 1)
+        raise AssertionError("more ranks than there are")
+    except ValueError as error:
+        assert f"shard_degree {ranks + 1}, and the group has {ranks} ranks" in str(error), error
     try:
         reef.shard(layer, group)
         assert ranks == 1

@@ -108,9 +108,15 @@ TEST(ShardState, GoesOnAtAnyStageAndInOneProcess) {
     for (int step = 0; step < 2; ++step) step_alone(halfway, half, Ranks::kAlike, step);
     for (int step = 2; step < 4; ++step) step_alone(expected, reference, Ranks::kAlike, step);
 
+    std::vector<std::pair<Stage, int>> savers;  // with their shard_degree
     for (const Stage from : kStages) {
+      savers.emplace_back(from, 0);
+      if (from != Stage::kReplicate && size() % 2 == 0 && &tested == &kSaved[2])
+        savers.emplace_back(from, size() / 2);
+    }
+    for (const auto& [from, degree] : savers) {
       Net net(7);
-      Shard sharded = shard(*net, group(), {.stage = from, .bucket_bytes = 5000});
+      Shard sharded = shard(*net, group(), {.stage = from, .bucket_bytes = 5000, .shard_degree = degree});
       const Optimizer optimizer = tested.make(sharded.parameters());
       for (int step = 0; step < 2; ++step) step_together(net, optimizer, step);
 
@@ -142,7 +148,9 @@ TEST(ShardState, GoesOnAtAnyStageAndInOneProcess) {
                                    std::to_string(static_cast<int>(from)) + " as " +
                                    std::to_string(static_cast<int>(how));
           Net other(9);
-          Shard resumed = shard(*other, group(), {.stage = to, .bucket_bytes = 900});
+          Shard resumed =
+              shard(*other, group(),
+                    {.stage = to, .bucket_bytes = 900, .shard_degree = to == Stage::kReplicate ? 0 : degree});
           const Optimizer own = tested.make(resumed.parameters());
           if (how == Given::kWhole) {
             resumed.load_state_dict({whole});

@@ -30,7 +30,7 @@ TEST(OrderedSum, IsTheSumInTheOrderOfItsParts) {
           for (int rank = 2; rank < ranks; ++rank) expected.add_(parts[static_cast<std::size_t>(rank)]);
           if (mean) expected.div_(ranks);
           at::Tensor to = in_place < 0 ? torch::empty({elements}) : parts[static_cast<std::size_t>(in_place)];
-          ordered_sum(from, to.mutable_data_ptr<float>(), elements, mean);
+          ordered_sum(from, to.mutable_data_ptr<float>(), elements, mean ? ranks : 1);
           EXPECT_TRUE(torch::equal(to.view(torch::kInt), expected.view(torch::kInt)))
               << elements << " of " << ranks << " ranks" << (mean ? ", mean" : "");
         }

@@ -28,13 +28,15 @@ def parts_of(whole: torch.Tensor) -> list[torch.Tensor]:
 def test_a_part_is_known_by_the_tensor_and_what_is_detached_from_it():
     tensor = torch.zeros(10, requires_grad=True)
     assert part_of(tensor) is None
-    set_part(tensor, Part(512, 1000))
-    assert part_of(tensor) == part_of(tensor.detach()) == part_of(tensor.data) == (512, 1000)
+    set_part(tensor, Part(512, 1000, copy=3))
+    assert part_of(tensor) == part_of(tensor.detach()) == part_of(tensor.data) == (512, 1000, 3)
     assert part_of(tensor + 1) is None and part_of(tensor.detach().clone()) is None
     for bad in (Part(-1, 1000), Part(991, 1000)):
         with pytest.raises(ValueError, match="10 elements from .* on do not lie in 1000"):
             set_part(tensor, bad)
-    assert part_of(tensor) == (512, 1000)
+    with pytest.raises(ValueError, match="copy is -1; count from 0"):
+        set_part(tensor, Part(0, 1000, copy=-1))
+    assert part_of(tensor) == Part(512, 1000, 3)
 
 
 @pytest.mark.parametrize("state", [s for s in STATES if s != "int4_rank1"])

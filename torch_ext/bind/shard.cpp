@@ -135,21 +135,23 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "int resident_bytes, str buffer_mode, Tensor[] ignored, ScalarType? mixed_parameters, "
+      "int resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
+      "mixed_parameters, "
       "ScalarType mixed_sums, bool offload) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, std::int64_t resident_bytes, const std::string& buffer_mode,
-         const std::vector<at::Tensor>& ignored, std::optional<at::ScalarType> mixed_parameters,
-         at::ScalarType mixed_sums, bool offload) {
+         const std::string& reduction, std::int64_t resident_bytes, std::int64_t shard_degree,
+         const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
+         std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
         const reef::ShardOptions options{.stage = stage_of(stage),
                                          .bucket_bytes = bucket_bytes,
                                          .reduction = reef::bind::reduction_of(reduction),
                                          .resident_bytes = resident_bytes,
+                                         .shard_degree = static_cast<int>(shard_degree),
                                          .buffers = buffers_of(buffer_mode),
                                          .ignored = ignored,
                                          .mixed_precision = mixed,

@@ -12,12 +12,15 @@ class Part(NamedTuple):
 
     first: int
     whole_elements: int
+    copy: int = 0
+    """Where several ranks have the same part: which of them this is. Sums over ranks take number 0."""
 
 
 def set_part(tensor: torch.Tensor, part: Part) -> None:
     """Notes it on the tensor itself: what is detached from it is the same part, and what operators make of it is none.
     Optimizers of reef.optim step a part as they would have stepped it in the whole, bit for bit, if ``first`` is a multiple
-    of 256, and refuse what needs the whole. Raises ValueError if the elements do not lie in the whole."""
+    of 256, and refuse what needs the whole. Raises ValueError if the elements do not lie in the whole, or ``copy`` is
+    negative."""
     torch.ops.reef.set_part(tensor, *part)
 
 

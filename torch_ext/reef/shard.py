@@ -131,6 +131,7 @@ def shard(
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
     resident_bytes: str | int = 0,
+    shard_degree: int = 0,
     buffers: str = "local",
     ignored: Iterable[torch.Tensor] = (),
     mixed_precision: MixedPrecision | torch.dtype | None = None,
@@ -142,6 +143,10 @@ def shard(
     and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered.
     Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
     micro-batches, and divides by the number of ranks for ``reduction="mean"``.
+
+    With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
+    such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
+    has been added up leaves it. It divides the number of ranks.
 
     ``buffers`` (running statistics) stay ``"local"``, or become rank 0's (``"broadcast"``) or the ``"mean"`` over the ranks
     when gradients have been reduced. Parameters that are ``ignored`` are each rank's own business, and none of
@@ -174,7 +179,7 @@ def shard(
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
-            stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), buffers, list(ignored),
+            stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), shard_degree, buffers, list(ignored),
             *mixed, offload,
         ),
         module,
