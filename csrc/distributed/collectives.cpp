@@ -35,7 +35,16 @@ void run(const ProcessGroupPtr& group, const char* name, const std::function<Wor
     throw rank_failed(*group, name, error);
   }
   try {
-    work->wait();
+    if (Heartbeat* const heart = heart_of(*group)) {
+      heart->wait_for_collective(work);
+    } else {
+      work->wait();
+    }
+  } catch (const Heartbeat::Silence& error) {
+    // A thread of its backend waits on, and whoever destroys that would wait for the thread.
+    static auto* const kept = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
+    kept->push_back(group->getBackend(c10::kCPU));
+    throw rank_failed(*group, name, error);
   } catch (const std::exception& error) {
     throw rank_failed(*group, name, error);
   }

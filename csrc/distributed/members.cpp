@@ -191,6 +191,18 @@ StorePtr Members::watched(const StorePtr& store, Deadline deadline) const {
       store, [members = shared_from_this()] { members->throw_if_failed(); }, deadline);
 }
 
+std::shared_ptr<Heartbeat> Members::heartbeat(milliseconds silence) {
+  return std::make_shared<Heartbeat>(
+      store_, rendezvous_.rank, rendezvous_.world_size, silence, kVerdict,
+      [members = shared_from_this(), silence](int rank) { members->publish_silence(rank, silence); });
+}
+
+void Members::publish_silence(int rank, milliseconds silence) {
+  store_->compareSet(kVerdict, "",
+                     to_record({rank, text_of(rank) + " has given no sign of life for " +
+                                          seconds_text(silence) + ": it is stopped, or its machine hangs"}));
+}
+
 bool Members::on_one_machine() const {
   return std::all_of(processes_.begin(), processes_.end(),
                      [this](const Process& each) { return each.machine == self_.machine; });
@@ -263,7 +275,13 @@ Verdict Members::name_the_gone(const std::string& error_text) {
       std::chrono::steady_clock::now() + kNamingTakes + kStoreAnswersWithin + kOthersHearWithin;
   const auto named =
       within(limit, [members = shared_from_this(), error_text] { return members->ask(error_text); });
-  return named ? *named : without_store(ended());
+  if (named) return *named;
+  const std::vector<int> gone = ended();
+  if (gone.empty() && server_rank_ >= 0 &&
+      processes_[static_cast<std::size_t>(server_rank_)].machine == self_.machine) {
+    return {server_rank_, text_of(server_rank_) + ", which serves the store, does not answer: it is stopped"};
+  }
+  return without_store(gone);
 }
 
 Verdict Members::ask(const std::string& error_text) {
@@ -322,6 +340,11 @@ void Members::let_others_hear(int listeners) {
   if (!rendezvous_.serves) return;
   const auto deadline = std::chrono::steady_clock::now() + kOthersHearWithin;
   while (store_->add(kHeard, 0) < listeners && !has_passed(deadline)) std::this_thread::sleep_for(kPollFirst);
+}
+
+Heartbeat* heart_of(c10d::ProcessGroup& group) {
+  const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  return ours == nullptr ? nullptr : ours->heart.get();
 }
 
 RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error) {

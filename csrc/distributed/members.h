@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distributed/deadline.h"
+#include "distributed/heartbeat.h"
 #include "distributed/process.h"
 #include "distributed/store.h"
 #include "reef/error.h"
@@ -47,6 +48,9 @@ class Members : public std::enable_shared_from_this<Members> {
   /// The group's store, in which waiting for a key ends as throw_if_failed() does.
   StorePtr watched(const StorePtr& store, Deadline deadline) const;
 
+  /// After check_in: this rank's sign of life, and its eye on others'.
+  std::shared_ptr<Heartbeat> heartbeat(milliseconds silence);
+
   /// After check_in: all ranks share this machine and its network.
   bool on_one_machine() const;
 
@@ -66,6 +70,7 @@ class Members : public std::enable_shared_from_this<Members> {
   std::string gone_text(const std::vector<int>& gone, int first) const;
   std::string silent_text() const;
   Verdict without_store(const std::vector<int>& gone) const;
+  void publish_silence(int rank, milliseconds silence);
   Verdict publish(const Verdict& verdict);
   Verdict hear();
   void let_others_hear(int listeners);
@@ -81,11 +86,18 @@ class Members : public std::enable_shared_from_this<Members> {
 /// A group that init_process_group made: it knows its members.
 class MemberGroup final : public c10d::ProcessGroup {
  public:
-  MemberGroup(StorePtr store, int rank, int size, std::shared_ptr<Members> group_members)
-      : c10d::ProcessGroup(std::move(store), rank, size), members(std::move(group_members)) {}
+  MemberGroup(StorePtr store, int rank, int size, std::shared_ptr<Members> group_members,
+              std::shared_ptr<Heartbeat> group_heart)
+      : c10d::ProcessGroup(std::move(store), rank, size),
+        members(std::move(group_members)),
+        heart(std::move(group_heart)) {}
 
   const std::shared_ptr<Members> members;
+  const std::shared_ptr<Heartbeat> heart;  ///< nullptr: none
 };
+
+/// Of a group that has one; else nullptr.
+Heartbeat* heart_of(c10d::ProcessGroup& group);
 
 /// The error to throw after collective `name` failed with `error` on `group`, whoever made the group.
 RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error);

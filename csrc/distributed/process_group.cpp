@@ -60,9 +60,12 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
                                         network_of(options, *members), options.timeout, deadline);
     const auto nccl =
         make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options.timeout);
+    // A file would grow with every beat.
+    const bool beats = options.heartbeat.count() > 0 && rendezvous.store == StoreKind::kTcp;
+    const auto heart = beats ? members->heartbeat(options.heartbeat) : nullptr;
     members->await_connected(deadline);
     store->setTimeout(options.timeout);
-    auto group = c10::make_intrusive<MemberGroup>(store, rank, size, members);
+    auto group = c10::make_intrusive<MemberGroup>(store, rank, size, members, heart);
     group->setBackend(c10::kCPU, Group::GLOO, gloo);
     if (nccl) group->setBackend(c10::kCUDA, Group::NCCL, nccl);
     group->setDefaultBackend(Group::GLOO);

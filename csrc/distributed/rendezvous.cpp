@@ -302,6 +302,10 @@ Rendezvous resolve_rendezvous(const ProcessGroupOptions& options, const Environm
     throw ConfigError("ProcessGroupOptions::timeout is " + std::to_string(options.timeout.count()) +
                       " ms: give a positive duration.");
   }
+  if (const auto beat = options.heartbeat.count(); beat != 0 && beat < 1000) {
+    throw ConfigError("ProcessGroupOptions::heartbeat is " + std::to_string(beat) +
+                      " ms: give at least 1000, or 0 for none.");
+  }
   if (options.rank || options.world_size) return from_options(options);
 
   const Variables variables(environment);

@@ -66,11 +66,24 @@ Tensor SliceExchange::slice(const Tensor& flat, int number, const Ranks& ranks) 
 
 int SliceExchange::next_tag() { return first_tag_ + calls_++ % kTags; }
 
+// For messages between ranks.
+void SliceExchange::wait(const Works& works) const {
+  Heartbeat* const heart = heart_of(*group_);
+  for (const auto& work : works) {
+    if (heart != nullptr) {
+      heart->wait_for_message(work);
+    } else {
+      work->wait();
+    }
+  }
+}
+
 template <class Issue>
-void SliceExchange::run(const char* name, const Issue& issue) const {
+void SliceExchange::run(const char* name, bool by_messages, const Issue& issue) const {
   Works works;
   try {
     issue(works);  // a connection that is known to be gone is refused here already
+    if (by_messages) return wait(works);
     for (const auto& work : works) work->wait();
   } catch (const std::exception& error) {
     throw rank_failed(*group_, name, error);
@@ -83,11 +96,11 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
     return;
   }
   if (flat.is_cpu()) {
-    run("the reduce-scatter of gradients",
+    run("the reduce-scatter of gradients", /*by_messages=*/true,
         [&](Works& works) { receive_and_add(flat, own, reduction, works); });
   } else {
     Tensor received = at::empty_like(flat);
-    run("the reduce-scatter of gradients", [&](Works& works) {
+    run("the reduce-scatter of gradients", /*by_messages=*/false, [&](Works& works) {
       Tensor from = flat;
       works.push_back(compat::all_to_all(*group_, received, from));
     });
@@ -154,7 +167,7 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
   Works back;
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    for (const auto& work : coming[chunk % 2]) work->wait();
+    wait(coming[chunk % 2]);
     coming[chunk % 2].clear();
     const Tensor sum = chunk_of(own, chunk);
     ordered_sum(parts_of(chunk), sum, divisor);
@@ -168,7 +181,7 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
     receive(chunk + 2);
   }
   for (std::size_t chunk = 0; chunk < back.size(); ++chunk) {
-    back[chunk]->wait();
+    wait({back[chunk]});
     if (before >= 0) send(chunk_of(own, static_cast<std::int64_t>(chunk)), before);
   }
 }
@@ -185,7 +198,7 @@ void SliceExchange::tell(const Tensor& flat) {
 void SliceExchange::gather(const char* name, const Tensor& flat, const Ranks& ranks,
                            std::optional<int> subject) {
   if (ranks.count == 1) return;
-  run(name, [&](Works& works) {
+  run(name, flat.is_cpu(), [&](Works& works) {
     const int own_number = ranks.rank - ranks.first;
     const auto other = [&](int step) { return (own_number + step) % ranks.count; };
     if (flat.is_cpu()) {

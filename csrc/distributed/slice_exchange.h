@@ -60,7 +60,8 @@ class SliceExchange {
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
   void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
   template <class Issue>
-  void run(const char* name, const Issue& issue) const;
+  void run(const char* name, bool by_messages, const Issue& issue) const;
+  void wait(const Works& works) const;
   void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
   int next_tag();
 

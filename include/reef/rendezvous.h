@@ -19,6 +19,9 @@ struct ProcessGroupOptions {
                           ///< share this machine, else the one the host name is on
   std::chrono::milliseconds timeout =
       std::chrono::minutes(5);  ///< of the bring-up, and of each collective after it
+  /// A rank that others wait for and that has given no sign of life for so long (its process stopped, its
+  /// machine hanging) has failed. At least 1 s, or 0: only the timeout counts. Needs a store by tcp.
+  std::chrono::milliseconds heartbeat = std::chrono::seconds(10);
 };
 
 enum class StoreKind : std::uint8_t {

@@ -28,7 +28,8 @@ constexpr const char* kUsage =
     "[--groups N]\n"
     "           [--elements N | --elements-on-rank RANK:N] [--kill RANK:STEP] [--leave RANK:STEP] [--throw "
     "RANK:STEP]\n"
-    "           [--late RANK:MS] [--then-sleep-ms MS]\n";
+    "           [--late RANK:MS] [--then-sleep-ms MS] [--heartbeat-ms MS] [--stop RANK:STEP] [--stop-ms "
+    "MS]\n";
 
 /// The number after "rank:" if that rank is `rank`, else `otherwise`.
 int on_rank(const Arguments& arguments, const char* name, int rank, int otherwise) {
@@ -51,6 +52,18 @@ std::string text(const Arguments& arguments, const char* name) {
 
 void sleep_ms(int duration) { std::this_thread::sleep_for(std::chrono::milliseconds(duration)); }
 
+/// This process stands still for so long, with its connections open.
+void stop_for(int duration) {
+  const pid_t stopped = ::getpid();
+  if (::fork() == 0) {
+    const timespec time{duration / 1000, duration % 1000 * 1'000'000L};
+    ::nanosleep(&time, nullptr);
+    ::kill(stopped, SIGCONT);
+    ::_exit(0);
+  }
+  ::kill(stopped, SIGSTOP);
+}
+
 void run(const Arguments& arguments) {
   reef::ProcessGroupOptions options;
   if (arguments.contains("--rank")) options.rank = number(arguments, "--rank", 0);
@@ -58,6 +71,7 @@ void run(const Arguments& arguments) {
   options.store = text(arguments, "--store");
   options.interface = text(arguments, "--interface");
   options.timeout = std::chrono::milliseconds(number(arguments, "--timeout-ms", 20000));
+  options.heartbeat = std::chrono::milliseconds(number(arguments, "--heartbeat-ms", 10000));
 
   for (int round = 0; round < number(arguments, "--groups", 1); ++round) {
     const auto group = reef::init_process_group(options);
@@ -68,6 +82,7 @@ void run(const Arguments& arguments) {
         on_rank(arguments, "--elements-on-rank", rank, number(arguments, "--elements", 1000));
     for (int step = 0; step < number(arguments, "--steps", 3); ++step) {
       if (step == on_rank(arguments, "--kill", rank, -1)) ::kill(::getpid(), SIGKILL);
+      if (step == on_rank(arguments, "--stop", rank, -1)) stop_for(number(arguments, "--stop-ms", 0));
       if (step == on_rank(arguments, "--leave", rank, -1)) ::_exit(0);
       if (step == on_rank(arguments, "--throw", rank, -1)) throw std::runtime_error("no more data");
       if (step == 0) sleep_ms(on_rank(arguments, "--late", rank, 0));

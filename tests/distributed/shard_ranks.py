@@ -3,6 +3,8 @@ all ranks' batches."""
 
 import itertools
 import os
+import signal
+import subprocess
 import sys
 
 import torch
@@ -226,28 +228,37 @@ def delayed_updates(group: torch.distributed.ProcessGroup) -> None:
             optimizer.close()
 
 
-def leave(phase: str) -> None:
+def go(way: str) -> None:
+    """Or stand still, with all connections open."""
+    if way == "ends":
+        os._exit(0)
+    subprocess.Popen(["sh", "-c", f"sleep 8; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def leave(way: str, phase: str, stage: str) -> None:
     """Rank 1 goes in the second step, in this phase; the others say what they are told."""
-    group = reef.init_process_group()
+    group = reef.init_process_group(heartbeat_seconds=1)
     net = Net(7)
-    sharded = reef.shard(net, group, stage="optimizer", bucket_bytes="5KiB")
+    sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB")
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
     try:
         for step in range(3):
+            loss = net(batch(group.rank(), step))
             if (group.rank(), step, phase) == (1, 1, "before backward"):
-                os._exit(0)
-            net(batch(group.rank(), step)).backward()
+                go(way)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if (group.rank(), step, phase) == (1, 1, "after the step"):
-                os._exit(0)
+                go(way)
     except RuntimeError as error:
         print(f"told: {error}".splitlines()[0])
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        return leave(sys.argv[1])
+        return leave(*sys.argv[1:])
     torch.ones(16).sqrt()  # MKL chooses its code at the first call
     group = reef.init_process_group()
     rank, ranks = group.rank(), group.size()

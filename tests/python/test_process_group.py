@@ -75,6 +75,23 @@ def test_survivors_of_two_deaths_agree(probe):
     assert len(named) == 1 and named <= {"RankFailed 1", "RankFailed 3"}
 
 
+# In a collective of gloo's own. Rank 0 serves the store, which then answers no more.
+@pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (3, 0), (3, 1), (6, 4)])
+def test_a_rank_that_is_stopped_is_named(probe, ranks, victim):
+    result = run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 9000, "--heartbeat-ms", 1000, "--timeout-ms", 60000)
+    for rank in result.ranks:
+        if rank.rank != victim:
+            text = said(rank, f"RankFailed {victim}")
+            assert f"reef::all_reduce failed: rank {victim} (process " in text and "it is stopped" in text, text
+    # When it goes on, the others are gone.
+    assert re.search(r"is gone|cannot be reached", said(result.ranks[victim], "RankFailed")), result.report()
+
+
+def test_a_rank_that_computes_for_longer_than_the_heartbeat_is_alive(probe):
+    result = run(probe, 3, "--late", "1:4000", "--heartbeat-ms", 1000)
+    assert result.ok, result.report()
+
+
 def test_a_rank_that_does_not_come_to_the_collective_is_pointed_at(probe):
     result = run(probe, 3, "--timeout-ms", 2000, "--late", "1:6000")
     for rank in (0, 2):

@@ -19,13 +19,19 @@ def test_every_stage_is_one_process_that_accumulates(ranks):
     assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
 
 
-@pytest.mark.parametrize("phase", ["before backward", "after the step"])
-def test_a_rank_that_is_gone_is_named(phase):
-    result = run_ranks([sys.executable, PROGRAM, phase], 3, 120, grace=60)
-    assert result.ok, result.report()
+@pytest.mark.parametrize(("way", "phase", "stage"), [
+    ("ends", "before backward", "optimizer"), ("ends", "after the step", "parameters"),
+    ("stops", "before backward", "parameters"), ("stops", "after the step", "optimizer"),
+])  # fmt: skip
+def test_a_rank_that_is_gone_is_named(way, phase, stage):
+    result = run_ranks([sys.executable, PROGRAM, way, phase, stage], 3, 120, grace=60)
     for rank in (0, 2):
         (told,) = [line for line in result.ranks[rank].output.splitlines() if line.startswith("told: ")]
         assert f"rank {rank} of 3: the " in told and "failed: rank 1 (process " in told, told
+        assert ("it is stopped" if way == "stops" else "is gone") in told, told
+        assert result.ranks[rank].ok, result.report()
+    if way == "stops":  # when it goes on, the others are gone
+        assert "is gone" in result.ranks[1].output, result.report()
 
 
 def test_bad_options_are_refused():

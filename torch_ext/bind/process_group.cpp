@@ -10,13 +10,14 @@ namespace {
 
 reef::ProcessGroupOptions options_of(std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size,
                                      const std::string& store, const std::string& interface,
-                                     double timeout_seconds) {
+                                     double timeout_seconds, double heartbeat_seconds) {
   reef::ProcessGroupOptions options;
   if (rank) options.rank = static_cast<int>(*rank);
   if (world_size) options.world_size = static_cast<int>(*world_size);
   options.store = store;
   options.interface = interface;
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
+  options.heartbeat = std::chrono::milliseconds(static_cast<std::int64_t>(heartbeat_seconds * 1000));
   return options;
 }
 
@@ -24,15 +25,17 @@ reef::ProcessGroupOptions options_of(std::optional<std::int64_t> rank, std::opti
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
-      "init_process_group(int? rank, int? world_size, str store, str interface, float timeout_seconds) -> "
+      "init_process_group(int? rank, int? world_size, str store, str interface, float timeout_seconds, "
+      "float heartbeat_seconds) -> "
       "__torch__.torch.classes.c10d.ProcessGroup",
       [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size, const std::string& store,
-         const std::string& interface, double timeout_seconds) {
-        return reef::init_process_group(options_of(rank, world_size, store, interface, timeout_seconds));
+         const std::string& interface, double timeout_seconds, double heartbeat_seconds) {
+        return reef::init_process_group(
+            options_of(rank, world_size, store, interface, timeout_seconds, heartbeat_seconds));
       });
   m.def("resolve_rendezvous", [](std::optional<std::int64_t> rank, std::optional<std::int64_t> world_size,
                                  const std::string& store) {
-    const reef::Rendezvous r = reef::resolve_rendezvous(options_of(rank, world_size, store, "", 300));
+    const reef::Rendezvous r = reef::resolve_rendezvous(options_of(rank, world_size, store, "", 300, 10));
     return std::make_tuple(std::int64_t{r.rank}, std::int64_t{r.world_size}, std::int64_t{r.local_rank},
                            r.source);
   });

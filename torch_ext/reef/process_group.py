@@ -33,10 +33,13 @@ def init_process_group(
     store: str = "",
     interface: str = "",
     timeout_seconds: float = 300.0,
+    heartbeat_seconds: float = 10.0,
 ) -> torch.distributed.ProcessGroup:
     """Brings up a process group: gloo for CPU tensors, NCCL for CUDA tensors where a device is present. ``store`` is
     ``"tcp://host:port"`` or ``"file:///path"``; what is left out comes from the environment of torchrun, mpirun or
     Slurm. A world of one is the identity. Returns on every rank or raises on every rank (ValueError,
-    torch.distributed.DistError)."""
-    boxed = torch.ops.reef.init_process_group(rank, world_size, store, interface, timeout_seconds)
+    torch.distributed.DistError). A rank that others wait for and that has given no sign of life for ``heartbeat_seconds``
+    (its process stopped, its machine hanging) has failed; at least 1, or 0: only the timeout counts. Needs a store by
+    tcp."""
+    boxed = torch.ops.reef.init_process_group(rank, world_size, store, interface, timeout_seconds, heartbeat_seconds)
     return torch.distributed.ProcessGroup.unbox(boxed)
