@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_set>
@@ -42,8 +43,12 @@ void run(const ProcessGroupPtr& group, const char* name, const std::function<Wor
     }
   } catch (const Heartbeat::Silence& error) {
     // A thread of its backend waits on, and whoever destroys that would wait for the thread.
+    static std::mutex mutex;
     static auto* const kept = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
-    kept->push_back(group->getBackend(c10::kCPU));
+    {
+      const std::lock_guard lock(mutex);
+      kept->push_back(group->getBackend(c10::kCPU));
+    }
     throw rank_failed(*group, name, error);
   } catch (const std::exception& error) {
     throw rank_failed(*group, name, error);

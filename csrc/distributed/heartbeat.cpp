@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <unordered_map>
@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kBeats = 10;  // in the time after which a rank counts as silent
 constexpr int kWatched = 4;
+constexpr int kUnanswered = 3;  // looks, of two intervals each, after which the store counts as silent
 
 std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 
@@ -48,22 +49,22 @@ struct Heartbeat::Watch {
 
   struct Seen {
     bool stopped = false;
-    std::vector<std::string> beats;  ///< of `ranks`
+    std::vector<std::string> beats;  ///< of `ranks`; empty if they were not looked at
   };
-  /// Nullopt: the store does not answer. It is asked twice: this process may have been the one that slept.
-  std::optional<Seen> look(std::int64_t beat, bool at_others) const {
-    const auto ask = [store = store, own = own_key, stop = stop_key, ranks = ranks, beat, at_others] {
-      Seen seen;
-      store->set(own, std::to_string(beat));
-      if (!at_others) return seen;
-      seen.stopped = store->check({stop});
-      for (const int rank : ranks) seen.beats.push_back(store->get_to_str(key_of(rank)));
-      return seen;
-    };
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      if (auto seen = within(std::chrono::steady_clock::now() + silence * 3 / 10, ask)) return seen;
-    }
-    return std::nullopt;
+  /// On a thread of its own, since a store may not answer.
+  std::future<Seen> ask(std::int64_t beat, bool at_others) const {
+    std::packaged_task<Seen()> task(
+        [store = store, own = own_key, stop = stop_key, ranks = ranks, beat, at_others] {
+          Seen seen;
+          store->set(own, std::to_string(beat));
+          if (!at_others) return seen;
+          seen.stopped = store->check({stop});
+          for (const int rank : ranks) seen.beats.push_back(store->get_to_str(key_of(rank)));
+          return seen;
+        });
+    auto answer = task.get_future();
+    std::thread(std::move(task)).detach();
+    return answer;
   }
 };
 
@@ -85,32 +86,39 @@ Heartbeat::~Heartbeat() {
   thread_.join();
 }
 
+// Silence is counted in looks, not in time: this process may have been the one that slept.
 void Heartbeat::run(Watch watch) {
+  const milliseconds interval = watch.silence / kBeats;
   std::vector<std::string> last(watch.ranks.size());
   std::vector<int> same(watch.ranks.size());
+  std::future<Watch::Seen> answer;
+  int unanswered = 0;
   for (std::int64_t beat = 1;; ++beat) {
     bool waits = false;
     {
       std::unique_lock lock(shared_->mutex);
-      shared_->changed.wait_for(lock, watch.silence / kBeats, [&] { return shared_->closing; });
+      shared_->changed.wait_for(lock, interval, [&] { return shared_->closing; });
       if (shared_->closing || shared_->failed) return;
       waits = shared_->waiting > 0;
     }
     try {
-      const auto seen = watch.look(beat, waits);
-      if (!waits) {
-        std::fill(same.begin(), same.end(), 0);
-        continue;
-      }
-      bool failed = !seen || seen->stopped;
-      for (std::size_t i = 0; !failed && i < watch.ranks.size(); ++i) {
-        same[i] = seen->beats[i] == last[i] ? same[i] + 1 : 0;
-        if (same[i] < kBeats) continue;
-        watch.found(watch.ranks[i]);
-        failed = true;
+      if (!answer.valid()) answer = watch.ask(beat, waits);
+      const bool answered = answer.wait_for(interval) == std::future_status::ready;
+      unanswered = answered || !waits ? 0 : unanswered + 1;
+      bool failed = unanswered == kUnanswered;
+      if (answered) {
+        const Watch::Seen seen = answer.get();
+        failed = seen.stopped;
+        if (!waits || seen.beats.empty()) std::fill(same.begin(), same.end(), 0);
+        for (std::size_t i = 0; waits && !failed && i < seen.beats.size(); ++i) {
+          same[i] = seen.beats[i] == last[i] ? same[i] + 1 : 0;
+          if (same[i] < kBeats) continue;
+          watch.found(watch.ranks[i]);
+          failed = true;
+        }
+        last = seen.beats.empty() ? last : seen.beats;
       }
       if (failed) return shared_->fail();
-      last = seen->beats;
     } catch (const std::exception&) {
       return;  // the store is closed: ranks end, and those that fail find it out by their connections
     }

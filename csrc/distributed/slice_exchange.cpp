@@ -108,8 +108,8 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
     for (int rank = 0; rank < all_.count; ++rank) parts.push_back(slice(received, rank, all_));
     ordered_sum(parts, own, reduction == Reduction::kMean ? all_.count : 1);
   }
-  const int copies = (own_.first > 0 ? 1 : 0) + (own_.first + own_.count < all_.count ? 1 : 0);
-  sent_bytes_ += (own_.count - 1 + copies) * static_cast<std::int64_t>(own.nbytes());
+  const int neighbours = (own_.first > 0 ? 1 : 0) + (own_.first + own_.count < all_.count ? 1 : 0);
+  sent_bytes_ += (own_.count - 1 + neighbours) * static_cast<std::int64_t>(own.nbytes());
 }
 
 // By messages of a chunk each, of which two from every rank are under way. What the ranks before this copy

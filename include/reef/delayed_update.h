@@ -61,7 +61,8 @@ class REEF_API UpdateBeside {
 /// It trains otherwise than without it, exactly so: with p(t) for what step t makes, and p(-1) = p(0), the
 /// gradient of step t is that at p(t - 2), and p(t) = step(p(t - 1), that gradient). finish() ends the delay
 /// until the next step. Options (the learning rate, for a scheduler) are changed here, not in `optimizer`,
-/// which is this one's while it steps. What a step throws is thrown by the next one, or by finish().
+/// which is this one's while it steps; what a program writes into parameters or states, it writes after
+/// finish(). What a step throws is thrown by the next one, or by finish().
 /// Memory beside the shard's: at kReplicate and kOptimizer on a CPU, a copy of the gradients of the parts.
 class REEF_API DelayedUpdate final : public torch::optim::Optimizer {
  public:

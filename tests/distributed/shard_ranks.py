@@ -232,13 +232,13 @@ def go(way: str) -> None:
     """Or stand still, with all connections open."""
     if way == "ends":
         os._exit(0)
-    subprocess.Popen(["sh", "-c", f"sleep 8; kill -CONT {os.getpid()}"])
+    subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def leave(way: str, phase: str, stage: str) -> None:
     """Rank 1 goes in the second step, in this phase; the others say what they are told."""
-    group = reef.init_process_group(heartbeat_seconds=1)
+    group = reef.init_process_group(heartbeat_seconds=2)
     net = Net(7)
     sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB")
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)

@@ -78,7 +78,7 @@ def test_survivors_of_two_deaths_agree(probe):
 # In a collective of gloo's own. Rank 0 serves the store, which then answers no more.
 @pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (3, 0), (3, 1), (6, 4)])
 def test_a_rank_that_is_stopped_is_named(probe, ranks, victim):
-    result = run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 9000, "--heartbeat-ms", 1000, "--timeout-ms", 60000)
+    result = run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 12000, "--heartbeat-ms", 2000, "--timeout-ms", 60000)
     for rank in result.ranks:
         if rank.rank != victim:
             text = said(rank, f"RankFailed {victim}")
@@ -88,7 +88,7 @@ def test_a_rank_that_is_stopped_is_named(probe, ranks, victim):
 
 
 def test_a_rank_that_computes_for_longer_than_the_heartbeat_is_alive(probe):
-    result = run(probe, 3, "--late", "1:4000", "--heartbeat-ms", 1000)
+    result = run(probe, 3, "--late", "1:6000", "--heartbeat-ms", 2000)
     assert result.ok, result.report()
 
 

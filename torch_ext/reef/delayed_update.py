@@ -22,8 +22,9 @@ class DelayedUpdate(torch.optim.Optimizer):
 
     It trains otherwise than without it, exactly so: with p(t) for what step t makes, and p(-1) = p(0), the gradient of
     step t is that at p(t - 2), and p(t) = step(p(t - 1), that gradient). ``finish()`` ends the delay until the next step.
-    Options (the learning rate, for a scheduler) are changed here, not in the optimizer that it was made of. What a step
-    raises is raised by the next one, or by ``finish()``. All ranks call ``step()`` and ``finish()`` alike.
+    Options (the learning rate, for a scheduler) are changed here, not in the optimizer that it was made of; what a program
+    writes into parameters or states, it writes after ``finish()``. What a step raises is raised by the next one, or by
+    ``finish()``. All ranks call ``step()`` and ``finish()`` alike.
 
     Raises ValueError if the shard's parts are no copies in host memory (``offload``), at stage ``"parameters"``, and if the
     shard has one already; ``close()`` ends it."""
