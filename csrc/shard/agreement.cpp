@@ -31,9 +31,9 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
                                     ", bucket_bytes " + std::to_string(options.bucket_bytes) +
                                     ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
                                     ", resident_bytes " + std::to_string(options.resident_bytes) +
-                                    ", shard_degree " + std::to_string(options.shard_degree) + ", buffers " +
-                                    std::to_string(static_cast<int>(options.buffers)) +
+                                    ", buffers " + std::to_string(static_cast<int>(options.buffers)) +
                                     (options.offload ? ", offload" : "")};
+  if (options.shard_degree != 0) lines.front() += ", shard_degree " + std::to_string(options.shard_degree);
   if (const auto& mixed = options.mixed_precision) {
     lines.front() += std::string(", mixed precision of ") + c10::toString(mixed->parameters) + " and " +
                      c10::toString(mixed->sums);
