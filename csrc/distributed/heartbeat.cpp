@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <future>
-#include <map>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -3,11 +3,20 @@
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
+#include <vector>
 
 #include "reef/error.h"
 #include "shard/shard_parts.h"
 
 namespace reef {
+namespace {
+
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+void copy_options(const Groups& from, Groups& to) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].set_options(from[i].options().clone());
+}
+
+}  // namespace
 
 UpdateBeside::UpdateBeside(Shard& shard) : parts_(shard.parts_.get()) {
   if (parts_->update != nullptr)
@@ -107,16 +116,6 @@ void DelayedUpdate::wait() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void DelayedUpdate::pass_options_on() {
-  auto& theirs = optimizer_.param_groups();
-  if (theirs.size() != param_groups_.size()) {
-    throw ConfigError("reef::DelayedUpdate has " + std::to_string(param_groups_.size()) +
-                      " groups of parameters, and its optimizer " + std::to_string(theirs.size()) +
-                      ": add groups before you make it.");
-  }
-  for (std::size_t i = 0; i < theirs.size(); ++i) theirs[i].set_options(param_groups_[i].options().clone());
-}
-
 at::Tensor DelayedUpdate::step(LossClosure closure) {
   if (closure) {
     throw ConfigError(
@@ -124,7 +123,12 @@ at::Tensor DelayedUpdate::step(LossClosure closure) {
         "before step().");
   }
   wait();
-  pass_options_on();
+  if (optimizer_.param_groups().size() != param_groups_.size()) {
+    throw ConfigError("reef::DelayedUpdate has " + std::to_string(param_groups_.size()) +
+                      " groups of parameters, and its optimizer " +
+                      std::to_string(optimizer_.param_groups().size()) + ": add groups before you make it.");
+  }
+  copy_options(param_groups_, optimizer_.param_groups());
   beside_.begin();
   {
     const std::lock_guard lock(mutex_);
@@ -151,8 +155,7 @@ void DelayedUpdate::save(torch::serialize::OutputArchive& archive) const {
 void DelayedUpdate::load(torch::serialize::InputArchive& archive) {
   finish();
   optimizer_.load(archive);
-  for (std::size_t i = 0; i < param_groups_.size(); ++i)
-    param_groups_[i].set_options(optimizer_.param_groups()[i].options().clone());
+  copy_options(optimizer_.param_groups(), param_groups_);
 }
 
 }  // namespace reef

@@ -148,6 +148,9 @@ void Shard::Parts::check_memory() const {
 void Shard::Parts::wait_for_update() const {
   if (update != nullptr) update->wait();
 }
+void Shard::Parts::finish_update() const {
+  if (update != nullptr) update->finish();
+}
 
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
              const ShardOptions& options)
@@ -228,7 +231,7 @@ const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
   parts_->check_memory();
-  if (parts_->update != nullptr) parts_->update->finish();
+  parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
 }
 

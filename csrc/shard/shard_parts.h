@@ -20,6 +20,8 @@ struct Shard::Parts {
   void check_memory() const;
   /// Until no update of parts is under way.
   void wait_for_update() const;
+  /// And parameters become what parts are. All ranks alike.
+  void finish_update() const;
 
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;

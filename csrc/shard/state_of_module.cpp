@@ -4,7 +4,6 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/shard.h"
 #include "shard/shard_parts.h"
@@ -107,7 +106,7 @@ StateDict Shard::sharded_state_dict() const {
 void Shard::load_state_dict(const std::vector<StateDict>& given) {
   const at::NoGradGuard no_grad;
   parts_->check_memory();
-  if (parts_->update != nullptr) parts_->update->finish();
+  parts_->finish_update();
   Parts& parts = *parts_;
   const Known known(parts.all_parameters, parts.all_buffers, parts.divided);
   std::vector<NamedState> pieces;

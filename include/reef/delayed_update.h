@@ -86,7 +86,6 @@ class REEF_API DelayedUpdate final : public torch::optim::Optimizer {
  private:
   void serve();
   void wait();
-  void pass_options_on();
 
   torch::optim::Optimizer& optimizer_;
   mutable UpdateBeside beside_;

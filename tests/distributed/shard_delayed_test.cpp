@@ -6,10 +6,8 @@
 #include <sstream>
 #include <vector>
 
-#include "reef/clip_grad_norm.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
-#include "reef/grad_scaler.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
@@ -118,13 +116,7 @@ TEST(ShardDelayed, TheLoopIsAsItWas) {
           const Shard::NoSync alone(sharded);
           scaler.scale(net->forward(batch(Ranks::kDiffer, rank(), step, 1))).backward();
         }
-        Tensor loss = net->forward(batch(Ranks::kDiffer, rank(), step));
-        if (step == 1 && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
-        scaler.scale(loss).backward();
-        scaler.unscale_(optimizer);
-        clip_grad_norm_(sharded.parameters(), 0.02, group());
-        EXPECT_EQ(scaler.step(optimizer), step != 1);
-        scaler.update();
+        step_scaled(net, sharded, optimizer, scaler, Ranks::kDiffer, step);
         schedule.step();
         if (beside) delayed->finish();  // so without a delay
       }
@@ -191,9 +183,7 @@ TEST(ShardDelayed, WhatAStepThrowsTheNextOneThrows) {
 TEST(ShardDelayed, OnADeviceAsOffloadAlone) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const auto run = [](Stage stage, bool beside) {
-    torch::manual_seed(3);
-    torch::nn::Sequential net(torch::nn::Linear(256, 512), torch::nn::GELU(), torch::nn::Linear(512, 8));
-    net->to(torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank())));
+    torch::nn::Sequential net = net_on_a_device();
     Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 300000, .offload = true});
     torch::optim::AdamW adam(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
     std::optional<DelayedUpdate> delayed;

@@ -4,12 +4,15 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "reef/budget.h"
+#include "reef/clip_grad_norm.h"
+#include "reef/grad_scaler.h"
 #include "reef/ledger.h"
 #include "reef/optim.h"
 #include "reef/process_group.h"
@@ -130,6 +133,26 @@ inline Net accumulated(const Case& tested, Ranks ranks, Reduction reduction) {
   Net net(7);
   const Optimizer optimizer = tested.make(parameters_of(net));
   for (int step = 0; step < kSteps; ++step) step_alone(net, optimizer, ranks, step, reduction);
+  return net;
+}
+
+/// A clipped step of scaled losses. That of step 1 overflows on one rank, and is left out on all.
+inline void step_scaled(Net net, Shard& sharded, torch::optim::Optimizer& optimizer, GradScaler& scaler,
+                        Ranks ranks, int step) {
+  Tensor loss = net->forward(batch(ranks, rank(), step));
+  if (step == 1 && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
+  scaler.scale(loss).backward();
+  scaler.unscale_(optimizer);
+  clip_grad_norm_(sharded.parameters(), 0.02, group());
+  EXPECT_EQ(scaler.step(optimizer), step != 1);
+  scaler.update();
+}
+
+/// On the device of this rank's number.
+inline torch::nn::Sequential net_on_a_device() {
+  torch::manual_seed(3);
+  torch::nn::Sequential net(torch::nn::Linear(256, 512), torch::nn::GELU(), torch::nn::Linear(512, 8));
+  net->to(torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank())));
   return net;
 }
 

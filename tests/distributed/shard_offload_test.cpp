@@ -1,9 +1,6 @@
 // ShardOptions::offload: parts are copies in host memory. On the CPU that is memory of their own.
-#include <limits>
 #include <vector>
 
-#include "reef/clip_grad_norm.h"
-#include "reef/grad_scaler.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
@@ -47,13 +44,7 @@ TEST(ShardOffload, WithAllElseAsWithoutIt) {
       GradScaler scaler({.init_scale = 256}, group());
       for (int step = 0; step < kSteps; ++step) {
         optimizer->zero_grad();
-        Tensor loss = net->forward(batch(Ranks::kAlike, rank(), step));
-        if (step == 1 && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
-        scaler.scale(loss).backward();
-        scaler.unscale_(*optimizer);
-        clip_grad_norm_(sharded.parameters(), 0.02, group());
-        EXPECT_EQ(scaler.step(*optimizer), step != 1);
-        scaler.update();
+        step_scaled(net, sharded, *optimizer, scaler, Ranks::kAlike, step);
       }
       {
         const torch::NoGradGuard no_grad;
@@ -70,9 +61,7 @@ TEST(ShardOffload, WithAllElseAsWithoutIt) {
 TEST(ShardOffload, OnADeviceTheStepIsTheHosts) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const auto run = [](Stage stage, bool offload) {
-    torch::manual_seed(3);
-    torch::nn::Sequential net(torch::nn::Linear(256, 512), torch::nn::GELU(), torch::nn::Linear(512, 8));
-    net->to(torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank())));
+    torch::nn::Sequential net = net_on_a_device();
     Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 300000, .offload = offload});
     for (const Tensor& part : sharded.parameters()) {
       EXPECT_EQ(part.is_cpu(), offload);

@@ -42,8 +42,7 @@ class DelayedUpdate(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("DelayedUpdate: a step beside the program cannot call a closure; call backward before step()")
         self._wait()
-        for own, theirs in zip(self.param_groups, self._optimizer.param_groups, strict=True):
-            theirs.update({key: value for key, value in own.items() if key != "params"})
+        _copy_options(self.param_groups, self._optimizer.param_groups)
         self._update.begin_update()
         self._step = self._pool.submit(self._run)
 
@@ -74,8 +73,7 @@ class DelayedUpdate(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.finish()
         self._optimizer.load_state_dict(state_dict)
-        for own, theirs in zip(self.param_groups, self._optimizer.param_groups, strict=True):
-            own.update({key: value for key, value in theirs.items() if key != "params"})
+        _copy_options(self._optimizer.param_groups, self.param_groups)
 
     def _run(self) -> None:
         try:
@@ -88,3 +86,8 @@ class DelayedUpdate(torch.optim.Optimizer):
         step, self._step = self._step, None
         if step is not None:
             step.result()
+
+
+def _copy_options(groups: list[dict[str, Any]], to: list[dict[str, Any]]) -> None:
+    for own, other in zip(groups, to, strict=True):
+        other.update({key: value for key, value in own.items() if key != "params"})
