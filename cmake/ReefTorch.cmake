@@ -1,5 +1,7 @@
 # Finds LibTorch in a torch wheel (or any prefix laid out like one) and defines the targets Reef is built on:
-#   reef::torch       headers, c10, torch_cpu; with REEF_WITH_CUDA also c10_cuda, torch_cuda and cudart
+#   reef::torch        headers, c10, torch_cpu; with REEF_WITH_CUDA also c10_cuda, torch_cuda and cudart
+#   reef::torch_cuda   with REEF_WITH_CUDA: what a source needs that talks to CUDA or NCCL itself (the toolkit's headers,
+#                      nccl.h, USE_C10D_NCCL)
 # Sets REEF_TORCH_VERSION (major.minor.patch) and REEF_TORCH_ROOT.
 #
 # torch's own package is not used: for a CUDA wheel it demands the CUDA Toolkit even of a CPU-only program, ignores
@@ -70,10 +72,14 @@ if(REEF_WITH_CUDA)
     message(FATAL_ERROR "Reef: REEF_WITH_CUDA is on, but ${REEF_TORCH_ROOT} is a CPU build of torch.")
   endif()
   find_package(CUDAToolkit 13 REQUIRED)
+  # A target of its own: all other sources are compiled by the same command with and without CUDA, once for both.
+  add_library(reef_torch_cuda INTERFACE)
+  add_library(reef::torch_cuda ALIAS reef_torch_cuda)
   # The wheel's nccl.h, not the toolkit's: ncclConfig_t grew between the two, and with it ProcessGroupNCCL::Options.
-  target_include_directories(reef_torch SYSTEM BEFORE INTERFACE "${REEF_TORCH_ROOT}/../nvidia/nccl/include")
-  target_include_directories(reef_torch SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-  target_compile_definitions(reef_torch INTERFACE USE_C10D_NCCL)
+  target_include_directories(reef_torch_cuda SYSTEM INTERFACE "${REEF_TORCH_ROOT}/../nvidia/nccl/include"
+                                                              ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(reef_torch_cuda INTERFACE USE_C10D_NCCL)
+  target_link_libraries(reef_torch_cuda INTERFACE reef_torch)
   file(GLOB _reef_cudart "${REEF_TORCH_ROOT}/../nvidia/cu*/lib/libcudart.so.*")
   if(NOT _reef_cudart)
     set(_reef_cudart CUDA::cudart)

@@ -155,6 +155,8 @@ TEST(Rendezvous, RefusesWhatIsHalfSetOrWrong) {
   };
   ProcessGroupOptions hurried;
   hurried.timeout = std::chrono::milliseconds(0);
+  ProcessGroupOptions fluttering;
+  fluttering.heartbeat = std::chrono::milliseconds(999);
   const auto without = [](Variables variables, const char* name) {
     variables.erase(name);
     return variables;
@@ -238,6 +240,7 @@ TEST(Rendezvous, RefusesWhatIsHalfSetOrWrong) {
       {{}, explicitly(0, 2, "file:///folder/"), {"absolute path of a file"}},
       {{}, explicitly(0, 2, "udp://a:1"), {"tcp://host:port or file:///path"}},
       {{}, hurried, {"timeout is 0 ms", "positive"}},
+      {{}, fluttering, {"heartbeat is 999 ms", "at least 1000", "0 for none"}},
   };
   for (std::size_t i = 0; i < rows.size(); ++i) {
     try {
