@@ -94,7 +94,7 @@ BudgetUse Budget::use() const {
   const PagerCounts counts = state_->pager->counts();
   return {.budget_bytes = state_->pager->budget_bytes(),
           .live_bytes = state_->pager->memory().alive_bytes(),
-          .peak_bytes = state_->pager->memory().peak_bytes(),
+          .peak_bytes = state_->pager->peak_bytes(),
           .minimum_bytes = counts.minimum_bytes,
           .faults = counts.faults,
           .fetches = counts.fetches,

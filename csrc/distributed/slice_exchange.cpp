@@ -220,13 +220,13 @@ void SliceExchange::gather(const char* name, const Tensor& flat, const Ranks& ra
   });
 }
 
-void SliceExchange::any(const Tensor& flags) {
+void SliceExchange::largest(const Tensor& values) {
   if (all_.count == 1) return;
-  const std::int64_t count = flags.numel();
-  const Tensor all = at::empty({all_.count * count}, flags.options());
-  slice(all, all_.rank, all_).copy_(flags);
+  const std::int64_t count = values.numel();
+  const Tensor all = at::empty({all_.count * count}, values.options());
+  slice(all, all_.rank, all_).copy_(values);
   tell(all);
-  flags.copy_(all.view({all_.count, count}).amax(0));
+  values.copy_(all.view({all_.count, count}).amax(0));
 }
 
 }  // namespace reef

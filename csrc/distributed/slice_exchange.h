@@ -42,8 +42,8 @@ class SliceExchange {
   /// The same of small things that the ranks tell each other, which are not counted.
   void tell(const at::Tensor& flat);
 
-  /// Every byte becomes the largest of those that the ranks have there. Not counted.
-  void any(const at::Tensor& flags);
+  /// Every element becomes the largest of those that the ranks have there. Not counted.
+  void largest(const at::Tensor& values);
 
   /// This rank's slice of `flat`, a view.
   at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, own_.rank - own_.first, own_); }

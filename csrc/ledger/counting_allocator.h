@@ -9,9 +9,9 @@ namespace reef {
 /// ConfigError if the allocator in place cannot be wrapped.
 void install_counting_allocator();
 
-/// The most that allocator_live_bytes() has been since reset_allocator_peak().
+/// The most that allocator_live_bytes() has been since take_allocator_peak(), which begins anew.
 std::int64_t allocator_peak_bytes();
-void reset_allocator_peak();
+std::int64_t take_allocator_peak();
 
 /// Starts counting a block that is older than the counting allocator: from now on its deleter is ours. False
 /// if it is not a block of LibTorch's CPU allocator (from_blob, shared memory, another device) or is counted

@@ -51,6 +51,12 @@ struct Side {
   TransferLane lane{1};  ///< the last: its thread uses the others
 };
 
+void raise(std::atomic<std::uint64_t>& highest, std::uint64_t value) {
+  std::uint64_t before = highest;
+  while (value > before && !highest.compare_exchange_weak(before, value)) {
+  }
+}
+
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(c10::DeviceIndex index)
@@ -69,7 +75,11 @@ class CudaMemory final : public Memory {
   }
   std::uint64_t alive_bytes() const override { return alive_; }
   std::uint64_t peak_bytes() const override { return peak_; }
-  void reset_peak() override { peak_ = alive_.load(); }
+  std::uint64_t take_peak() override {
+    const std::uint64_t peak = peak_.exchange(0);
+    raise(peak_, alive_);  // what another thread makes meanwhile is in one of them
+    return peak;
+  }
 
   void open(Pager& pager) override { pager_ = &pager; }
 
@@ -125,13 +135,8 @@ class CudaMemory final : public Memory {
   // Under the allocator's lock.
   void traced(const TraceEntry& entry) {
     if (entry.action_ == TraceEntry::ALLOC) {
-      const std::uint64_t alive = alive_ += entry.size_;
-      std::uint64_t peak = peak_;
-      while (alive > peak && !peak_.compare_exchange_weak(peak, alive)) {
-      }
-      std::uint64_t largest = largest_;
-      while (entry.size_ > largest && !largest_.compare_exchange_weak(largest, entry.size_)) {
-      }
+      raise(peak_, alive_ += entry.size_);
+      raise(largest_, entry.size_);
     } else if (entry.action_ == TraceEntry::FREE_COMPLETED) {
       alive_ -= entry.size_;
     } else if (entry.action_ == TraceEntry::FREE_REQUESTED && !inside && running() != nullptr) {

@@ -50,7 +50,7 @@ class HostMemory final : public Memory {
   }
   std::uint64_t alive_bytes() const override { return static_cast<std::uint64_t>(allocator_live_bytes()); }
   std::uint64_t peak_bytes() const override { return static_cast<std::uint64_t>(allocator_peak_bytes()); }
-  void reset_peak() override { reset_allocator_peak(); }
+  std::uint64_t take_peak() override { return static_cast<std::uint64_t>(take_allocator_peak()); }
 
   void open(Pager& pager) override { set_allocation_gate(&pager); }
   void limit(std::uint64_t) override {}

@@ -38,8 +38,9 @@ class Memory {
   virtual bool counts(c10::StorageImpl& storage) = 0;
   /// Handed out by that allocator.
   virtual std::uint64_t alive_bytes() const = 0;
+  /// The most of it since the last take_peak(), which begins anew.
   virtual std::uint64_t peak_bytes() const = 0;
-  virtual void reset_peak() = 0;
+  virtual std::uint64_t take_peak() = 0;
 
   /// From now on, `pager` is asked for room. Each memory has one pager.
   virtual void open(Pager& pager) = 0;

@@ -112,8 +112,7 @@ bool PageMover::evict(Page& page) {
   } else {
     ++counts_.clean_evictions;
   }
-  ++counts_.evictions;
-  table_.leave(page, *storage);
+  leave(page, *storage);
   return true;
 }
 
@@ -144,8 +143,13 @@ void PageMover::end_leaving(Page& page, bool stays) {
   if (stays) return;
   const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
   if (!storage || !may_leave(page, *storage)) return forget(page);
+  leave(page, *storage);
+}
+
+void PageMover::leave(Page& page, c10::StorageImpl& storage) {
   ++counts_.evictions;
-  table_.leave(page, *storage);
+  evicted_bytes_ += page.bytes;
+  table_.leave(page, storage);
 }
 
 std::shared_ptr<Transfer> PageMover::no_longer_leaving(Page& page) {

@@ -61,6 +61,8 @@ class PageMover {
   /// The page's storage is gone, or holds other memory.
   void forget(Page& page);
 
+  /// Of all pages that have left, ever.
+  std::uint64_t evicted_bytes() const { return evicted_bytes_; }
   MoveCounts& counts() { return counts_; }
   const MoveCounts& counts() const { return counts_; }
   /// As measured.
@@ -76,6 +78,7 @@ class PageMover {
   static PageCopy copy_of(const Page& page, PageCopy::Direction direction);
 
   void count_out(const Page& page);
+  void leave(Page& page, c10::StorageImpl& storage);
   void count_in(const Page& page);
   bool take_slot(Page& page);
   void give_back_slot(Page& page);
@@ -91,6 +94,7 @@ class PageMover {
   std::vector<Page*> leaving_;  ///< in the order in which they started
   std::exception_ptr error_;
   MoveCounts counts_;
+  std::uint64_t evicted_bytes_ = 0;
   Speed out_speed_;
   Speed in_speed_;
   const std::string out_counter_;

@@ -19,17 +19,30 @@ constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
 
 }  // namespace
 
-Pager& Pager::of(c10::Device device) {
+// The device's, once somebody has asked for it by of().
+std::atomic<Pager*>& Pager::made_for(c10::Device device) {
   if (device.is_cuda() && !device.has_index()) device.set_index(0);
   const auto slot = slot_of(device);
   if (!slot)
     throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
+  static std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
+  return pagers[*slot];
+}
+
+Pager& Pager::of(c10::Device device) {
   static auto* const mutex = new std::mutex;
-  static std::array<Pager*, kDeviceSlots> pagers{};
+  std::atomic<Pager*>& made = made_for(device);
   const std::lock_guard lock(*mutex);
-  Pager*& pager = pagers[*slot];
-  if (pager == nullptr) pager = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
-  return *pager;
+  if (made == nullptr) {
+    if (device.is_cuda() && !device.has_index()) device.set_index(0);
+    made = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
+  }
+  return *made;
+}
+
+Pager* Pager::running(c10::Device device) {
+  Pager* pager = made_for(device);
+  return pager != nullptr && pager->running_ ? pager : nullptr;
 }
 
 Pager& Pager::cpu() {
@@ -80,6 +93,7 @@ void Pager::start(PagerOptions options) {
   }
   budget_bytes_ = options.budget_bytes;
   minimum_bytes_ = 0;
+  ++starts_;
   mover_.set_tiers(std::move(options.tiers));
   step_.begin(options.prefetch);
   fetches_.clear();
@@ -277,6 +291,47 @@ void Pager::make_resident(Page& page) {
   }
 }
 
+// ---- what was alive
+
+void Pager::see_peak() {
+  const std::uint64_t peak = memory_->take_peak();
+  own_mark_.peak_bytes = std::max(own_mark_.peak_bytes, peak);
+  for (Mark* mark : marks_) mark->peak_bytes = std::max(mark->peak_bytes, peak);
+}
+
+void Pager::add(Mark& mark) {
+  const Entry entry(*this);
+  marks_.push_back(&mark);
+}
+
+void Pager::remove(Mark& mark) {
+  const Entry entry(*this);
+  std::erase(marks_, &mark);
+}
+
+std::optional<std::int64_t> Pager::left_bytes(Mark& mark) {
+  const Entry entry(*this);
+  see_peak();
+  const Mark since = std::exchange(mark, {memory_->alive_bytes(), mover_.evicted_bytes(), starts_});
+  if (!running_) return std::nullopt;
+  if (since.start != starts_) return 0;
+  if (const std::uint64_t evicted = mark.evicted_bytes - since.evicted_bytes; evicted > 0)
+    return -static_cast<std::int64_t>(evicted);
+  return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, since.peak_bytes));
+}
+
+std::uint64_t Pager::peak_bytes() {
+  const Entry entry(*this);
+  see_peak();
+  return own_mark_.peak_bytes;
+}
+
+void Pager::reset_peak() {
+  const Entry entry(*this);
+  see_peak();
+  own_mark_.peak_bytes = memory_->alive_bytes();
+}
+
 // ---- room
 
 std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
@@ -286,7 +341,8 @@ std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
 // Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
 // blocks of many sizes would hardly ever fit where others have left.
 std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
-  const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, memory_->peak_bytes());
+  const std::uint64_t peak = std::max(own_mark_.peak_bytes, memory_->peak_bytes());
+  const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, peak);
   return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
 }
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ class Pager final : public AllocationGate {
   /// Throws ConfigError where there is no such device.
   static Pager& of(c10::Device device);
   static Pager& cpu();
+  /// Of a device that has a budget now, or nullptr.
+  static Pager* running(c10::Device device);
   c10::Device device() const { return memory_->device(); }
 
   /// Throws ConfigError if it is running.
@@ -107,7 +110,22 @@ class Pager final : public AllocationGate {
   SwapSpeeds speeds() const;
   std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
-  void reset_peak() { memory_->reset_peak(); }
+
+  /// One who looks from time to time at what was alive: at the most since the last look.
+  struct Mark {
+    std::uint64_t peak_bytes = 0;
+    std::uint64_t evicted_bytes = 0;  ///< in all, until then
+    std::uint64_t start = 0;          ///< of how many
+  };
+  /// From now on until it is removed. It must not move.
+  void add(Mark& mark);
+  void remove(Mark& mark);
+  /// Bytes of the budget that were free when most was alive, since the last look with this mark; negative:
+  /// of the pages that have left since. 0 if it was another budget then. Nothing: there is none.
+  std::optional<std::int64_t> left_bytes(Mark& mark);
+  /// The most that was alive since start() or reset_peak().
+  std::uint64_t peak_bytes();
+  void reset_peak();
 
   /// Memory has run out: what can leave does, until so many bytes are free. False if nothing did, or if
   /// another thread is at work with the pages.
@@ -124,6 +142,7 @@ class Pager final : public AllocationGate {
 
  private:
   explicit Pager(std::unique_ptr<Memory> memory);
+  static std::atomic<Pager*>& made_for(c10::Device device);
   void take_freed();
   std::string running_operator() const;
   Page* find_or_register(c10::StorageImpl& storage);
@@ -134,6 +153,7 @@ class Pager final : public AllocationGate {
   Page* victim();
   bool push_out(Page& page);
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
+  void see_peak();
   std::uint64_t kept_bytes(std::uint64_t bytes) const;
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
   [[noreturn]] void refuse(std::uint64_t bytes);
@@ -157,6 +177,9 @@ class Pager final : public AllocationGate {
   PageTable table_;
   PageMover mover_;
   BlockCache blocks_;
+  Mark own_mark_;  ///< of reset_peak()
+  std::vector<Mark*> marks_;
+  std::uint64_t starts_ = 0;
   std::deque<std::uint32_t> fetches_;  ///< planned, by page id, and waiting for room
 };
 

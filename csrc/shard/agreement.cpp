@@ -30,9 +30,10 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
   std::vector<std::string> lines = {"stage " + std::to_string(static_cast<int>(options.stage)) +
                                     ", bucket_bytes " + std::to_string(options.bucket_bytes) +
                                     ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
-                                    ", resident_bytes " + std::to_string(options.resident_bytes) +
                                     ", buffers " + std::to_string(static_cast<int>(options.buffers)) +
                                     (options.offload ? ", offload" : "")};
+  if (const auto& resident = options.resident_bytes)
+    lines.front() += ", resident_bytes " + std::to_string(*resident);
   if (options.shard_degree != 0) lines.front() += ", shard_degree " + std::to_string(options.shard_degree);
   if (const auto& mixed = options.mixed_precision) {
     lines.front() += std::string(", mixed precision of ") + c10::toString(mixed->parameters) + " and " +

@@ -2,10 +2,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
+#include <limits>
 #include <mutex>
+#include <numeric>
 #include <string>
 
 #include "gather_order.h"
+#include "gathered_room.h"
+#include "page/budget_room.h"
 #include "page/pinned.h"
 #include "page/storage_access.h"
 #include "reef/error.h"
@@ -27,6 +32,8 @@ class OnDemand final : public Gatherer {
            int exchange, const ShardOptions& options)
       : Gatherer(std::move(layout), group, exchange, options),
         order_(sizes_of(parameters)),
+        room_(total(sizes_of(parameters))),
+        budget_room_(parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device()),
         buckets_(layout_.buckets.size()) {
     std::vector<Tensor> wholes;
     std::vector<Tensor> slices;
@@ -44,6 +51,8 @@ class OnDemand final : public Gatherer {
     observe(wholes, slices);
   }
   ~OnDemand() override { close(); }
+
+  std::int64_t resident_bytes() const override { return options_.resident_bytes.value_or(room_.bytes()); }
 
   void expect_step() override {
     const std::lock_guard lock(mutex_);
@@ -87,6 +96,10 @@ class OnDemand final : public Gatherer {
       bytes.push_back(layout_.elements(bucket) * element_bytes);
     }
     return bytes;
+  }
+
+  static std::int64_t total(const std::vector<std::int64_t>& bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
   }
 
   bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept override {
@@ -137,7 +150,13 @@ class OnDemand final : public Gatherer {
   // The first read after gradients were reduced. What is whole, or coming, was so before a step that some
   // rank may have made since.
   void settle_step(bool in_forward) {
-    if (anywhere(written_)) {
+    constexpr std::int64_t kNoBudget = std::numeric_limits<std::int64_t>::max();
+    std::int64_t fitting_bytes = budget_room_.left_bytes().value_or(kNoBudget);
+    if (fitting_bytes >= 0 && fitting_bytes < kNoBudget) fitting_bytes += most_gathered_bytes_;
+    most_gathered_bytes_ = 0;
+    const auto heard = largest({written_ ? 1 : 0, -fitting_bytes});
+    -heard[1] == kNoBudget ? room_.close() : room_.after_step(-heard[1]);
+    if (heard[0] != 0) {
       drop_all();
       expecting_ = written_ = false;
     } else if (in_forward) {
@@ -149,10 +168,15 @@ class OnDemand final : public Gatherer {
     std::vector<GatherOrder::Held> held;
     for (const Bucket& bucket : buckets_) held.push_back({bucket.state != State::kDivided, bucket.users > 0});
     for (const std::size_t number : needed) order_.use(number, phase);
-    const GatherOrder::Moves moves = order_.plan(needed, held, options_.resident_bytes);
+    const GatherOrder::Moves moves = order_.plan(needed, held, resident_bytes());
     for (const std::size_t number : moves.drop) drop(buckets_[number]);
     for (const std::size_t number : moves.fetch) fetch(number);
     for (const std::size_t number : needed) wait(buckets_[number]);
+    std::int64_t gathered_bytes = 0;
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.state != State::kDivided) gathered_bytes += static_cast<std::int64_t>(bucket.whole.nbytes());
+    }
+    most_gathered_bytes_ = std::max(most_gathered_bytes_, gathered_bytes);
   }
 
   void fetch(std::size_t number) {
@@ -210,6 +234,9 @@ class OnDemand final : public Gatherer {
 
   std::mutex mutex_;
   GatherOrder order_;
+  GatheredRoom room_;  ///< where none was given
+  BudgetRoom budget_room_;
+  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since a step was settled
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
   bool written_ = false;  ///< a part of this rank's, since the last step was settled

@@ -1,7 +1,7 @@
 #include "shard/gatherer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
@@ -206,12 +206,13 @@ void Gatherer::close() {
   lane_.reset();
 }
 
-bool Gatherer::anywhere(bool here) {
-  if (parameters_.empty()) return false;
-  const at::TensorOptions options = parameters_.front().options().requires_grad(false);
-  const Tensor flag = at::full({1}, here ? 1 : 0, options.dtype(at::kByte));
-  lane_->wait(lane_->submit([this, flag] { exchange_.any(flag); }));
-  return flag.item<std::uint8_t>() != 0;
+std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
+  if (parameters_.empty()) return here;
+  const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(parameters_.front().device());
+  lane_->wait(lane_->submit([this, told] { exchange_.largest(told); }));
+  const Tensor heard = told.cpu();
+  const auto* const values = heard.const_data_ptr<std::int64_t>();
+  return {values, values + heard.numel()};
 }
 
 }  // namespace reef

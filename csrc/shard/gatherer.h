@@ -29,6 +29,8 @@ class Gatherer {
   /// This rank's parts, one after another.
   const std::vector<KeptPart>& parts() const { return parts_; }
   std::int64_t sent_bytes() const { return exchange_.sent_bytes(); }
+  /// Of gathered parameters, that may stay.
+  virtual std::int64_t resident_bytes() const { return 0; }
 
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   virtual void expect_step() = 0;
@@ -90,7 +92,9 @@ class Gatherer {
   void close();
 
   /// Whether any rank says so.
-  bool anywhere(bool here);
+  bool anywhere(bool here) { return largest({here ? 1 : 0}).front() != 0; }
+  /// Of each of these, the largest that a rank gives.
+  std::vector<std::int64_t> largest(const std::vector<std::int64_t>& here);
 
   ShardLayout layout_;
   ShardOptions options_;

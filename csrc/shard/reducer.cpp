@@ -280,7 +280,7 @@ std::vector<bool> Reducer::used_anywhere() {
   flags = flags.to(items_.front().parameter.tensor.device());
   for (Line& line : lines_) line.lane.wait_all();
   CommLane& lane = lines_[0].lane;
-  lane.wait(lane.submit([this, flags] { lines_[0].exchange.any(flags); }));
+  lane.wait(lane.submit([this, flags] { lines_[0].exchange.largest(flags); }));
   flags = flags.cpu();
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   return std::vector<bool>(all, all + items_.size());

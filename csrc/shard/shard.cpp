@@ -29,9 +29,9 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
     throw ConfigError("reef::shard was given bucket_bytes " + std::to_string(options.bucket_bytes) +
                       ": give a positive number.");
   }
-  if (options.resident_bytes < 0) {
-    throw ConfigError("reef::shard was given resident_bytes " + std::to_string(options.resident_bytes) +
-                      ": give 0 or more.");
+  if (options.resident_bytes.value_or(0) < 0) {
+    throw ConfigError("reef::shard was given resident_bytes " + std::to_string(*options.resident_bytes) +
+                      ": give 0 or more, or leave it out.");
   }
   if (const int degree = options.shard_degree; degree != 0) {
     const std::string given = "reef::shard was given shard_degree " + std::to_string(degree);
@@ -233,6 +233,10 @@ void Shard::gather() {
   parts_->check_memory();
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
+}
+
+std::int64_t Shard::resident_bytes() const {
+  return parts_->gatherer ? parts_->gatherer->resident_bytes() : 0;
 }
 
 std::int64_t Shard::sent_bytes() const {

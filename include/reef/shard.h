@@ -54,8 +54,9 @@ struct ShardOptions {
   Reduction reduction = Reduction::kMean;
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
-  /// what the other stages send.
-  std::int64_t resident_bytes = 0;
+  /// what the other stages send. If it is not given: what a Budget for their device leaves free on every rank
+  /// in a step that evicts nothing, from the third step on; 0 where no rank has one.
+  std::optional<std::int64_t> resident_bytes = {};
   /// Above kReplicate: among how many ranks, which follow each other, what is divided is divided; 0: among
   /// all of the group. Each such set has a copy of all of it (hybrid sharding, HSDP; MiCS, 2205.00119), and
   /// parameters are gathered within it; of gradients only what has been added up leaves it, one slice to the
@@ -149,6 +150,8 @@ class REEF_API Shard {
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
 
+  /// kParameters: how many bytes of gathered parameters may stay now; the same on all ranks.
+  std::int64_t resident_bytes() const;
   /// Bytes that this rank has sent for gradients and parameters.
   std::int64_t sent_bytes() const;
 

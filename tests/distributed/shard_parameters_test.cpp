@@ -189,16 +189,20 @@ TEST(ShardParameters, APointerIsRefusedUntilGathered) {
     EXPECT_TRUE(torch::equal(net->parameters()[i], expected[i]));
 }
 
-// One process serves a model of which its memory holds a part: ZeRO-Offload's other half.
+// Less than a step needs: parts and states leave for a tier, and there is no room for what is not needed now.
 TEST(ShardParameters, PartsLeaveForATierInsideABudget) {
   const auto run = [](std::uint64_t budget_bytes, std::uint64_t& peak, std::uint64_t& evictions) {
     Budget budget(budget_bytes, std::vector<const torch::nn::Module*>{});
     const auto before = budget.use().live_bytes;
     torch::nn::Sequential net = chain();
-    Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
+    Shard sharded = shard(*net, group(),
+                          {.stage = Stage::kParameters,
+                           .bucket_bytes = layer_bytes(),
+                           .resident_bytes = resident_within(budget_bytes)});
     torch::optim::AdamW optimizer(sharded.parameters(), torch::optim::AdamWOptions(1e-3));
     budget.reset_use();
     for (int step = 0; step < 4; ++step) train(net, optimizer, step);
+    EXPECT_EQ(sharded.resident_bytes(), 0);
     peak = budget.use().peak_bytes - before;
     evictions = budget.use().evictions;
     std::vector<Tensor> found;
@@ -206,6 +210,85 @@ TEST(ShardParameters, PartsLeaveForATierInsideABudget) {
     return found;
   };
   expect_same_inside_a_budget(run, 80, "parts");
+}
+
+struct Trained {
+  std::vector<Tensor> parts;
+  std::int64_t resident_bytes = 0;
+  std::int64_t sent_bytes = 0;  ///< in the last step
+  BudgetUse use;                ///< of the last steps
+  std::int64_t ledgers_peak_bytes = 0;
+};
+
+constexpr int kStepsToSettle = 2 + kLayers;
+
+Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> resident_bytes) {
+  const std::int64_t before = allocator_live_bytes();
+  torch::nn::Sequential net = chain();
+  Shard sharded =
+      shard(*net, group(),
+            {.stage = Stage::kParameters, .bucket_bytes = layer_bytes(), .resident_bytes = resident_bytes});
+  torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  train(net, optimizer, 0);
+  // The backend lets go of what it has broadcast a moment after it says that it has.
+  for (int i = 0; i < 5000 && allocator_live_bytes() > before + 3 * kLayers * layer_bytes() / size(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  BudgetOptions options;
+  options.tiers = {disk_tier({.directory = testing::TempDir(), .capacity_bytes = 1 << 26})};
+  Budget budget(static_cast<std::uint64_t>(before) + budget_bytes, sharded.parameters(), options);
+  int step = 1;
+  while (step <= kStepsToSettle) train(net, optimizer, step++);
+  budget.reset_use();
+  const Ledger ledger;
+  Trained trained;
+  for (const int last = step + 2; step < last;) {
+    const std::int64_t sent = sharded.sent_bytes();
+    train(net, optimizer, step++);
+    trained.sent_bytes = sharded.sent_bytes() - sent;
+  }
+  trained.resident_bytes = sharded.resident_bytes();
+  trained.use = budget.use();
+  trained.use.peak_bytes -= static_cast<std::uint64_t>(before);
+  trained.ledgers_peak_bytes = static_cast<std::int64_t>(ledger.peak().bytes.total()) - before;
+  budget.end();
+  for (const Tensor& part : sharded.parameters()) trained.parts.push_back(part.detach().clone());
+  return trained;
+}
+
+// Without resident_bytes, what the budget leaves is the room, on all ranks alike: with little a step sends
+// what it sends without any, with enough what the other stages send, with the same bits, and nothing is
+// evicted for it.
+TEST(ShardParameters, ABudgetsRoomIsTaken) {
+  const Trained least = train_inside(kPlenty, 0);
+  const Trained most = train_inside(kPlenty, std::nullopt);
+  const auto expect_same_parts = [&](const Trained& trained, std::int64_t row) {
+    ASSERT_EQ(trained.parts.size(), least.parts.size());
+    for (std::size_t i = 0; i < trained.parts.size(); ++i)
+      EXPECT_TRUE(torch::equal(trained.parts[i], least.parts[i])) << row;
+  };
+  EXPECT_EQ(least.resident_bytes, 0);
+  EXPECT_EQ(most.resident_bytes, kLayers * layer_bytes());
+  EXPECT_EQ(most.sent_bytes, 2 * kLayers * (size() - 1) * layer_bytes() / size());
+  expect_same_parts(most, -1);
+  // Its own high-water mark is not disturbed by those who look for room.
+  EXPECT_EQ(static_cast<std::int64_t>(least.use.peak_bytes), least.ledgers_peak_bytes);
+  for (const std::int64_t layers : {0, 1, 3, 5, 2 * kLayers}) {
+    const auto budget_bytes = least.use.peak_bytes + static_cast<std::uint64_t>(layers * layer_bytes());
+    const Trained trained = train_inside(budget_bytes, std::nullopt);
+    expect_same_parts(trained, layers);
+    EXPECT_LE(trained.use.peak_bytes, budget_bytes);
+    const Trained given = train_inside(kPlenty, trained.resident_bytes);
+    EXPECT_EQ(trained.sent_bytes, given.sent_bytes) << layers;
+    if (layers > kLayers) {
+      EXPECT_EQ(trained.use.evictions, 0U);
+      EXPECT_EQ(trained.sent_bytes, most.sent_bytes);
+    }
+    // What is under way between ranks when most is alive differs by some buckets from step to step.
+    if (size() == 1) {
+      EXPECT_EQ(trained.use.evictions, 0U) << layers;
+      EXPECT_GE(trained.resident_bytes, std::min<std::int64_t>(layers, kLayers) * layer_bytes());
+    }
+  }
 }
 
 }  // namespace

@@ -318,7 +318,9 @@ TEST(ShardState, IsSavedAndLoadedInsideABudget) {
     torch::manual_seed(3);
     torch::nn::Sequential net;
     for (int i = 0; i < 16; ++i) net->push_back(torch::nn::Linear(256, 256));
-    Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 270000});
+    Shard sharded =
+        shard(*net, group(),
+              {.stage = stage, .bucket_bytes = 270000, .resident_bytes = resident_within(budget_bytes)});
     torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     const auto train = [&](int step) {
       torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));

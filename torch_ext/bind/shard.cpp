@@ -114,6 +114,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              for (const IValue& one : given) states.push_back(state_of(one));
              return data_of(self->shard.own_optimizer_state(state_of(own), std::move(states)));
            })
+      .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })
       .def("begin_no_sync",
            [](const Self& self) {
@@ -135,14 +136,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "int resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
+      "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, std::int64_t resident_bytes, std::int64_t shard_degree,
+         const std::string& reduction, std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
          const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload) {
         std::optional<reef::MixedPrecision> mixed;

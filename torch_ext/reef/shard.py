@@ -113,6 +113,11 @@ class Shard:
         return {id(p): name for p, name in zip(self.parameters(), self.names(), strict=True)}
 
     @property
+    def resident_bytes(self) -> int:
+        """How many bytes of gathered parameters may stay now (stage ``"parameters"``); the same on all ranks."""
+        return self._shard.resident_bytes()
+
+    @property
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients and parameters."""
         return self._shard.sent_bytes()
@@ -130,7 +135,7 @@ def shard(
     stage: str | int = "replicate",
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
-    resident_bytes: str | int = 0,
+    resident_bytes: str | int | None = None,
     shard_degree: int = 0,
     buffers: str = "local",
     ignored: Iterable[torch.Tensor] = (),
@@ -140,7 +145,8 @@ def shard(
     """Trains an unmodified module on all ranks of ``group`` (by default torch.distributed's own): makes it what it is on
     rank 0, and from now on reduces its gradients during backward. ``stage`` says what is divided among the ranks: nothing
     (``"replicate"``, DDP), the optimizer's states (``"optimizer"``, ZeRO-1), and the gradients (``"gradients"``, ZeRO-2),
-    and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered.
+    and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered; if
+    they are not given, what a ``Budget`` leaves free on every rank, and none without one.
     Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
     micro-batches, and divides by the number of ranks for ``reduction="mean"``.
 
@@ -179,8 +185,8 @@ def shard(
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
-            stage, parse_bytes(bucket_bytes), reduction, parse_bytes(resident_bytes), shard_degree, buffers, list(ignored),
-            *mixed, offload,
+            stage, parse_bytes(bucket_bytes), reduction, None if resident_bytes is None else parse_bytes(resident_bytes),
+            shard_degree, buffers, list(ignored), *mixed, offload,
         ),
         module,
     )  # fmt: skip

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "page/pager.h"
+
+namespace reef {
+
+/// What a device's budget leaves free, from one look to the next.
+class BudgetRoom {
+ public:
+  explicit BudgetRoom(c10::Device device) : device_(device) {}
+  ~BudgetRoom();
+  BudgetRoom(const BudgetRoom&) = delete;
+  BudgetRoom& operator=(const BudgetRoom&) = delete;
+
+  /// Bytes that were free when most was alive, since the last call; negative: bytes of the pages that have
+  /// left since then. 0 at the first look at a budget. Nothing: none is in force.
+  std::optional<std::int64_t> left_bytes();
+
+ private:
+  c10::Device device_;
+  Pager* pager_ = nullptr;  ///< that knows our mark
+  Pager::Mark mark_;
+};
+
+}  // namespace reef
