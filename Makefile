@@ -39,7 +39,7 @@ demo: configure
 	  --steps 600 --threads $$(n=$$(nproc); echo $$((n > 4 ? 4 : n))) $(DEMO_ARGS)
 
 test: build
-	@$(CTEST) --test-dir $(BUILD) --output-on-failure --no-tests=error
+	@$(CTEST) --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
 
 # The unit tests once more under AddressSanitizer and UndefinedBehaviorSanitizer (CPU, no Python).
 sanitize:
