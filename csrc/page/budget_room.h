@@ -9,7 +9,7 @@
 
 namespace reef {
 
-/// What a device's budget leaves free, from one look to the next.
+/// What a device's budget leaves free over a stretch of time.
 class BudgetRoom {
  public:
   explicit BudgetRoom(c10::Device device) : device_(device) {}
@@ -17,9 +17,10 @@ class BudgetRoom {
   BudgetRoom(const BudgetRoom&) = delete;
   BudgetRoom& operator=(const BudgetRoom&) = delete;
 
-  /// Bytes that were free when most was alive, since the last call; negative: bytes of the pages that have
-  /// left since then. 0 at the first look at a budget. Nothing: none is in force.
+  /// Bytes that were free when most was alive, since begin(); negative: bytes of the pages that have left
+  /// since then. 0 if the budget has come later. Nothing: none is in force.
   std::optional<std::int64_t> left_bytes();
+  void begin();
 
  private:
   c10::Device device_;

@@ -309,15 +309,20 @@ void Pager::remove(Mark& mark) {
   std::erase(marks_, &mark);
 }
 
-std::optional<std::int64_t> Pager::left_bytes(Mark& mark) {
+void Pager::set(Mark& mark) {
   const Entry entry(*this);
   see_peak();
-  const Mark since = std::exchange(mark, {memory_->alive_bytes(), mover_.evicted_bytes(), starts_});
+  mark = {memory_->alive_bytes(), mover_.evicted_bytes(), starts_};
+}
+
+std::optional<std::int64_t> Pager::left_bytes(const Mark& mark) {
+  const Entry entry(*this);
+  see_peak();
   if (!running_) return std::nullopt;
-  if (since.start != starts_) return 0;
-  if (const std::uint64_t evicted = mark.evicted_bytes - since.evicted_bytes; evicted > 0)
+  if (mark.start != starts_) return 0;
+  if (const std::uint64_t evicted = mover_.evicted_bytes() - mark.evicted_bytes; evicted > 0)
     return -static_cast<std::int64_t>(evicted);
-  return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, since.peak_bytes));
+  return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, mark.peak_bytes));
 }
 
 std::uint64_t Pager::peak_bytes() {

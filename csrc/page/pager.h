@@ -111,18 +111,20 @@ class Pager final : public AllocationGate {
   std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
 
-  /// One who looks from time to time at what was alive: at the most since the last look.
+  /// A time since when somebody looks at what was alive.
   struct Mark {
-    std::uint64_t peak_bytes = 0;
+    std::uint64_t peak_bytes = 0;     ///< since then
     std::uint64_t evicted_bytes = 0;  ///< in all, until then
-    std::uint64_t start = 0;          ///< of how many
+    std::uint64_t start = 0;          ///< how many budgets there had been; 0: not set yet
   };
-  /// From now on until it is removed. It must not move.
+  /// Is kept up to date until it is removed. It must not move.
   void add(Mark& mark);
   void remove(Mark& mark);
-  /// Bytes of the budget that were free when most was alive, since the last look with this mark; negative:
-  /// of the pages that have left since. 0 if it was another budget then. Nothing: there is none.
-  std::optional<std::int64_t> left_bytes(Mark& mark);
+  /// It is now.
+  void set(Mark& mark);
+  /// Bytes of the budget that were free when most was alive, since then; negative: of the pages that have
+  /// left since. 0 if there was another budget then. Nothing: there is none now.
+  std::optional<std::int64_t> left_bytes(const Mark& mark);
   /// The most that was alive since start() or reset_peak().
   std::uint64_t peak_bytes();
   void reset_peak();

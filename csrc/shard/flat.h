@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "reef/shard_layout.h"
 
 namespace reef {
@@ -24,6 +26,15 @@ inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, at::IntArra
 }
 inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, std::int64_t elements) {
   return alias(flat, offset, {elements}, {1});
+}
+
+/// All of a storage, in one dimension: such a tensor as `like`, but for the dtype.
+inline at::Tensor all_of(c10::Storage storage, const at::Tensor& like, at::ScalarType dtype) {
+  const auto elements = static_cast<std::int64_t>(storage.nbytes() / c10::elementSize(dtype));
+  at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), like.key_set(),
+                                                              c10::scalarTypeToTypeMeta(dtype));
+  whole.unsafeGetTensorImpl()->set_sizes_contiguous(elements);
+  return whole;
 }
 
 /// As `like` has them, in host memory: page-locked, if `like` is on a CUDA device.

@@ -52,7 +52,10 @@ class OnDemand final : public Gatherer {
   }
   ~OnDemand() override { close(); }
 
-  std::int64_t resident_bytes() const override { return options_.resident_bytes.value_or(room_.bytes()); }
+  std::int64_t resident_bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return most_bytes();
+  }
 
   void expect_step() override {
     const std::lock_guard lock(mutex_);
@@ -153,10 +156,11 @@ class OnDemand final : public Gatherer {
     constexpr std::int64_t kNoBudget = std::numeric_limits<std::int64_t>::max();
     std::int64_t fitting_bytes = budget_room_.left_bytes().value_or(kNoBudget);
     if (fitting_bytes >= 0 && fitting_bytes < kNoBudget) fitting_bytes += most_gathered_bytes_;
-    most_gathered_bytes_ = 0;
     const auto heard = largest({written_ ? 1 : 0, -fitting_bytes});
-    -heard[1] == kNoBudget ? room_.close() : room_.after_step(-heard[1]);
     if (heard[0] != 0) {
+      -heard[1] == kNoBudget ? room_.close() : room_.after_step(-heard[1]);
+      budget_room_.begin();
+      most_gathered_bytes_ = 0;
       drop_all();
       expecting_ = written_ = false;
     } else if (in_forward) {
@@ -168,7 +172,7 @@ class OnDemand final : public Gatherer {
     std::vector<GatherOrder::Held> held;
     for (const Bucket& bucket : buckets_) held.push_back({bucket.state != State::kDivided, bucket.users > 0});
     for (const std::size_t number : needed) order_.use(number, phase);
-    const GatherOrder::Moves moves = order_.plan(needed, held, resident_bytes());
+    const GatherOrder::Moves moves = order_.plan(needed, held, most_bytes());
     for (const std::size_t number : moves.drop) drop(buckets_[number]);
     for (const std::size_t number : moves.fetch) fetch(number);
     for (const std::size_t number : needed) wait(buckets_[number]);
@@ -232,11 +236,13 @@ class OnDemand final : public Gatherer {
     }
   }
 
-  std::mutex mutex_;
+  std::int64_t most_bytes() const { return options_.resident_bytes.value_or(room_.bytes()); }
+
+  mutable std::mutex mutex_;
   GatherOrder order_;
   GatheredRoom room_;  ///< where none was given
   BudgetRoom budget_room_;
-  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since a step was settled
+  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since then
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
   bool written_ = false;  ///< a part of this rank's, since the last step was settled

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "page/pager.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 
@@ -99,7 +100,9 @@ void Reducer::set_syncing(bool syncing) {
 
 void Reducer::lend_gradients() {
   const std::lock_guard lock(mutex_);
+  hold_flats();
   free_flats();
+  let_flats_go();
   lent_ = true;
 }
 
@@ -112,6 +115,7 @@ bool Reducer::hears_of(std::size_t item) const {
 void Reducer::keep(std::size_t number) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
+  begin_pass();
   Item& item = items_[number];
   Tensor& gradient = item.parameter.tensor.mutable_grad();
   if (!gradient.defined()) item.filled = false;  // a sum of passes in no_sync was cleared
@@ -143,7 +147,41 @@ void Reducer::begin_pass() {
   in_pass_ = true;
   auto pass = std::make_shared<Pass>(self_);
   torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->finish(); });
-  if (!lent_) free_flats();
+  if (lent_) return;
+  hold_flats();
+  free_flats();
+}
+
+// Where gradients of before are still there (zero_grad(set_to_none=false)), their memory is used again.
+void Reducer::hold_flats() {
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    Bucket& bucket = buckets_[number];
+    if (bucket.flat.defined()) continue;
+    if (auto storage = bucket.given.lock()) {
+      const Tensor& like = items_[bucket.items.front()].parameter.tensor;
+      bucket.flat = all_of(c10::Storage(std::move(storage)), like, dtype_of(number));
+    }
+  }
+}
+
+// Once gradients are cleared, what comes next lies there: of a small GPT 17.7 bytes a parameter at the peak
+// instead of 19.9. In the C library's heap the holes are too small for what backward makes first, and that
+// takes more memory in the end; but where its last gradients go, activations have gone.
+void Reducer::let_flats_go() {
+  const std::size_t buckets = buckets_.size();
+  for (std::size_t number = 0; number < buckets; ++number) {
+    Bucket& bucket = buckets_[number];
+    if (!bucket.flat.defined()) continue;
+    const bool in_heap = bucket.flat.is_cpu() && Pager::running(c10::kCPU) == nullptr;
+    if (in_heap && 4 * number < 3 * buckets) continue;
+    bucket.given = bucket.flat.storage().getWeakStorageImpl();
+    bucket.flat.reset();
+  }
+}
+
+at::ScalarType Reducer::dtype_of(std::size_t bucket) const {
+  const Tensor& first = items_[buckets_[bucket].items.front()].parameter.tensor;
+  return dtypes_of(first.scalar_type(), options_.mixed_precision).sum;
 }
 
 // Gradients of parts that have been kept since the last step may lie where sums are about to be.
@@ -166,8 +204,8 @@ const Tensor& Reducer::memory_of(std::size_t number) {
   if (bucket.flat.defined()) return bucket.flat;
   const CategoryScope gradients(Category::kGradient);
   const Tensor& like = items_[bucket.items.front()].parameter.tensor;
-  const at::ScalarType dtype = dtypes_of(like.scalar_type(), options_.mixed_precision).sum;
-  bucket.flat = at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(dtype));
+  bucket.flat =
+      at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(dtype_of(number)));
   std::int64_t end = 0;  // what is padded is zero
   const auto pad = [&](std::int64_t next) { bucket.flat.narrow(0, end, next - end).zero_(); };
   for (const ShardPiece& place : layout_.buckets[number].items) {
@@ -327,6 +365,7 @@ void Reducer::end_pass() noexcept {
     bucket.own.reset();
     bucket.on_its_way.clear();
   }
+  let_flats_go();
 }
 
 void Reducer::abandon() noexcept {

@@ -71,7 +71,9 @@ class Reducer {
     bool ready = false;   ///< in this pass of backward
   };
   struct Bucket {
-    at::Tensor flat;  ///< this rank's sums; undefined when there are none and gradients are divided
+    at::Tensor flat;  ///< this rank's sums; undefined when there are none
+    /// Its memory after a pass: of the gradients that lie in it, and free when they are.
+    c10::weak_intrusive_ptr<c10::StorageImpl> given{c10::intrusive_ptr<c10::StorageImpl>()};
     /// What has been reduced: the slice or, at kReplicate, all; in host memory, if parts are.
     at::Tensor own;
     std::vector<std::shared_ptr<Pinned>> on_its_way;
@@ -86,7 +88,10 @@ class Reducer {
   void keep(std::size_t item);
   void ready(std::size_t item);
   void begin_pass();
+  void hold_flats();
   void free_flats();
+  void let_flats_go();
+  at::ScalarType dtype_of(std::size_t bucket) const;
   void take(Item& item);
   const at::Tensor& memory_of(std::size_t bucket);
   at::Tensor place_of(const Item& item);

@@ -33,9 +33,13 @@ Tensor input(int of_rank, int step) {
   return torch::randn({8, width()}, generator).requires_grad_();  // so that backward needs every layer
 }
 
-void train(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int step) {
+void train(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int step, bool looks = false) {
   optimizer.zero_grad();
   net->forward(input(rank(), step)).pow(2).mean().backward();
+  if (looks) {
+    const torch::NoGradGuard no_grad;
+    EXPECT_GT(net->parameters()[0].pow(2).sum().item<double>(), 0);
+  }
   optimizer.step();
 }
 
@@ -222,7 +226,8 @@ struct Trained {
 
 constexpr int kStepsToSettle = 2 + kLayers;
 
-Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> resident_bytes) {
+Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> resident_bytes,
+                     bool looks = false) {
   const std::int64_t before = allocator_live_bytes();
   torch::nn::Sequential net = chain();
   Shard sharded =
@@ -237,13 +242,13 @@ Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> res
   options.tiers = {disk_tier({.directory = testing::TempDir(), .capacity_bytes = 1 << 26})};
   Budget budget(static_cast<std::uint64_t>(before) + budget_bytes, sharded.parameters(), options);
   int step = 1;
-  while (step <= kStepsToSettle) train(net, optimizer, step++);
+  while (step <= kStepsToSettle) train(net, optimizer, step++, looks);
   budget.reset_use();
   const Ledger ledger;
   Trained trained;
   for (const int last = step + 2; step < last;) {
     const std::int64_t sent = sharded.sent_bytes();
-    train(net, optimizer, step++);
+    train(net, optimizer, step++, looks);
     trained.sent_bytes = sharded.sent_bytes() - sent;
   }
   trained.resident_bytes = sharded.resident_bytes();
@@ -287,6 +292,10 @@ TEST(ShardParameters, ABudgetsRoomIsTaken) {
     if (size() == 1) {
       EXPECT_EQ(trained.use.evictions, 0U) << layers;
       EXPECT_GE(trained.resident_bytes, std::min<std::int64_t>(layers, kLayers) * layer_bytes());
+      // A look at a parameter between backward and the step is no step.
+      const Trained looking = train_inside(budget_bytes, std::nullopt, /*looks=*/true);
+      EXPECT_EQ(looking.use.evictions, 0U) << layers;
+      expect_same_parts(looking, layers);
     }
   }
 }

@@ -8,9 +8,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "reef/budget.h"
 #include "reef/clip_grad_norm.h"
 #include "reef/error.h"
 #include "reef/grad_scaler.h"
@@ -168,24 +170,43 @@ TEST(Shard, BytesOnTheWireAreTheFormula) {
   }
 }
 
-// Of P parameters in float32 by Adam: 16 P; 8 P + 8 P / N; 4 P + 12 P / N; 16 P / N.
+// Of P parameters in float32 by Adam: 16 P; 8 P + 8 P / N; 4 P + 12 P / N; 16 P / N. When gradients are
+// cleared their memory is free; of whole gradients on the CPU, outside a budget, the first three quarters are
+// kept for the next step.
 TEST(Shard, BytesAliveAfterAStepAreTheFormula) {
   const Ledger ledger;
-  for (const Stage stage : kStages) {
-    const std::int64_t before = allocator_live_bytes();
-    torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
-    const std::int64_t bytes = 4 * layer->weight.numel();
-    Shard sharded = shard(*layer, group(), {.stage = stage});
-    torch::optim::Adam optimizer(sharded.parameters());
-    layer->forward(torch::ones({2, 512})).sum().backward();
-    optimizer.step();
-    if (stage != Stage::kParameters) sharded.gather();
-    const std::int64_t n = size();
-    const std::int64_t expected = stage == Stage::kReplicate   ? 4 * bytes
-                                  : stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / n
-                                  : stage == Stage::kGradients ? bytes + 3 * bytes / n
-                                                               : 4 * bytes / n;
-    EXPECT_EQ(allocator_live_bytes() - before, expected) << "stage " << static_cast<int>(stage);
+  for (const bool within : {false, true}) {
+    std::optional<Budget> budget;
+    if (within) budget.emplace(kPlenty, std::vector<const torch::nn::Module*>{});
+    for (const Stage stage : kStages) {
+      const std::string what =
+          "stage " + std::to_string(static_cast<int>(stage)) + (within ? ", within" : "");
+      const std::int64_t before = allocator_live_bytes();
+      torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
+      const std::int64_t bytes = 4 * layer->weight.numel();
+      Shard sharded = shard(*layer, group(), {.stage = stage});
+      torch::optim::Adam optimizer(sharded.parameters());
+      const auto train = [&] {
+        layer->forward(torch::ones({2, 512})).sum().backward();
+        optimizer.step();
+        if (stage != Stage::kParameters) sharded.gather();
+      };
+      train();
+      const std::int64_t n = size();
+      const std::int64_t expected = stage == Stage::kReplicate   ? 4 * bytes
+                                    : stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / n
+                                    : stage == Stage::kGradients ? bytes + 3 * bytes / n
+                                                                 : 4 * bytes / n;
+      EXPECT_EQ(allocator_live_bytes() - before, expected) << what;
+      if (stage == Stage::kReplicate) {
+        optimizer.zero_grad(/*set_to_none=*/false);  // their memory is used again
+        train();
+        EXPECT_EQ(allocator_live_bytes() - before, expected) << what;
+      }
+      optimizer.zero_grad();
+      const std::int64_t gradients = stage >= Stage::kGradients ? bytes / n : within ? bytes : 0;
+      EXPECT_EQ(allocator_live_bytes() - before, expected - gradients) << what;
+    }
   }
 }
 
