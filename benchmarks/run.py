@@ -21,9 +21,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def programs(build: Path) -> list[tuple[str, list[str]]]:
-    ours = [(p.stem.removesuffix("_bench"), [str(p)]) for p in sorted((build / "benchmarks").glob("*_bench"))]
-    peers = [(f"peer {p.stem}", [sys.executable, str(p)]) for p in sorted((HERE / "peers").glob("*.py"))]
-    return ours + peers
+    ours = [(p.stem.removesuffix("_bench"), [str(p)]) for p in (build / "benchmarks").glob("*_bench")]
+    ours += [(p.stem.removesuffix("_bench"), [sys.executable, str(p)]) for p in HERE.glob("*_bench.py")]
+    peers = [(f"peer {p.stem}", [sys.executable, str(p)]) for p in (HERE / "peers").glob("*.py")]
+    return sorted(ours) + sorted(peers)
 
 
 def rows_of(command: list[str]) -> list[dict]:
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--only", default="", help="a part of the names of the sections to measure")
     arguments = parser.parse_args()
+    os.environ["REEF_BUILD_DIR"] = str(arguments.build.resolve())
     before = read_sections(arguments.results)
     sections = {}
     for name, command in programs(arguments.build):

@@ -1,8 +1,10 @@
 """Training on several ranks of this machine over gloo, by torch's wrappers and by reef.shard: tokens a second, bytes on the
-wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn in fresh processes."""
+wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn in fresh processes. The heap
+is counted in processes of its own (benchmarks/heap_counter.cpp), from before the model is made."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -25,9 +27,15 @@ def status(key: str) -> int:
     return int(next(line for line in lines if line.startswith(key)).split()[1]) * 1024
 
 
-def loopback_bytes() -> int:
+def sent_bytes() -> int:
+    """By this host, over the interface that gloo uses."""
+    name = os.environ["GLOO_SOCKET_IFNAME"] + ":"
     lines = Path("/proc/net/dev").read_text().splitlines()
-    return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[8])
+    return int(next(line for line in lines if line.strip().startswith(name)).split(":")[1].split()[8])
+
+
+def counter_path() -> Path:
+    return Path(os.environ.get("REEF_BUILD_DIR", "build")).resolve() / "benchmarks" / "libheap_counter.so"
 
 
 def make_model():
@@ -96,15 +104,47 @@ def set_up(mode: str):
     return wrapped, torch.optim.AdamW(wrapped.parameters(), **settings)
 
 
-def run_rank(mode: str) -> None:
+def begin_rank() -> None:
     import torch
     import torch.distributed as dist
 
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     dist.init_process_group("gloo")
-    model, optimizer = set_up(mode)
-    generator = torch.Generator().manual_seed(100 + rank)
+
+
+def end_rank(found: dict[str, float]) -> None:
+    import torch.distributed as dist
+
+    sys.stdout.write(f"RESULT {json.dumps(found)}\n")  # at once: ranks share the pipe
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # no mode is measured while it is taken down
+
+
+def run_rank(mode: str) -> None:
+    begin_rank()
+    if os.environ.get("LD_PRELOAD", "") != str(counter_path()):
+        return end_rank(measure(*set_up(mode)))
+    import torch
+
+    if mode.startswith("reef"):
+        import reef  # noqa: F401
+    torch.ones(4, 4) @ torch.ones(4, 4)
+    counter = ctypes.CDLL(None)
+    before = counter.heap_live_bytes()
+    run = set_up(mode)
+    measure(*run)
+    counter.heap_take_peak_bytes()
+    measure(*run, steps_before=0)
+    end_rank({"heap": counter.heap_take_peak_bytes() - before})
+
+
+def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
+    """Of a step, after those before it."""
+    import torch
+    import torch.distributed as dist
+
+    generator = torch.Generator().manual_seed(100 + int(os.environ["RANK"]))
 
     def step() -> float:
         tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
@@ -115,33 +155,30 @@ def run_rank(mode: str) -> None:
         optimizer.step()
         return loss.item()
 
-    for _ in range(2):
+    for _ in range(steps_before):
         step()
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, seconds = loopback_bytes(), []
+    before, seconds = sent_bytes(), []
     for _ in range(STEPS):
         begin = time.perf_counter()
         loss = step()
         seconds.append(time.perf_counter() - begin)
     dist.barrier()
-    wire = loopback_bytes() - before
-    found = {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
-    sys.stdout.write(f"RESULT {json.dumps(found)}\n")  # at once: ranks share the pipe
-    sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # no mode is measured while it is taken down
+    wire = sent_bytes() - before
+    return {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
 
 
-def run_mode(mode: str, ranks: int, own_network: bool) -> dict[str, float]:
+def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "", program: str = __file__) -> dict[str, float]:
+    """The largest of what its ranks find."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}  # fmt: skip
-    command = f"{sys.executable} {Path(__file__).resolve()} --rank '{mode}'"
+    command = f"{sys.executable} {Path(program).resolve()} --rank '{mode}'"
     lines = "ip link set lo up; " if own_network else ""
-    lines += "".join(f"RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
+    lines += "".join(f"LD_PRELOAD='{preloaded}' RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
     isolated = ["unshare", "-n"] if own_network else []
     done = subprocess.run([*isolated, "sh", "-c", lines], env=environment, capture_output=True, text=True, timeout=300)
     found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -150,8 +187,12 @@ def run_mode(mode: str, ranks: int, own_network: bool) -> dict[str, float]:
     return {key: max(one[key] for one in found) for key in found[0]}
 
 
+def can_unshare() -> bool:
+    return subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
 def main() -> None:
-    own_network = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+    own_network = can_unshare()
     parameters = sum(p.numel() for p in make_model().parameters())
     for ranks, rounds in ROUNDS.items():
         found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
@@ -165,6 +206,9 @@ def main() -> None:
             wire = statistics.median(one["wire"] for one in runs) / parameters
             peak = statistics.median(one["peak"] for one in runs) / 2**20
             sent = f"{wire:.2f} bytes a parameter and step on the wire; " if own_network else ""
+            if counter_path().exists():
+                heap = run_mode(mode, ranks, own_network, str(counter_path()))["heap"] / parameters
+                sent += f"{heap:.2f} on the heap at the peak; "
             print(json.dumps({
                 "name": f"{ranks} ranks/{mode}", "value": statistics.median(tokens), "unit": "tokens/s",
                 "context": f"median of {rounds} rounds in turn; {ratio:.3g} times {MODES[0]} in the same round; {sent}"
