@@ -169,14 +169,14 @@ def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
 
 
-def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "", program: str = __file__) -> dict[str, float]:
+def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "") -> dict[str, float]:
     """The largest of what its ranks find."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}  # fmt: skip
-    command = f"{sys.executable} {Path(program).resolve()} --rank '{mode}'"
+    command = f"{sys.executable} {Path(__file__).resolve()} --rank '{mode}'"
     lines = "ip link set lo up; " if own_network else ""
     lines += "".join(f"LD_PRELOAD='{preloaded}' RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
     isolated = ["unshare", "-n"] if own_network else []

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "high_water.h"
 #include "ledger/allocation_gate.h"
 #include "ledger/blocks.h"
 #include "reef/error.h"
@@ -30,16 +31,10 @@ void count_and_delete(void* data) {
   if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
 }
 
-void raise_peak(std::int64_t live) {
-  std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
-  while (live > peak && !peak_bytes.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
-  }
-}
-
 void count_birth(const void* data, std::size_t bytes) {
   const std::int64_t forgotten = Blocks::instance().born(data, bytes, 0);
   const std::int64_t more = static_cast<std::int64_t>(bytes) - forgotten;
-  raise_peak(live_bytes.fetch_add(more, std::memory_order_relaxed) + more);
+  raise(peak_bytes, live_bytes.fetch_add(more, std::memory_order_relaxed) + more);
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -107,11 +102,7 @@ void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memor
 
 std::int64_t allocator_live_bytes() { return live_bytes.load(std::memory_order_relaxed); }
 std::int64_t allocator_peak_bytes() { return peak_bytes.load(std::memory_order_relaxed); }
-std::int64_t take_allocator_peak() {
-  const std::int64_t peak = peak_bytes.exchange(0);
-  raise_peak(live_bytes.load());  // what another thread makes meanwhile is in one of them
-  return peak;
-}
+std::int64_t take_allocator_peak() { return take_peak(peak_bytes, live_bytes); }
 
 bool adopt(c10::StorageImpl& storage) {
   if (storage.device_type() != c10::kCPU || storage.nbytes() == 0 || wrapped == nullptr) return false;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "high_water.h"
 #include "ledger/blocks.h"
 #include "page/cuda_stream_copy.h"
 #include "page/memory.h"
@@ -51,12 +52,6 @@ struct Side {
   TransferLane lane{1};  ///< the last: its thread uses the others
 };
 
-void raise(std::atomic<std::uint64_t>& highest, std::uint64_t value) {
-  std::uint64_t before = highest;
-  while (value > before && !highest.compare_exchange_weak(before, value)) {
-  }
-}
-
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(c10::DeviceIndex index)
@@ -75,11 +70,7 @@ class CudaMemory final : public Memory {
   }
   std::uint64_t alive_bytes() const override { return alive_; }
   std::uint64_t peak_bytes() const override { return peak_; }
-  std::uint64_t take_peak() override {
-    const std::uint64_t peak = peak_.exchange(0);
-    raise(peak_, alive_);  // what another thread makes meanwhile is in one of them
-    return peak;
-  }
+  std::uint64_t take_peak() override { return reef::take_peak(peak_, alive_); }
 
   void open(Pager& pager) override { pager_ = &pager; }
 
@@ -135,8 +126,8 @@ class CudaMemory final : public Memory {
   // Under the allocator's lock.
   void traced(const TraceEntry& entry) {
     if (entry.action_ == TraceEntry::ALLOC) {
-      raise(peak_, alive_ += entry.size_);
-      raise(largest_, entry.size_);
+      raise<std::uint64_t>(peak_, alive_ += entry.size_);
+      raise<std::uint64_t>(largest_, entry.size_);
     } else if (entry.action_ == TraceEntry::FREE_COMPLETED) {
       alive_ -= entry.size_;
     } else if (entry.action_ == TraceEntry::FREE_REQUESTED && !inside && running() != nullptr) {

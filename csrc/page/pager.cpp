@@ -17,31 +17,31 @@ namespace {
 
 constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
 
+c10::Device indexed(c10::Device device) {
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  return device;
+}
+
+// By slot; each is made when it is first asked for.
+constinit std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
+
 }  // namespace
 
-// The device's, once somebody has asked for it by of().
-std::atomic<Pager*>& Pager::made_for(c10::Device device) {
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+Pager& Pager::of(c10::Device device) {
+  device = indexed(device);
   const auto slot = slot_of(device);
   if (!slot)
     throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
-  static std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
-  return pagers[*slot];
-}
-
-Pager& Pager::of(c10::Device device) {
   static auto* const mutex = new std::mutex;
-  std::atomic<Pager*>& made = made_for(device);
   const std::lock_guard lock(*mutex);
-  if (made == nullptr) {
-    if (device.is_cuda() && !device.has_index()) device.set_index(0);
-    made = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
-  }
-  return *made;
+  std::atomic<Pager*>& pager = pagers[*slot];
+  if (pager == nullptr) pager = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
+  return *pager;
 }
 
 Pager* Pager::running(c10::Device device) {
-  Pager* pager = made_for(device);
+  const auto slot = slot_of(indexed(device));
+  Pager* const pager = slot ? pagers[*slot].load() : nullptr;
   return pager != nullptr && pager->running_ ? pager : nullptr;
 }
 

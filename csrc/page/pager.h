@@ -42,7 +42,7 @@ class Pager final : public AllocationGate {
   /// Throws ConfigError where there is no such device.
   static Pager& of(c10::Device device);
   static Pager& cpu();
-  /// Of a device that has a budget now, or nullptr.
+  /// Of a device that has a budget now, or nullptr; of any kind of device.
   static Pager* running(c10::Device device);
   c10::Device device() const { return memory_->device(); }
 
@@ -144,7 +144,6 @@ class Pager final : public AllocationGate {
 
  private:
   explicit Pager(std::unique_ptr<Memory> memory);
-  static std::atomic<Pager*>& made_for(c10::Device device);
   void take_freed();
   std::string running_operator() const;
   Page* find_or_register(c10::StorageImpl& storage);

@@ -242,7 +242,7 @@ class OnDemand final : public Gatherer {
   GatherOrder order_;
   GatheredRoom room_;  ///< where none was given
   BudgetRoom budget_room_;
-  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since then
+  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since budget_room_ began
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
   bool written_ = false;  ///< a part of this rank's, since the last step was settled

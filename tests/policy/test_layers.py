@@ -12,7 +12,7 @@ from pathlib import Path
 LAYER_0 = {
     "include/reef/bytes.h", "include/reef/category.h", "include/reef/error.h", "include/reef/export.h",
     "include/reef/rendezvous.h", "include/reef/shard_layout.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
-    "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/gather_order.cpp", "csrc/gather_order.h", "csrc/gathered_room.cpp", "csrc/gathered_room.h", "csrc/json.cpp", "csrc/json.h", "csrc/round_up.h", "csrc/utf8.h",
+    "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/gather_order.cpp", "csrc/gather_order.h", "csrc/gathered_room.cpp", "csrc/gathered_room.h", "csrc/high_water.h", "csrc/json.cpp", "csrc/json.h", "csrc/round_up.h", "csrc/utf8.h",
     "csrc/distributed/rendezvous.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/swap", "csrc/timeline"}
