@@ -181,7 +181,8 @@ class Pager final : public AllocationGate {
   Mark own_mark_;  ///< of reset_peak()
   std::vector<Mark*> marks_;
   std::uint64_t starts_ = 0;
-  std::deque<std::uint32_t> fetches_;  ///< planned, by page id, and waiting for room
+  std::uint64_t evicted_before_step_ = 0;  ///< bytes, in all, when the step under way began
+  std::deque<std::uint32_t> fetches_;      ///< planned, by page id, and waiting for room
 };
 
 }  // namespace reef

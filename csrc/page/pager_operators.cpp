@@ -105,8 +105,12 @@ void Pager::Frame::leave(Pager& pager, const OperatorCall& call, Register what,
 }
 
 void Pager::end_step() {
+  const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes());
   if (!step_.end_step()) return;
   fetches_.clear();
+  // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
+  // that evicted nothing needs none.
+  if (evicted_before_step_ == before) return;
   step_.make_plan(budget_bytes_, mover_.speeds());
 }
 

@@ -45,6 +45,8 @@ class OnDemand final : public Gatherer {
       keep_parts(parameters, number, bucket.slice);
       bucket.state = State::kWhole;
       drop(bucket);
+      const auto sum_bytes = static_cast<std::int64_t>(c10::elementSize(dtypes(parameters, number).sum));
+      largest_sums_bytes_ = std::max(largest_sums_bytes_, layout_.elements(number) * sum_bytes);
       wholes.push_back(bucket.whole);
       slices.push_back(bucket.slice);
     }
@@ -155,7 +157,9 @@ class OnDemand final : public Gatherer {
   void settle_step(bool in_forward) {
     constexpr std::int64_t kNoBudget = std::numeric_limits<std::int64_t>::max();
     std::int64_t fitting_bytes = budget_room_.left_bytes().value_or(kNoBudget);
-    if (fitting_bytes >= 0 && fitting_bytes < kNoBudget) fitting_bytes += most_gathered_bytes_;
+    // Whether a bucket of gradients is still on its way when the next is made differs from step to step.
+    if (fitting_bytes >= 0 && fitting_bytes < kNoBudget)
+      fitting_bytes = most_gathered_bytes_ + std::max<std::int64_t>(fitting_bytes - largest_sums_bytes_, 0);
     const auto heard = largest({written_ ? 1 : 0, -fitting_bytes});
     if (heard[0] != 0) {
       -heard[1] == kNoBudget ? room_.close() : room_.after_step(-heard[1]);
@@ -242,6 +246,7 @@ class OnDemand final : public Gatherer {
   GatherOrder order_;
   GatheredRoom room_;  ///< where none was given
   BudgetRoom budget_room_;
+  std::int64_t largest_sums_bytes_ = 0;   ///< of a bucket's gradients
   std::int64_t most_gathered_bytes_ = 0;  ///< at any time since budget_room_ began
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
