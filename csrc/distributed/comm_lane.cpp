@@ -2,75 +2,195 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 namespace reef {
+namespace {
 
-CommLane::~CommLane() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    queue_.clear();
-  }
-  submitted_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
-
-std::uint64_t CommLane::submit(std::function<void()> work) {
-  std::uint64_t ticket = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-    queue_.push_back(std::move(work));
-    ticket = ++submitted_count_;
-  }
-  submitted_.notify_one();
-  return ticket;
-}
-
-void CommLane::wait(std::uint64_t ticket) {
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return finished_count_ >= ticket; });
-  if (error_ && ticket >= failed_) std::rethrow_exception(error_);
-}
-
-void CommLane::wait_all() {
-  std::uint64_t last = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    last = submitted_count_;
-  }
-  wait(last);
-}
-
-void CommLane::serve() {
-  const at::NoGradGuard no_grad;
-  const at::DisableRecordFunctionGuard unobserved;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    submitted_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (closing_) return;
+class ThreadLane final : public CommLane {
+ public:
+  ~ThreadLane() override {
     {
-      const std::function<void()> work = std::move(queue_.front());
-      queue_.pop_front();
-      const bool failed = error_ != nullptr;
-      lock.unlock();
-      std::exception_ptr error;
-      try {
-        if (!failed) work();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      lock.lock();
-      if (error) {
-        error_ = error;
-        failed_ = finished_count_ + 1;
-      }
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+      queue_.clear();
     }
-    ++finished_count_;
-    finished_.notify_all();
+    submitted_.notify_all();
+    if (thread_.joinable()) thread_.join();
   }
+
+  std::uint64_t submit(std::function<void()> work) override {
+    std::uint64_t ticket = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+      queue_.push_back(std::move(work));
+      ticket = ++submitted_count_;
+    }
+    submitted_.notify_one();
+    return ticket;
+  }
+
+  void wait(std::uint64_t ticket) override {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return finished_count_ >= ticket; });
+    if (error_ && ticket >= failed_) std::rethrow_exception(error_);
+  }
+
+  void wait_all() override { wait(last_ticket()); }
+
+  void drain() noexcept override {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return finished_count_ >= submitted_count_; });
+  }
+
+ private:
+  std::uint64_t last_ticket() {
+    const std::lock_guard lock(mutex_);
+    return submitted_count_;
+  }
+
+  void serve() {
+    const at::NoGradGuard no_grad;
+    const at::DisableRecordFunctionGuard unobserved;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      submitted_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+      if (closing_) return;
+      {
+        const std::function<void()> work = std::move(queue_.front());
+        queue_.pop_front();
+        const bool failed = error_ != nullptr;
+        lock.unlock();
+        std::exception_ptr error;
+        try {
+          if (!failed) work();
+        } catch (...) {
+          error = std::current_exception();
+        }
+        lock.lock();
+        if (error) {
+          error_ = error;
+          failed_ = finished_count_ + 1;
+        }
+      }
+      ++finished_count_;
+      finished_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable submitted_;
+  std::condition_variable finished_;
+  std::deque<std::function<void()>> queue_;
+  std::uint64_t submitted_count_ = 0;
+  std::uint64_t finished_count_ = 0;
+  std::exception_ptr error_;
+  std::uint64_t failed_ = 0;  ///< whose
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+/// On the thread that submits. Streams and events are those that c10 has for every kind of device.
+class InlineLane final : public CommLane {
+ public:
+  explicit InlineLane(c10::Device device) {
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl on(device.type());
+    if (!device.has_index()) device = on.getDevice();
+    stream_ = on.getStreamFromGlobalPool(device);
+  }
+  ~InlineLane() override { drain(); }
+
+  std::uint64_t submit(std::function<void()> work) override {
+    const at::NoGradGuard no_grad;
+    const at::DisableRecordFunctionGuard unobserved;
+    const std::lock_guard lock(mutex_);
+    ++submitted_count_;
+    if (error_) return submitted_count_;
+    try {
+      if (stream_) {
+        c10::Event given(stream_->device_type());
+        given.record(current());
+        given.block(*stream_);
+        const c10::StreamGuard guard(*stream_);
+        work();
+        c10::Event done(stream_->device_type());
+        done.record(*stream_);
+        done_.emplace(submitted_count_, std::move(done));
+      } else {
+        work();
+      }
+    } catch (...) {
+      error_ = std::current_exception();
+      failed_ = submitted_count_;
+    }
+    return submitted_count_;
+  }
+
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    if (error_ && ticket >= failed_) std::rethrow_exception(error_);
+    // What is through says so of all before it.
+    const auto reached = done_.lower_bound(ticket);
+    if (reached == done_.end()) return;
+    reached->second.block(current());
+    done_.erase(done_.begin(), reached);
+  }
+
+  void wait_all() override {
+    std::uint64_t last = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      last = submitted_count_;
+    }
+    wait(last);
+  }
+
+  void drain() noexcept override {
+    const std::lock_guard lock(mutex_);
+    try {
+      if (!done_.empty()) done_.rbegin()->second.synchronize();
+    } catch (const std::exception&) {
+      // The device has failed, and whoever uses it next is told.
+    }
+  }
+
+ private:
+  c10::Stream current() const {
+    return c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
+  }
+
+  std::mutex mutex_;
+  std::optional<c10::Stream> stream_;
+  std::map<std::uint64_t, c10::Event> done_;  ///< by ticket; those that somebody may wait for
+  std::uint64_t submitted_count_ = 0;
+  std::exception_ptr error_;
+  std::uint64_t failed_ = 0;  ///< whose
+};
+
+}  // namespace
+
+bool by_messages(c10d::ProcessGroup& group, c10::Device device) {
+  if (!device.is_cpu()) return false;
+  return group.getSize() == 1 || group.getBackend(c10::kCPU)->getBackendName() == "gloo";
+}
+
+std::unique_ptr<CommLane> make_comm_lane(c10d::ProcessGroup& group, c10::Device device) {
+  if (by_messages(group, device)) return std::make_unique<ThreadLane>();
+  return std::make_unique<InlineLane>(device);
 }
 
 }  // namespace reef

@@ -1,46 +1,44 @@
 #pragma once
 
-#include <condition_variable>
+#include <c10/core/Device.h>
+
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
-#include <mutex>
-#include <thread>
+#include <memory>
+
+#include "reef/collectives.h"
 
 namespace reef {
 
-/// A thread that communicates beside the program: runs what it is given in order, one after another. When
-/// something has thrown, what comes after it is passed over: a rank no longer knows what the others send.
-/// The thread starts with the first work; its operators are recorded by neither autograd nor observers.
+/// Communicates beside the program: runs what it is given in order, one after another, recorded by neither
+/// autograd nor observers. When something has thrown, what comes after it is passed over: a rank no longer
+/// knows what the others send. May be used by several threads.
 class CommLane {
  public:
   CommLane() = default;
   /// Waits for what is running; the rest is dropped.
-  ~CommLane();
+  virtual ~CommLane() = default;
   CommLane(const CommLane&) = delete;
   CommLane& operator=(const CommLane&) = delete;
 
-  /// Gives its number, counted from 1.
-  std::uint64_t submit(std::function<void()> work);
-  /// Until work number `ticket` and all before it are through. Throws what one of them has thrown.
-  void wait(std::uint64_t ticket);
+  /// Gives its number, counted from 1. Throws nothing that `work` throws.
+  virtual std::uint64_t submit(std::function<void()> work) = 0;
+  /// Until what work number `ticket` and all before it have made may be used: by this thread or, on a device,
+  /// by what its stream is given from now on. Throws what one of them has thrown.
+  virtual void wait(std::uint64_t ticket) = 0;
   /// The same of all that has been submitted.
-  void wait_all();
-
- private:
-  void serve();
-
-  std::mutex mutex_;
-  std::condition_variable submitted_;
-  std::condition_variable finished_;
-  std::deque<std::function<void()>> queue_;
-  std::uint64_t submitted_count_ = 0;
-  std::uint64_t finished_count_ = 0;
-  std::exception_ptr error_;
-  std::uint64_t failed_ = 0;  ///< whose
-  bool closing_ = false;
-  std::thread thread_;
+  virtual void wait_all() = 0;
+  /// Until nothing that has been submitted is running, on a device neither.
+  virtual void drain() noexcept = 0;
 };
+
+/// Whether the ranks of a group exchange tensors of this device by messages with tags, in any order. That is
+/// gloo. Other backends have one order of collectives, which must be that in which the program comes to them.
+bool by_messages(c10d::ProcessGroup& group, c10::Device device);
+
+/// By messages: a thread, which starts with the first work. Else the thread that submits, so that the order
+/// is the program's; on a device, a stream: work begins there behind what the submitting thread's stream has
+/// been given.
+std::unique_ptr<CommLane> make_comm_lane(c10d::ProcessGroup& group, c10::Device device);
 
 }  // namespace reef

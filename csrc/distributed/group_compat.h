@@ -9,13 +9,23 @@ namespace reef::compat {
 
 /// What c10d named otherwise before 2.13.
 
-inline c10::intrusive_ptr<c10d::Work> all_to_all(c10d::ProcessGroup& group, at::Tensor& to,
-                                                 at::Tensor& from) {
-  std::vector<std::int64_t> equal;
+/// Of so many elements from and to each rank; empty: of equal parts.
+inline c10::intrusive_ptr<c10d::Work> all_to_all(c10d::ProcessGroup& group, at::Tensor& to, at::Tensor& from,
+                                                 std::vector<std::int64_t> elements = {}) {
+  std::vector<std::int64_t> same = elements;
 #if REEF_TORCH >= 213
-  return group.all_to_all_single(to, from, equal, equal);
+  return group.all_to_all_single(to, from, elements, same);
 #else
-  return group.alltoall_base(to, from, equal, equal);
+  return group.alltoall_base(to, from, elements, same);
+#endif
+}
+
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, at::Tensor& to,
+                                                     at::Tensor& from) {
+#if REEF_TORCH >= 213
+  return group.reduce_scatter_single(to, from);
+#else
+  return group._reduce_scatter_base(to, from);
 #endif
 }
 

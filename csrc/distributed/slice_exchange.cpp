@@ -4,11 +4,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
+#include "distributed/comm_lane.h"
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
 #include "kernels/ordered_sum.h"
@@ -25,6 +28,14 @@ constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
+
+constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
+
+// On devices memory may have come from another stream, which must not use it anew before this one is there.
+void used_by_this_stream(const Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  tensor.record_stream(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+}
 
 // Of `parts`, in their order, divided last.
 void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, int divisor) {
@@ -53,11 +64,16 @@ void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, int diviso
 
 }  // namespace
 
-SliceExchange::SliceExchange(ProcessGroupPtr group, int number, int degree)
+SliceExchange::SliceExchange(ProcessGroupPtr group, int number, int degree, SumOrder sums)
     : group_(std::move(group)),
       all_{0, group_->getSize(), group_->getRank()},
       own_{all_.rank / degree * degree, degree, all_.rank},
+      sums_(sums),
       first_tag_(kFirstTag + number % kNumbers * 2 * kTags) {}
+
+bool SliceExchange::in_any_order(c10::Device device) const {
+  return sums_ == SumOrder::kRanks && by_messages(*group_, device);
+}
 
 Tensor SliceExchange::slice(const Tensor& flat, int number, const Ranks& ranks) {
   const std::int64_t elements = flat.numel() / ranks.count;
@@ -79,15 +95,16 @@ void SliceExchange::wait(const Works& works) const {
 }
 
 template <class Issue>
-void SliceExchange::run(const char* name, bool by_messages, const Issue& issue) const {
+void SliceExchange::run(const char* name, const Tensor& flat, const Issue& issue) const {
   Works works;
   try {
     issue(works);  // a connection that is known to be gone is refused here already
-    if (by_messages) return wait(works);
+    if (by_messages(*group_, flat.device())) return wait(works);
     for (const auto& work : works) work->wait();
   } catch (const std::exception& error) {
     throw rank_failed(*group_, name, error);
   }
+  used_by_this_stream(flat);
 }
 
 void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduction reduction) {
@@ -95,21 +112,50 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
     if (own.storage().unsafeGetStorageImpl() != flat.storage().unsafeGetStorageImpl()) own.copy_(flat);
     return;
   }
-  if (flat.is_cpu()) {
-    run("the reduce-scatter of gradients", /*by_messages=*/true,
-        [&](Works& works) { receive_and_add(flat, own, reduction, works); });
-  } else {
-    Tensor received = at::empty_like(flat);
-    run("the reduce-scatter of gradients", /*by_messages=*/false, [&](Works& works) {
-      Tensor from = flat;
-      works.push_back(compat::all_to_all(*group_, received, from));
-    });
-    std::vector<Tensor> parts;
-    for (int rank = 0; rank < all_.count; ++rank) parts.push_back(slice(received, rank, all_));
-    ordered_sum(parts, own, reduction == Reduction::kMean ? all_.count : 1);
-  }
+  if (sums_ == SumOrder::kNative) return reduce_natively(flat, own, reduction);
+  if (!by_messages(*group_, flat.device())) return add_all(flat, own, reduction);
+  run(kReduceScatter, flat, [&](Works& works) { receive_and_add(flat, own, reduction, works); });
   const int neighbours = (own_.first > 0 ? 1 : 0) + (own_.first + own_.count < all_.count ? 1 : 0);
   sent_bytes_ += (own_.count - 1 + neighbours) * static_cast<std::int64_t>(own.nbytes());
+}
+
+void SliceExchange::all_reduce(const Tensor& flat, Reduction reduction) {
+  if (all_.count == 1) return;
+  if (sums_ == SumOrder::kRanks) {
+    reduce_scatter(flat, own_slice(flat), reduction);
+    all_gather(flat);
+    return;
+  }
+  reef::all_reduce({flat}, group_, reduction);
+  used_by_this_stream(flat);
+  sent_bytes_ += 2 * (all_.count - 1) * static_cast<std::int64_t>(own_slice(flat).nbytes());
+}
+
+// The slice of every rank by one all-to-all, each copy's from all.
+void SliceExchange::add_all(const Tensor& flat, const Tensor& own, Reduction reduction) {
+  const int copies = all_.count / own_.count;
+  Tensor from = copies == 1 ? flat : flat.repeat({copies});
+  Tensor received = at::empty_like(from);
+  run(kReduceScatter, flat,
+      [&](Works& works) { works.push_back(compat::all_to_all(*group_, received, from)); });
+  std::vector<Tensor> parts;
+  for (int rank = 0; rank < all_.count; ++rank) parts.push_back(slice(received, rank, all_));
+  ordered_sum(parts, own, reduction == Reduction::kMean ? all_.count : 1);
+  sent_bytes_ += (all_.count - 1) * static_cast<std::int64_t>(own.nbytes());
+}
+
+void SliceExchange::reduce_natively(const Tensor& flat, const Tensor& own, Reduction reduction) {
+  if (flat.is_cpu()) {  // gloo's own reduce-scatter is this, with a copy before it
+    all_reduce(flat, reduction);
+    if (const Tensor sum = own_slice(flat); sum.const_data_ptr() != own.const_data_ptr()) own.copy_(sum);
+    return;
+  }
+  Tensor from = flat;
+  Tensor to = own;
+  run(kReduceScatter, flat,
+      [&](Works& works) { works.push_back(compat::reduce_scatter(*group_, to, from)); });
+  if (reduction == Reduction::kMean) own.div_(all_.count);
+  sent_bytes_ += (all_.count - 1) * static_cast<std::int64_t>(own.nbytes());
 }
 
 // By messages of a chunk each, of which two from every rank are under way. What the ranks before this copy
@@ -198,24 +244,34 @@ void SliceExchange::tell(const Tensor& flat) {
 void SliceExchange::gather(const char* name, const Tensor& flat, const Ranks& ranks,
                            std::optional<int> subject) {
   if (ranks.count == 1) return;
-  run(name, flat.is_cpu(), [&](Works& works) {
-    const int own_number = ranks.rank - ranks.first;
+  const int own_number = ranks.rank - ranks.first;
+  const Tensor own = slice(flat, own_number, ranks);
+  if (!by_messages(*group_, flat.device())) {
+    Tensor to = flat;
+    Tensor from = own;
+    run(name, flat, [&](Works& works) {
+      if (ranks.count == all_.count) {
+        works.push_back(compat::all_gather(*group_, to, from));
+        return;
+      }
+      std::vector<std::int64_t> elements(static_cast<std::size_t>(all_.count));  // for and from each rank
+      std::fill_n(elements.begin() + ranks.first, ranks.count, own.numel());
+      from = own.repeat({ranks.count});
+      works.push_back(compat::all_to_all(*group_, to, from, elements));
+    });
+    return;
+  }
+  run(name, flat, [&](Works& works) {
     const auto other = [&](int step) { return (own_number + step) % ranks.count; };
-    if (flat.is_cpu()) {
-      const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
-      for (int step = 1; step < ranks.count; ++step) {
-        const int from = other(ranks.count - step);
-        std::vector<Tensor> to = {slice(flat, from, ranks)};
-        works.push_back(group_->recv(to, ranks.first + from, tag));
-      }
-      for (int step = 1; step < ranks.count; ++step) {
-        std::vector<Tensor> own = {slice(flat, own_number, ranks)};
-        works.push_back(group_->send(own, ranks.first + other(step), tag));
-      }
-    } else {
-      Tensor to = flat;
-      Tensor own = slice(flat, own_number, ranks);
-      works.push_back(compat::all_gather(*group_, to, own));
+    const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
+    for (int step = 1; step < ranks.count; ++step) {
+      const int from = other(ranks.count - step);
+      std::vector<Tensor> to = {slice(flat, from, ranks)};
+      works.push_back(group_->recv(to, ranks.first + from, tag));
+    }
+    for (int step = 1; step < ranks.count; ++step) {
+      std::vector<Tensor> sent = {own};
+      works.push_back(group_->send(sent, ranks.first + other(step), tag));
     }
   });
 }

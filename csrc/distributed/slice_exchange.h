@@ -15,26 +15,30 @@ class Work;
 namespace reef {
 
 /// Reduce-scatter and all-gather over flat memory of `degree` equal slices, rank r's being number r % degree:
-/// ranks that follow each other have a copy among them, and all copies are the same. On the CPU by messages
-/// between ranks, each straight from and into the tensors; on devices, where there is one copy only, by the
-/// backend's all-to-all and all-gather. Calls return when the result may be used. They may come from any
-/// thread, one at a time; all ranks make the same ones in the same order. If a rank is gone they throw
+/// ranks that follow each other have a copy among them, and all copies are the same. By messages between
+/// ranks (see by_messages()), each straight from and into the tensors; else by the backend's all-to-all and
+/// all-gather. Calls return when the result may be used, on devices by the current stream. They may come from
+/// any thread, one at a time; all ranks make the same ones in the same order. If a rank is gone they throw
 /// RankFailed.
 class SliceExchange {
  public:
   /// Two exchanges in one group that are used at the same time need different numbers, from 0 to kNumbers.
   static constexpr int kNumbers = 256;
-  /// `degree` divides the number of ranks.
-  SliceExchange(ProcessGroupPtr group, int number, int degree);
+  /// `degree` divides the number of ranks; with SumOrder::kNative it is that number.
+  SliceExchange(ProcessGroupPtr group, int number, int degree, SumOrder sums = SumOrder::kRanks);
 
   /// `own`, of a slice's elements, becomes the sum (or mean) of this rank's slice over all ranks: added up in
   /// the order of ranks, ((0 + 1) + 2) + ..., in the dtype itself, as an accumulation of gradients would; a
-  /// mean is divided last. It may be that slice of `flat`. Sends and receives (D - 1) / D of `flat` in a copy
-  /// among D ranks; from the first copy to the last and back, what has been added up of a slice. Needs, on
-  /// the CPU, 2 D MiB more at most; on devices, as much as `flat`.
+  /// mean is divided last. It may be that slice of `flat`, whose other slices are undefined afterwards. Sends
+  /// and receives (D - 1) / D of `flat` in a copy among D ranks; from the first copy to the last and back,
+  /// what has been added up of a slice. Needs 2 D MiB more at most. Not by messages: sends a slice to each
+  /// other rank, and needs the slices of all ranks twice, of one copy once. kNative: the backend's own.
   void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
 
-  /// Every slice in all of `flat`. Sends D - 1 slices and receives as many, within a copy. On the CPU, calls
+  /// All of `flat` becomes that sum (or mean). Sends what the two calls send that it could be made of.
+  void all_reduce(const at::Tensor& flat, Reduction reduction);
+
+  /// Every slice in all of `flat`. Sends D - 1 slices and receives as many, within a copy. By messages, calls
   /// of different subjects (from 0) are told apart: if ranks make them in another order they wait for each
   /// other until the group's timeout, and never take one for the other.
   void all_gather(const at::Tensor& flat, std::optional<int> subject = std::nullopt);
@@ -48,7 +52,10 @@ class SliceExchange {
   /// This rank's slice of `flat`, a view.
   at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, own_.rank - own_.first, own_); }
 
-  /// Bytes that this rank has sent so far.
+  /// Calls of this and of others of its group may run at the same time, and in any order.
+  bool in_any_order(c10::Device device) const;
+
+  /// Bytes that this rank has sent so far; of the backend's own sums, what a ring would send.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
@@ -59,8 +66,10 @@ class SliceExchange {
   static at::Tensor slice(const at::Tensor& flat, int number, const Ranks& ranks);
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
   void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
+  void add_all(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
+  void reduce_natively(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
   template <class Issue>
-  void run(const char* name, bool by_messages, const Issue& issue) const;
+  void run(const char* name, const at::Tensor& flat, const Issue& issue) const;
   void wait(const Works& works) const;
   void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
   int next_tag();
@@ -68,6 +77,7 @@ class SliceExchange {
   ProcessGroupPtr group_;
   Ranks all_;
   Ranks own_;  ///< of this copy
+  SumOrder sums_;
   int first_tag_;
   int calls_ = 0;
   std::int64_t sent_bytes_ = 0;

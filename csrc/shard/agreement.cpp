@@ -31,6 +31,7 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
                                     ", bucket_bytes " + std::to_string(options.bucket_bytes) +
                                     ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
                                     ", buffers " + std::to_string(static_cast<int>(options.buffers)) +
+                                    (options.sum_order == SumOrder::kNative ? ", sum_order native" : "") +
                                     (options.offload ? ", offload" : "")};
   if (const auto& resident = options.resident_bytes)
     lines.front() += ", resident_bytes " + std::to_string(*resident);

@@ -16,7 +16,7 @@ class AfterSteps final : public Gatherer {
  public:
   AfterSteps(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
              int exchange, const ShardOptions& options)
-      : Gatherer(std::move(layout), group, exchange, options),
+      : Gatherer(parameters, std::move(layout), group, exchange, options),
         divided_(options.stage != Stage::kReplicate),
         buckets_(layout_.buckets.size()) {
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
@@ -47,7 +47,10 @@ class AfterSteps final : public Gatherer {
     const std::lock_guard lock(mutex_);
     if (held_) start();
     held_ = true;
-    return [this] { lane_->wait_all(); };
+    return [this] {
+      lane_->wait_all();
+      lane_->drain();
+    };
   }
   void release() override {
     const std::lock_guard lock(mutex_);
@@ -78,6 +81,7 @@ class AfterSteps final : public Gatherer {
     bool to_masters = false;
     for (const Touch& touch : touches) {
       if (!touch.writes) continue;
+      if (coming_) await(touch.bucket);
       if (touch.what != Touched::kSlice && buckets_[touch.bucket].masters.defined()) {
         to_masters = true;
       } else {
@@ -117,6 +121,17 @@ class AfterSteps final : public Gatherer {
     }
   }
 
+  // An operator is about to write where something may be on its way from.
+  void await(std::size_t bucket) noexcept {
+    const std::lock_guard lock(mutex_);
+    try {
+      wait(buckets_[bucket]);
+    } catch (const std::exception&) {
+      // Told when a parameter is read.
+    }
+    if (options_.offload) lane_->drain();
+  }
+
   void start() {
     for (Bucket& bucket : buckets_) wait(bucket);
     expecting_ = written_ = false;
@@ -127,7 +142,7 @@ class AfterSteps final : public Gatherer {
       bucket.on_its_way.push_back(std::make_unique<Pinned>(bucket.flat));
       if (bucket.masters.defined()) bucket.on_its_way.push_back(std::make_unique<Pinned>(bucket.masters));
       bucket.ticket = lane_->submit([this, flat = bucket.flat, masters = bucket.masters] {
-        if (masters.defined()) own(flat).copy_(masters);
+        if (masters.defined()) own(flat).copy_(masters, /*non_blocking=*/true);
         if (divided_) exchange_.all_gather(flat);
       });
     }

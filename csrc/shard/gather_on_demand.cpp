@@ -30,7 +30,7 @@ class OnDemand final : public Gatherer {
  public:
   OnDemand(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
            int exchange, const ShardOptions& options)
-      : Gatherer(std::move(layout), group, exchange, options),
+      : Gatherer(parameters, std::move(layout), group, exchange, options),
         order_(sizes_of(parameters)),
         room_(total(sizes_of(parameters))),
         budget_room_(parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device()),
@@ -113,7 +113,10 @@ class OnDemand final : public Gatherer {
     std::vector<std::size_t> needed;
     for (const Touch& touch : touches) {
       if (touch.what == Touched::kSlice) {
-        if (touch.writes) expecting_ = written_ = true;
+        if (touch.writes) {
+          expecting_ = written_ = true;
+          await(buckets_[touch.bucket]);
+        }
         continue;
       }
       needed.push_back(touch.bucket);
@@ -196,7 +199,7 @@ class OnDemand final : public Gatherer {
     bucket.sent = std::make_unique<Pinned>(bucket.slice);
     bucket.state = State::kComing;
     bucket.ticket = lane_->submit([this, number, whole = bucket.coming, slice = bucket.slice] {
-      exchange_.own_slice(whole).copy_(slice);
+      exchange_.own_slice(whole).copy_(slice, /*non_blocking=*/true);
       exchange_.all_gather(whole, static_cast<int>(number));
     });
   }
@@ -216,6 +219,16 @@ class OnDemand final : public Gatherer {
     forget(bucket);
     bucket.state = State::kWhole;
     bucket.kept = std::make_unique<Pinned>(bucket.whole);
+  }
+
+  // An operator is about to write the slice, which may be on its way.
+  void await(Bucket& bucket) noexcept {
+    try {
+      wait(bucket);
+    } catch (const std::exception&) {
+      // Told when the whole is read.
+    }
+    if (options_.offload) lane_->drain();
   }
 
   static void forget(Bucket& bucket) {

@@ -111,14 +111,15 @@ Gatherer::Listener& Gatherer::listener() {
   return *only;
 }
 
-Gatherer::Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange,
-                   const ShardOptions& options)
+Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
+                   int exchange, const ShardOptions& options)
     : layout_(std::move(layout)),
       options_(options),
       place_(group->getRank() % layout_.ranks),
       copy_(group->getRank() / layout_.ranks),
       exchange_(group, exchange, layout_.ranks),
-      lane_(std::make_unique<CommLane>()) {}
+      lane_(make_comm_lane(*group,
+                           parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device())) {}
 
 Gatherer::~Gatherer() = default;
 

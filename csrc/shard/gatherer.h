@@ -48,7 +48,8 @@ class Gatherer {
   virtual void release() {}
 
  protected:
-  Gatherer(ShardLayout layout, const ProcessGroupPtr& group, int exchange, const ShardOptions& options);
+  Gatherer(const std::vector<at::Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
+           int exchange, const ShardOptions& options);
 
   /// Of a bucket of these parameters, before they are moved and after it.
   ParameterDtypes dtypes(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;

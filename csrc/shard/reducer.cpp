@@ -19,6 +19,14 @@ namespace reef {
 
 using at::Tensor;
 
+namespace {
+
+c10::Device device_of(const std::vector<ReducedParameter>& parameters) {
+  return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().tensor.device();
+}
+
+}  // namespace
+
 /// After autograd has accumulated a gradient.
 class Reducer::Hook final : public torch::autograd::FunctionPostHook {
  public:
@@ -71,8 +79,8 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     : group_(std::move(group)),
       layout_(std::move(layout)),
       options_(options),
-      lines_{Line{{group_, first_exchange, layout_.ranks}, {}},
-             Line{{group_, first_exchange + 1, layout_.ranks}, {}}} {
+      lines_{make_line(first_exchange, device_of(parameters)),
+             make_line(first_exchange + 1, device_of(parameters))} {
   items_.resize(parameters.size());
   buckets_.resize(layout_.buckets.size());
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -87,6 +95,10 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     }
     buckets_[bucket].waiting = buckets_[bucket].items.size();
   }
+}
+
+Reducer::Line Reducer::make_line(int exchange, c10::Device device) const {
+  return {{group_, exchange, layout_.ranks, options_.sum_order}, make_comm_lane(*group_, device)};
 }
 
 Reducer::~Reducer() {
@@ -193,10 +205,9 @@ void Reducer::free_flats() {
   }
 }
 
-// A device's backend has one order for all.
 Reducer::Line& Reducer::line_of(std::size_t bucket) {
-  const bool on_host = items_[buckets_[bucket].items.front()].parameter.tensor.is_cpu();
-  return lines_[on_host ? bucket % 2 : 0];
+  const c10::Device device = items_[buckets_[bucket].items.front()].parameter.tensor.device();
+  return lines_[lines_[0].exchange.in_any_order(device) ? bucket % 2 : 0];
 }
 
 const Tensor& Reducer::memory_of(std::size_t number) {
@@ -262,17 +273,19 @@ void Reducer::send(std::size_t number) {
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);
-  line.lane.submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
+  line.lane->submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
     const CategoryScope communication(Category::kCommunication);
     const Tensor& whole = sent->tensor();
-    const Tensor own = sharded() ? reduced->tensor() : line.exchange.own_slice(whole);
-    line.exchange.reduce_scatter(whole, own, options_.reduction);
-    if (!sharded()) line.exchange.all_gather(whole);
-    if (host.defined()) host.copy_(reduced->tensor());
+    if (sharded()) {
+      line.exchange.reduce_scatter(whole, reduced->tensor(), options_.reduction);
+    } else {
+      line.exchange.all_reduce(whole, options_.reduction);
+    }
+    if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
   });
   // While one is filled, one is sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole.
-  if (divides_gradients() && number > 0) line_of(number - 1).lane.wait_all();
+  if (divides_gradients() && number > 0) line_of(number - 1).lane->wait_all();
 }
 
 // This rank has no gradient of it.
@@ -316,8 +329,11 @@ std::vector<bool> Reducer::used_anywhere() {
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
   flags = flags.to(items_.front().parameter.tensor.device());
-  for (Line& line : lines_) line.lane.wait_all();
-  CommLane& lane = lines_[0].lane;
+  for (const Line& line : lines_) {
+    line.lane->wait_all();
+    if (options_.offload) line.lane->drain();  // the host reads them
+  }
+  CommLane& lane = *lines_[0].lane;
   lane.wait(lane.submit([this, flags] { lines_[0].exchange.largest(flags); }));
   flags = flags.cpu();
   const auto* const all = flags.const_data_ptr<std::uint8_t>();

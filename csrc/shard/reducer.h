@@ -121,9 +121,11 @@ class Reducer {
   std::size_t next_bucket_ = 0;                                        ///< the first that has not been sent
   struct Line {
     SliceExchange exchange;
-    CommLane lane;
+    std::unique_ptr<CommLane> lane;
   };
-  /// Of which buckets take turns: while the one waits for the other ranks, the other one's sums are made.
+  Line make_line(int exchange, c10::Device device) const;
+  /// Of which buckets take turns, where they may: while the one waits for the other ranks, the other one's
+  /// sums are made.
   Line& line_of(std::size_t bucket);
   std::array<Line, 2> lines_;  ///< the last: their work uses the others
 };

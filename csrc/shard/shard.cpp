@@ -41,10 +41,8 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
     }
     if (options.stage == Stage::kReplicate)
       throw ConfigError(given + " at stage kReplicate, which divides nothing: leave it out.");
-    if (degree != ranks && !parameters.empty() && !parameters.front().second.is_cpu()) {
-      throw ConfigError(given + " for parameters on " + parameters.front().second.device().str() +
-                        ": copies among some of the ranks are for the CPU as yet; leave it out.");
-    }
+    if (degree != ranks && options.sum_order == SumOrder::kNative)
+      throw ConfigError(given + " and sum_order kNative, which is among all ranks: leave one of them out.");
   }
   if (const auto& mixed = options.mixed_precision) {
     const auto is_16_bit = [](at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; };

@@ -21,6 +21,12 @@ using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 enum class Reduction : std::uint8_t { kSum, kMean };
 
+/// In what order contributions are added up.
+enum class SumOrder : std::uint8_t {
+  kRanks,   ///< ((0 + 1) + 2) + ..., whatever moves them: the same bits from every number of them onwards
+  kNative,  ///< as the backend's own reduce-scatter or all-reduce does, which depends on the number of ranks
+};
+
 /// Every rank ends with the elementwise sum (or mean) over ranks. All ranks pass the same shapes and dtypes
 /// in the same order; lists that hold a CPU tensor are compared first, by one small all-gather. Throws
 /// ConfigError before anything is sent: on every rank if they disagree, and for sparse, quantized or expanded

@@ -52,10 +52,15 @@ struct ShardOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// What a step sees of the gradients of all ranks.
   Reduction reduction = Reduction::kMean;
+  /// kNative gives up what kRanks promises: stages, numbers of ranks and one process that accumulates are
+  /// alike within rounding then, and no longer bit for bit (the ranks among themselves are). It is for
+  /// devices, where kRanks needs a bucket more for what it receives, and NCCL's sums may be faster; over gloo
+  /// it is the slower one, and sends twice as much at kGradients and kParameters. Not with shard_degree.
+  SumOrder sum_order = SumOrder::kRanks;
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send. If it is not given: what a Budget for their device leaves free on every rank
-  /// in a step that evicts nothing, from the third step on; 0 where no rank has one.
+  /// in a step that evicts nothing, but for one bucket, from the third step on; 0 where no rank has one.
   std::optional<std::int64_t> resident_bytes = {};
   /// Above kReplicate: among how many ranks, which follow each other, what is divided is divided; 0: among
   /// all of the group. Each such set has a copy of all of it (hybrid sharding, HSDP; MiCS, 2205.00119), and

@@ -190,6 +190,26 @@ def mixed_precision(group: torch.distributed.ProcessGroup) -> None:
             assert torch.equal(p.detach().clone(), q), f"autocast, stage {stage}: {key}"
 
 
+def native_order(group: torch.distributed.ProcessGroup) -> None:
+    """Within rounding of one process, and the ranks alike."""
+    expected = accumulated(OPTIMIZERS["momentum"], group.size(), [])
+    for stage in range(4):
+        net = Net(7)
+        sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", sum_order="native")
+        optimizer = OPTIMIZERS["momentum"](sharded.parameters())
+        for step in range(4):
+            optimizer.zero_grad()
+            net(batch(group.rank(), step)).backward()
+            reef.clip_grad_norm_(sharded.parameters(), MAX_NORM, group)
+            optimizer.step()
+        for (key, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):
+            found = p.detach().clone()
+            torch.testing.assert_close(found, q.detach(), msg=f"stage {stage}: {key}")
+            of_first = found.clone()
+            reef.broadcast([of_first], group)
+            assert torch.equal(of_first, found), f"stage {stage}: {key}"
+
+
 def delayed_updates(group: torch.distributed.ProcessGroup) -> None:
     """A step beside the next pass: gradients are those at what the step before the last one made."""
     rank, ranks = group.rank(), group.size()
@@ -299,6 +319,7 @@ def main() -> None:
     mean_of_all_tokens(group)
     overflow(group)
     mixed_precision(group)
+    native_order(group)
     delayed_updates(group)
     layer = torch.nn.Linear(4, 4 + (rank == 1))
     try:

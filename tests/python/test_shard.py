@@ -49,6 +49,8 @@ def test_bad_options_are_refused():
         reef.shard(layer, group, stage=3, resident_bytes=-1)
     with pytest.raises(ValueError, match="reduction 'max' is not"):
         reef.shard(layer, group, reduction="max")
+    with pytest.raises(ValueError, match="sum_order 'ring' is not"):
+        reef.shard(layer, group, sum_order="ring")
     with pytest.raises(ValueError, match="buffers 'max' is not"):
         reef.shard(layer, group, buffers="max")
     with pytest.raises(ValueError, match="MixedPrecision with parameters of Double: give BFloat16 or Half"):

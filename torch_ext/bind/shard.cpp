@@ -32,6 +32,12 @@ reef::Buffers buffers_of(const std::string& name) {
   throw reef::ConfigError("buffers '" + name + "' is not \"local\", \"broadcast\" or \"mean\"");
 }
 
+reef::SumOrder sum_order_of(const std::string& name) {
+  if (name == "ranks") return reef::SumOrder::kRanks;
+  if (name == "native") return reef::SumOrder::kNative;
+  throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
+}
+
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
   reef::Shard::Named all;
   for (std::size_t i = 0; i < names.size(); ++i) all.emplace_back(names[i], tensors[i]);
@@ -136,6 +142,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
+      "str sum_order, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload) -> "
@@ -143,7 +150,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
+         const std::string& reduction, const std::string& sum_order,
+         std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
          const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload) {
         std::optional<reef::MixedPrecision> mixed;
@@ -151,6 +159,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         const reef::ShardOptions options{.stage = stage_of(stage),
                                          .bucket_bytes = bucket_bytes,
                                          .reduction = reef::bind::reduction_of(reduction),
+                                         .sum_order = sum_order_of(sum_order),
                                          .resident_bytes = resident_bytes,
                                          .shard_degree = static_cast<int>(shard_degree),
                                          .buffers = buffers_of(buffer_mode),

@@ -135,6 +135,7 @@ def shard(
     stage: str | int = "replicate",
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
+    sum_order: str = "ranks",
     resident_bytes: str | int | None = None,
     shard_degree: int = 0,
     buffers: str = "local",
@@ -148,7 +149,9 @@ def shard(
     and the parameters (``"parameters"``, ZeRO-3), or 0 to 3. Of the last, so many ``resident_bytes`` may stay gathered; if
     they are not given, what a ``Budget`` leaves free on every rank, and none without one.
     Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
-    micro-batches, and divides by the number of ranks for ``reduction="mean"``.
+    micro-batches, and divides by the number of ranks for ``reduction="mean"``. With ``sum_order="native"`` they are added
+    up as the backend's own reduce-scatter or all-reduce does: then that holds within rounding only. It is for devices; over
+    gloo it is slower.
 
     With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
     such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
@@ -185,7 +188,7 @@ def shard(
     return Shard(
         torch.ops.reef.shard(
             list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
-            stage, parse_bytes(bucket_bytes), reduction, None if resident_bytes is None else parse_bytes(resident_bytes),
+            stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
             shard_degree, buffers, list(ignored), *mixed, offload,
         ),
         module,

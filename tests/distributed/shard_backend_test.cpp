@@ -1,0 +1,147 @@
+// Sums in the backend's own order, and backends that have no messages (those of devices): what is moved by
+// one all-to-all there, in the order of the program.
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "reef/error.h"
+#include "reef/part.h"
+#include "shard_net.h"
+
+namespace reef::shard_tests {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// gloo without its messages, under another name.
+class CollectivesOnly final : public c10d::Backend {
+ public:
+  explicit CollectivesOnly(c10::intrusive_ptr<c10d::Backend> gloo)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+  const std::string getBackendName() const override { return "collectives_only"; }
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return gloo_->broadcast(tensors, options);
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return gloo_->allreduce(tensors, options);
+  }
+  WorkPtr allgather(std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& options) override {
+    return gloo_->allgather(to, from, options);
+  }
+  WorkPtr _allgather_base(Tensor& to, Tensor& from, const c10d::AllgatherOptions& options) override {
+    return gloo_->_allgather_base(to, from, options);
+  }
+  WorkPtr alltoall_base(Tensor& to, Tensor& from, std::vector<std::int64_t>& out,
+                        std::vector<std::int64_t>& in, const c10d::AllToAllOptions& options) override {
+    return gloo_->alltoall_base(to, from, out, in, options);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+};
+
+ProcessGroupPtr group_without_messages() {
+  const auto made = c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::PrefixStore>("without_messages", group()->getStore()), rank(), size());
+  made->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM,
+                   c10::make_intrusive<CollectivesOnly>(group()->getBackend(c10::kCPU)));
+  made->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
+  made->setGroupName("without_messages");
+  return made;
+}
+
+Net trained(const Case& tested, const ProcessGroupPtr& among, const ShardOptions& options, Ranks ranks) {
+  Net net(7 + rank());
+  Shard sharded = shard(*net, among, options);
+  const Optimizer optimizer = tested.make(sharded.parameters());
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer->zero_grad();
+    net->forward(batch(ranks, rank(), step)).backward();
+    optimizer->step();
+  }
+  sharded.gather();
+  return net;
+}
+
+TEST(ShardBackend, WithoutMessagesEveryStageAndDegreeIsOneProcessThatAccumulates) {
+  const ProcessGroupPtr among = group_without_messages();
+  for (const Case& tested : kCases) {
+    for (const Stage stage : kStages) {
+      Net expected = accumulated(tested, ranks_at(stage), Reduction::kMean);
+      for (int degree = 0; degree <= size(); ++degree) {
+        if (degree != 0 && (stage == Stage::kReplicate || size() % degree != 0)) continue;
+        const ShardOptions options{.stage = stage, .bucket_bytes = 5000, .shard_degree = degree};
+        Net net = trained(tested, among, options, ranks_at(stage));
+        expect_same(*net, *expected, where(tested, stage, 5000) + ", among " + std::to_string(degree));
+      }
+    }
+  }
+}
+
+// Every rank sends its slice of parameters to D - 1 others, and of gradients a slice to all others.
+TEST(ShardBackend, WithoutMessagesBytesAreTheFormula) {
+  const ProcessGroupPtr among = group_without_messages();
+  for (int degree = 1; degree <= size(); ++degree) {
+    if (size() % degree != 0) continue;
+    torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
+    const std::int64_t slice_bytes = 4 * layer->weight.numel() / degree;
+    Shard sharded = shard(*layer, among, {.stage = Stage::kGradients, .shard_degree = degree});
+    torch::optim::SGD optimizer(sharded.parameters(), 0.1);
+    layer->forward(torch::ones({2, 512})).sum().backward();
+    optimizer.step();
+    sharded.gather();
+    EXPECT_EQ(sharded.sent_bytes(), (size() - 1 + degree - 1) * slice_bytes) << degree;
+  }
+}
+
+// What it gives up: it is one process that accumulates within rounding, and not bit for bit. The ranks are.
+TEST(ShardBackend, TheNativeOrderIsTheSameWithinRounding) {
+  for (const Stage stage : kStages) {
+    for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
+      const Case& tested = kCases[0];
+      Net expected = accumulated(tested, ranks_at(stage), reduction);
+      const ShardOptions options{
+          .stage = stage, .bucket_bytes = 5000, .reduction = reduction, .sum_order = SumOrder::kNative};
+      Net net = trained(tested, group(), options, ranks_at(stage));
+      const auto theirs = expected->named_parameters();
+      for (const auto& item : net->named_parameters()) {
+        EXPECT_TRUE(torch::allclose(item.value(), theirs[item.key()], 1e-4, 1e-5))
+            << where(tested, stage, 5000) << ": " << item.key() << " is off by "
+            << (item.value() - theirs[item.key()]).abs().max().item<double>();
+        Tensor of_first = item.value().detach().clone();
+        broadcast({of_first}, group());
+        EXPECT_TRUE(torch::equal(of_first, item.value())) << item.key();
+      }
+    }
+  }
+}
+
+// Over gloo an all-reduce at every stage.
+TEST(ShardBackend, TheNativeOrdersBytesAreTheFormula) {
+  for (const Stage stage : {Stage::kReplicate, Stage::kGradients}) {
+    torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
+    const std::int64_t slice_bytes = 4 * layer->weight.numel() / size();
+    Shard sharded = shard(*layer, group(), {.stage = stage, .sum_order = SumOrder::kNative});
+    layer->forward(torch::ones({2, 512})).sum().backward();
+    EXPECT_EQ(sharded.sent_bytes(), 2 * (size() - 1) * slice_bytes) << static_cast<int>(stage);
+  }
+}
+
+TEST(ShardBackend, TheNativeOrderIsOfAllRanks) {
+  Net net(7);
+  const auto with = [](int degree, SumOrder order) {
+    return ShardOptions{.stage = Stage::kGradients, .sum_order = order, .shard_degree = degree};
+  };
+  if (size() > 1) {
+    EXPECT_THROW(shard(*net, group(), with(1, SumOrder::kNative)), ConfigError);
+    EXPECT_THROW(shard(*net, group(), with(0, rank() == 0 ? SumOrder::kNative : SumOrder::kRanks)),
+                 ConfigError);
+  }
+  EXPECT_NO_THROW(shard(*net, group(), with(size(), SumOrder::kNative)));
+}
+
+}  // namespace
+}  // namespace reef::shard_tests
