@@ -19,7 +19,7 @@ ROUNDS = {2: 5, 4: 3}
 """By ranks."""
 STEPS, BUCKET = 5, "12MiB"
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
-         "reef gradients", "reef parameters", "reef parameters, which stay")  # fmt: skip
+         "reef gradients", "reef parameters", "reef parameters, which stay", "reef replicate, native order")  # fmt: skip
 
 
 def status(key: str) -> int:
@@ -83,9 +83,10 @@ def set_up(mode: str):
     if mode.startswith("reef"):
         import reef
 
-        stage, _, stay = mode.removeprefix("reef ").partition(", ")
-        resident = "1GiB" if stay else 0
-        sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident)
+        stage, _, option = mode.removeprefix("reef ").partition(", ")
+        resident = "1GiB" if option == "which stay" else 0
+        sum_order = "native" if option == "native order" else "ranks"
+        sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident, sum_order=sum_order)
         model.sharded = lambda: sharded  # lives as long
         return model, torch.optim.AdamW(sharded.parameters(), **settings)
     if mode == "fully_shard":
@@ -169,14 +170,14 @@ def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
 
 
-def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "") -> dict[str, float]:
+def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "", program: str = __file__) -> dict[str, float]:
     """The largest of what its ranks find."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}  # fmt: skip
-    command = f"{sys.executable} {Path(__file__).resolve()} --rank '{mode}'"
+    command = f"{sys.executable} {Path(program).resolve()} --rank '{mode}'"
     lines = "ip link set lo up; " if own_network else ""
     lines += "".join(f"LD_PRELOAD='{preloaded}' RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
     isolated = ["unshare", "-n"] if own_network else []
