@@ -347,7 +347,7 @@ Heartbeat* heart_of(c10d::ProcessGroup& group) {
   return ours == nullptr ? nullptr : ours->heart.get();
 }
 
-RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error) {
+RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const std::exception& error) {
   auto text = message_of(error);
   text = text.substr(0, text.find('\n'));
   const auto prefix = "rank " + std::to_string(group.getRank()) + " of " + std::to_string(group.getSize()) +

@@ -100,6 +100,6 @@ class MemberGroup final : public c10d::ProcessGroup {
 Heartbeat* heart_of(c10d::ProcessGroup& group);
 
 /// The error to throw after collective `name` failed with `error` on `group`, whoever made the group.
-RankFailed rank_failed(c10d::ProcessGroup& group, const char* name, const std::exception& error);
+RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const std::exception& error);
 
 }  // namespace reef

@@ -95,14 +95,15 @@ void SliceExchange::wait(const Works& works) const {
 }
 
 template <class Issue>
-void SliceExchange::run(const char* name, const Tensor& flat, const Issue& issue) const {
+void SliceExchange::run(const std::string& name, const Tensor& flat, const Issue& issue) const {
   Works works;
   try {
     issue(works);  // a connection that is known to be gone is refused here already
     if (by_messages(*group_, flat.device())) return wait(works);
     for (const auto& work : works) work->wait();
   } catch (const std::exception& error) {
-    throw rank_failed(*group_, name, error);
+    const std::int64_t step = step_;
+    throw rank_failed(*group_, step > 0 ? name + " in step " + std::to_string(step) : name, error);
   }
   used_by_this_stream(flat);
 }

@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "reef/collectives.h"
@@ -55,6 +57,9 @@ class SliceExchange {
   /// Calls of this and of others of its group may run at the same time, and in any order.
   bool in_any_order(c10::Device device) const;
 
+  /// What is thrown from now on says in which step it was.
+  void begin_step(std::int64_t step) { step_ = step; }
+
   /// Bytes that this rank has sent so far; of the backend's own sums, what a ring would send.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
@@ -69,7 +74,7 @@ class SliceExchange {
   void add_all(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
   void reduce_natively(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
   template <class Issue>
-  void run(const char* name, const at::Tensor& flat, const Issue& issue) const;
+  void run(const std::string& name, const at::Tensor& flat, const Issue& issue) const;
   void wait(const Works& works) const;
   void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
   int next_tag();
@@ -80,6 +85,7 @@ class SliceExchange {
   SumOrder sums_;
   int first_tag_;
   int calls_ = 0;
+  std::atomic<std::int64_t> step_{0};  ///< 0: not told
   std::int64_t sent_bytes_ = 0;
 };
 

@@ -32,6 +32,8 @@ class Gatherer {
   /// Of gathered parameters, that may stay.
   virtual std::int64_t resident_bytes() const { return 0; }
 
+  /// What is thrown from now on says in which step it was.
+  void begin_step(std::int64_t step) { exchange_.begin_step(step); }
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   virtual void expect_step() = 0;
   /// All of every bucket, whatever was written. Throws RankFailed.

@@ -95,6 +95,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     }
     buckets_[bucket].waiting = buckets_[bucket].items.size();
   }
+  end_step();
 }
 
 Reducer::Line Reducer::make_line(int exchange, c10::Device device) const {
@@ -315,12 +316,18 @@ void Reducer::finish() {
     giving_();
     lent_ = false;
     give_gradients(used);
+    end_step();
     reduced_();
   } catch (...) {
     give_up();
     throw;
   }
   end_pass();
+}
+
+void Reducer::end_step() {
+  ++step_;
+  for (Line& line : lines_) line.exchange.begin_step(step_);
 }
 
 // One small message beside the buckets.

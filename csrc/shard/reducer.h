@@ -49,6 +49,8 @@ class Reducer {
   /// Gradients of parts get memory of their own, and are not looked at until new ones are given.
   void lend_gradients();
   void set_syncing(bool syncing);
+  /// Counted from 1; it ends when gradients have been reduced.
+  std::int64_t step() const { return step_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
   std::int64_t sent_bytes() const {
@@ -102,6 +104,7 @@ class Reducer {
   void abandon() noexcept;
   void give_up() noexcept;
   std::vector<bool> used_anywhere();
+  void end_step();
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
 
@@ -114,6 +117,7 @@ class Reducer {
   std::function<void()> reduced_ = [] {};
   std::function<void()> giving_ = [] {};
   std::mutex mutex_;
+  std::int64_t step_ = 0;
   bool syncing_ = true;
   bool in_pass_ = false;
   bool lent_ = false;                                                  ///< gradients of parts

@@ -200,6 +200,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
                          ? gather_on_demand(tensors, layout, group, exchange, options)
                          : gather_after_steps(tensors, layout, group, exchange, options);
   Gatherer& gatherer = *parts_->gatherer;
+  gatherer.begin_step(1);
   std::vector<KeptPart> in_order = gatherer.parts();  // of the module
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const KeptPart& a, const KeptPart& b) { return a.piece.item > b.piece.item; });
@@ -216,6 +217,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   reducer.when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
     parts->check_memory();
     make_alike(buffers, how, group);
+    parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
   });
 }

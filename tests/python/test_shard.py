@@ -28,6 +28,7 @@ def test_a_rank_that_is_gone_is_named(way, phase, stage):
     for rank in (0, 2):
         (told,) = [line for line in result.ranks[rank].output.splitlines() if line.startswith("told: ")]
         assert f"rank {rank} of 3: the " in told and "failed: rank 1 (process " in told, told
+        assert f" in step {3 if phase == 'after the step' else 2} failed" in told, told
         assert ("it is stopped" if way == "stops" else "is gone") in told, told
         assert result.ranks[rank].ok, result.report()
     if way == "stops":  # when it goes on, the others are gone
