@@ -41,7 +41,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--optimizer", choices=("adamw", "sgd"), default="adamw")
     formats = reef.optim.STATES
     add("--state", choices=formats, help="step by reef.optim with states kept so; by default torch.optim steps")
-    add("--stage", choices=STAGES, default="replicate", help="what ranks divide: nothing, states, gradients, parameters")
+    add("--stage", choices=(*STAGES, *"0123"), default="replicate", help="what ranks divide: nothing, states, gradients, parameters")
     add("--learning-rate", type=float, default=3e-3, help="largest learning rate")
     add("--seed", type=not_negative, default=0, help="of the parameters, the batches and the sample")
     add("--threads", type=positive, help="threads of an operator; by default PyTorch decides")
@@ -75,6 +75,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--save-every reads all parameters at once, which a --budget need not hold: leave one out")
     if options.no_ledger and (options.chart or options.trace):
         parser.error("--chart and --trace show what the ledger counts: leave out --no-ledger")
+    options.stage = STAGES[int(options.stage)] if options.stage.isdecimal() else options.stage
     options.chart = options.chart or "bytelm-memory.svg"
     return options
 

@@ -2,7 +2,6 @@
 
 #include <torch/cuda.h>
 
-#include <algorithm>
 #include <boost/program_options.hpp>
 #include <cmath>
 #include <iostream>
@@ -36,7 +35,7 @@ po::options_description describe(Options& options) {
   add("state", po::value(&options.state)->value_name("FORMAT"),
       "step by reef::optim with states in float32, bfloat16, int8, int4, companded8, int8_compensated, ...");
   add("stage", po::value<std::string>()->value_name("STAGE"),
-      "what ranks divide: replicate (nothing), optimizer, gradients or parameters");
+      "what ranks divide: replicate (nothing), optimizer, gradients or parameters, or 0 to 3");
   add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");
@@ -66,10 +65,11 @@ void require(bool holds, const std::string& sentence) {
 
 reef::Stage stage_of(const std::string& name) {
   const char* const names[] = {"replicate", "optimizer", "gradients", "parameters"};
-  const auto* const found = std::find(std::begin(names), std::end(names), name);
-  require(found != std::end(names),
-          "--stage '" + name + "' is not known: use replicate, optimizer, gradients or parameters");
-  return static_cast<reef::Stage>(found - std::begin(names));
+  for (int stage = 0; stage < 4; ++stage) {
+    if (name == names[stage] || name == std::to_string(stage)) return static_cast<reef::Stage>(stage);
+  }
+  throw reef::ConfigError("--stage '" + name +
+                          "' is not known: use replicate, optimizer, gradients or parameters, or 0 to 3");
 }
 
 void check(const Options& options, const po::variables_map& given) {
