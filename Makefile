@@ -45,7 +45,7 @@ test: build
 sanitize:
 	@$(MAKE) --no-print-directory configure PRESET=sanitize BUILD=$(BUILD)-sanitize
 	@$(CMAKE) --build $(BUILD)-sanitize --parallel $(JOBS) --target unit_tests
-	@$(CTEST) --test-dir $(BUILD)-sanitize --output-on-failure --no-tests=error -L unit
+	@$(CTEST) --test-dir $(BUILD)-sanitize --parallel $(JOBS) --output-on-failure --no-tests=error -L unit
 
 bench: build
 	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/run.py --build $(BUILD) --results benchmarks/RESULTS.md
