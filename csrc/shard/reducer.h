@@ -78,6 +78,7 @@ class Reducer {
     c10::weak_intrusive_ptr<c10::StorageImpl> given{c10::intrusive_ptr<c10::StorageImpl>()};
     /// What has been reduced: the slice or, at kReplicate, all; in host memory, if parts are.
     at::Tensor own;
+    std::uint64_t ticket = 0;  ///< of its line, once it is on its way
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
     std::size_t waiting = 0;  ///< items that are not ready
