@@ -55,7 +55,7 @@ struct ShardOptions {
   /// kNative gives up what kRanks promises: stages, numbers of ranks and one process that accumulates are
   /// alike within rounding then, and no longer bit for bit (the ranks among themselves are). It is for
   /// devices, where kRanks needs a bucket more for what it receives, and NCCL's sums may be faster; over gloo
-  /// it is the slower one, and sends twice as much at kGradients and kParameters. Not with shard_degree.
+  /// it sends gradients twice above kReplicate. Not with shard_degree.
   SumOrder sum_order = SumOrder::kRanks;
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends

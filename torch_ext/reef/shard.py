@@ -151,7 +151,7 @@ def shard(
     Gradients are added up in the order of ranks, so a step is bit for bit that of one process that accumulates over the same
     micro-batches, and divides by the number of ranks for ``reduction="mean"``. With ``sum_order="native"`` they are added
     up as the backend's own reduce-scatter or all-reduce does: then that holds within rounding only. It is for devices; over
-    gloo it is slower.
+    gloo it sends gradients twice above ``"replicate"``.
 
     With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
     such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
