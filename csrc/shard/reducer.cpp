@@ -274,16 +274,17 @@ void Reducer::send(std::size_t number) {
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);
-  bucket.ticket = line.lane->submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
-    const CategoryScope communication(Category::kCommunication);
-    const Tensor& whole = sent->tensor();
-    if (sharded()) {
-      line.exchange.reduce_scatter(whole, reduced->tensor(), options_.reduction);
-    } else {
-      line.exchange.all_reduce(whole, options_.reduction);
-    }
-    if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
-  });
+  bucket.ticket =
+      line.lane->submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
+        const CategoryScope communication(Category::kCommunication);
+        const Tensor& whole = sent->tensor();
+        if (sharded()) {
+          line.exchange.reduce_scatter(whole, reduced->tensor(), options_.reduction);
+        } else {
+          line.exchange.all_reduce(whole, options_.reduction);
+        }
+        if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
+      });
   // While one is filled, two are sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole. With one alone, link and backward wait for each other where they are about as fast.
   if (divides_gradients() && number > 1) line_of(number - 2).lane->wait(buckets_[number - 2].ticket);
