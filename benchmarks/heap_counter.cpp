@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstddef>
 
+#include "high_water.h"
+
 extern "C" {
 void* __libc_malloc(std::size_t) noexcept;
 void* __libc_calloc(std::size_t, std::size_t) noexcept;
@@ -22,10 +24,7 @@ constinit std::atomic<long> peak_bytes{0};
 void* born(void* data) {
   if (data == nullptr) return data;
   const auto bytes = static_cast<long>(malloc_usable_size(data));
-  const long live = live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  long peak = peak_bytes.load(std::memory_order_relaxed);
-  while (live > peak && !peak_bytes.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
-  }
+  reef::raise(peak_bytes, live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   return data;
 }
 
@@ -61,6 +60,6 @@ void free(void* data) noexcept {
 
 long heap_live_bytes() { return live_bytes; }
 /// The most since the last call.
-long heap_take_peak_bytes() { return peak_bytes.exchange(live_bytes); }
+long heap_take_peak_bytes() { return reef::take_peak(peak_bytes, live_bytes); }
 
 }  // extern "C"

@@ -22,20 +22,13 @@ SEGMENT_BYTES, HEADERS_BYTES = 1448, 66
 LINK_BYTES_PER_SECOND = 1e9 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES)
 BATCHES, ROUNDS = (2, 8), 2
 """With the first a step takes less to compute than to send, with the last more."""
-ALONE = "computation alone"
 MODES = ("DistributedDataParallel", "reef replicate", "reef gradients", "reef parameters")
 
 
 def run_rank(mode: str) -> None:
     shard_train.BATCH = int(os.environ["BATCH"])
     shard_train.begin_rank()
-    if mode != ALONE:
-        return shard_train.end_rank(shard_train.measure(*shard_train.set_up(mode)))
-    import torch
-
-    model = shard_train.make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    shard_train.end_rank(shard_train.measure(model, optimizer))
+    shard_train.end_rank(shard_train.measure(*shard_train.set_up(mode)))
 
 
 @contextlib.contextmanager
@@ -72,10 +65,7 @@ def run_mode(mode: str, batch: int, limited: bool) -> dict[str, float]:
                                   env={**common, "RANK": str(rank), "LOCAL_RANK": "0"}, stdout=subprocess.PIPE, text=True)
                  for rank, name in enumerate(names)]  # fmt: skip
         printed = [rank.communicate(timeout=600)[0] for rank in ranks]
-    found = [json.loads(line[7:]) for text in printed for line in text.splitlines() if line.startswith("RESULT ")]
-    if len(found) != len(ranks):
-        sys.exit(f"{mode}: {len(found)} of {len(ranks)} ranks came to an end")
-    return {key: max(one[key] for one in found) for key in found[0]}
+    return shard_train.largest(mode, len(ranks), "".join(printed))
 
 
 def main() -> None:
@@ -92,7 +82,7 @@ def main() -> None:
 def measure(batch: int) -> None:
     alone, free, linked = [], {mode: [] for mode in MODES}, {mode: [] for mode in MODES}
     for _ in range(ROUNDS):
-        alone.append(run_mode(ALONE, batch, limited=False))
+        alone.append(run_mode(shard_train.ALONE, batch, limited=False))
         for mode in MODES:
             free[mode].append(run_mode(mode, batch, limited=False))
             linked[mode].append(run_mode(mode, batch, limited=True))
@@ -102,7 +92,7 @@ def measure(batch: int) -> None:
 
     rounds = f"median of {ROUNDS} rounds in turn"
     name = f"1 Gbit/s, batch of {batch} x {shard_train.LENGTH}"
-    row(f"{name}/{ALONE}", seconds_of(alone), rounds)
+    row(f"{name}/{shard_train.ALONE}", seconds_of(alone), rounds)
     for mode in MODES:
         sending = statistics.median(one["wire"] for one in linked[mode]) / LINK_BYTES_PER_SECOND
         ratio = statistics.median(one["seconds"] / max(unlimited["seconds"], sending)

@@ -21,6 +21,9 @@ STEPS, BUCKET = 5, "12MiB"
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
          "reef gradients", "reef parameters", "reef parameters, which stay", "reef replicate, native order")  # fmt: skip
 
+ALONE = "computation alone"
+"""Of each rank, without a group's work."""
+
 
 def status(key: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -89,6 +92,8 @@ def set_up(mode: str):
         sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident, sum_order=sum_order)
         model.sharded = lambda: sharded  # lives as long
         return model, torch.optim.AdamW(sharded.parameters(), **settings)
+    if mode == ALONE:
+        return model, torch.optim.AdamW(model.parameters(), **settings)
     if mode == "fully_shard":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -182,9 +187,13 @@ def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "", prog
     lines += "".join(f"LD_PRELOAD='{preloaded}' RANK={rank} LOCAL_RANK={rank} {command} & " for rank in range(ranks)) + "wait"
     isolated = ["unshare", "-n"] if own_network else []
     done = subprocess.run([*isolated, "sh", "-c", lines], env=environment, capture_output=True, text=True, timeout=300)
-    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return largest(mode, ranks, done.stdout, done.stderr)
+
+
+def largest(mode: str, ranks: int, printed: str, errors: str = "") -> dict[str, float]:
+    found = [json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT ")]
     if len(found) != ranks:
-        sys.exit(f"{mode}: {len(found)} of {ranks} ranks came to an end\n{done.stderr[-2000:]}")
+        sys.exit(f"{mode}: {len(found)} of {ranks} ranks came to an end\n{errors[-2000:]}")
     return {key: max(one[key] for one in found) for key in found[0]}
 
 

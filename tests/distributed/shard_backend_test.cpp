@@ -1,13 +1,11 @@
 // Sums in the backend's own order, and backends that have no messages (those of devices): what is moved by
 // one all-to-all there, in the order of the program.
-#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "reef/error.h"
-#include "reef/part.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
@@ -56,13 +54,7 @@ ProcessGroupPtr group_without_messages() {
 Net trained(const Case& tested, const ProcessGroupPtr& among, const ShardOptions& options, Ranks ranks) {
   Net net(7 + rank());
   Shard sharded = shard(*net, among, options);
-  const Optimizer optimizer = tested.make(sharded.parameters());
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer->zero_grad();
-    net->forward(batch(ranks, rank(), step)).backward();
-    optimizer->step();
-  }
-  sharded.gather();
+  train_steps(net, sharded, tested, ranks);
   return net;
 }
 

@@ -35,14 +35,8 @@ TEST(ShardHybrid, EveryDegreeIsOneProcessThatAccumulates) {
           Shard sharded =
               shard(*net, group(),
                     {.stage = stage, .bucket_bytes = 5000, .reduction = reduction, .shard_degree = degree});
-          const Optimizer optimizer = tested.make(sharded.parameters());
           for (const Tensor& part : sharded.parameters()) EXPECT_EQ(part_of(part)->copy, rank() / degree);
-          for (int step = 0; step < kSteps; ++step) {
-            optimizer->zero_grad();
-            net->forward(batch(ranks_at(stage), rank(), step)).backward();
-            optimizer->step();
-          }
-          sharded.gather();
+          train_steps(net, sharded, tested, ranks_at(stage));
           expect_same(*net, *expected, with(where(tested, stage, 5000), degree));
         }
       }

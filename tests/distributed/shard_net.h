@@ -136,6 +136,17 @@ inline Net accumulated(const Case& tested, Ranks ranks, Reduction reduction) {
   return net;
 }
 
+/// kSteps of this rank's batches. Parameters are whole afterwards.
+inline void train_steps(Net net, Shard& sharded, const Case& tested, Ranks ranks) {
+  const Optimizer optimizer = tested.make(sharded.parameters());
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer->zero_grad();
+    net->forward(batch(ranks, rank(), step)).backward();
+    optimizer->step();
+  }
+  sharded.gather();
+}
+
 /// A clipped step of scaled losses. That of step 1 overflows on one rank, and is left out on all.
 inline void step_scaled(Net net, Shard& sharded, torch::optim::Optimizer& optimizer, GradScaler& scaler,
                         Ranks ranks, int step) {

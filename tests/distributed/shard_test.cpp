@@ -33,13 +33,7 @@ TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
           Net net(7 + rank());  // rank 0's is broadcast
           Shard sharded =
               shard(*net, group(), {.stage = stage, .bucket_bytes = bucket_bytes, .reduction = reduction});
-          const Optimizer optimizer = tested.make(sharded.parameters());
-          for (int step = 0; step < kSteps; ++step) {
-            optimizer->zero_grad();
-            net->forward(batch(ranks, rank(), step)).backward();
-            optimizer->step();
-          }
-          sharded.gather();
+          train_steps(net, sharded, tested, ranks);
           expect_same(*net, *nets[static_cast<std::size_t>(ranks)], where(tested, stage, bucket_bytes));
         }
       }
