@@ -1,10 +1,11 @@
-"""Training on several ranks of this machine over gloo, by torch's wrappers and by reef.shard: tokens a second, bytes on the
-wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn in fresh processes. The heap
-is counted in processes of its own (benchmarks/heap_counter.cpp), from before the model is made."""
+"""Training on several ranks of this machine over gloo, by torch's wrappers, DeepSpeed (if it is installed) and reef.shard:
+tokens a second, bytes on the wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn
+in fresh processes. The heap is counted in processes of its own (benchmarks/heap_counter.cpp), from before the model is made."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import socket
@@ -18,7 +19,8 @@ LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
 ROUNDS = {2: 5, 4: 3}
 """By ranks."""
 STEPS, BUCKET = 5, "12MiB"
-MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", "reef replicate", "reef optimizer",
+DEEPSPEED = ("DeepSpeed ZeRO 2", "DeepSpeed ZeRO 3") if importlib.util.find_spec("deepspeed") else ()
+MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", *DEEPSPEED, "reef replicate", "reef optimizer",
          "reef gradients", "reef parameters", "reef parameters, which stay", "reef replicate, native order")  # fmt: skip
 
 ALONE = "computation alone"
@@ -92,6 +94,8 @@ def set_up(mode: str):
         sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident, sum_order=sum_order)
         model.sharded = lambda: sharded  # lives as long
         return model, torch.optim.AdamW(sharded.parameters(), **settings)
+    if mode in DEEPSPEED:
+        return set_up_deepspeed(model, int(mode[-1]), torch.optim.AdamW(model.parameters(), **settings))
     if mode == ALONE:
         return model, torch.optim.AdamW(model.parameters(), **settings)
     if mode == "fully_shard":
@@ -108,6 +112,20 @@ def set_up(mode: str):
 
         return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, **settings)
     return wrapped, torch.optim.AdamW(wrapped.parameters(), **settings)
+
+
+def set_up_deepspeed(model, stage: int, optimizer):
+    import deepspeed
+
+    elements = 3 * 2**20  # a bucket of 12 MiB; its default of half a billion holds the whole model several times
+    of_stage = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    if stage == 3:
+        of_stage |= {"stage3_prefetch_bucket_size": elements, "stage3_max_live_parameters": 2 * elements,
+                     "stage3_param_persistence_threshold": 10_000}  # fmt: skip
+    settings = {"train_micro_batch_size_per_gpu": BATCH, "zero_allow_untested_optimizer": True,
+                "zero_optimization": of_stage, "steps_per_print": 10**9}  # fmt: skip
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+    return engine, engine
 
 
 def begin_rank() -> None:
@@ -157,7 +175,10 @@ def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
-        loss.backward()
+        if model is optimizer:  # DeepSpeed's engine is both
+            model.backward(loss)
+        else:
+            loss.backward()
         optimizer.step()
         return loss.item()
 
