@@ -11,6 +11,7 @@
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/slice_exchange.h"
 #include "reef/error.h"
+#include "shard/flat.h"
 
 namespace reef {
 namespace {
@@ -86,7 +87,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
     for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
   }
   own += std::to_string(number);
-  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().second.device();
+  const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
   std::vector<std::vector<std::string>> all;
   for (const std::string& text : exchanged(own, group, device)) all.push_back(split(text));
   if (!wrong.empty()) throw ConfigError(wrong);

@@ -3,11 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <functional>
 #include <utility>
 
 #include "reef/shard_layout.h"
 
 namespace reef {
+
+/// Where these are: the first of them, whose tensor `tensor_of` gives. The CPU, if there are none.
+template <class Items, class TensorOf = std::identity>
+c10::Device device_of(const Items& items, const TensorOf& tensor_of = {}) {
+  return items.empty() ? c10::Device(c10::kCPU) : std::invoke(tensor_of, items.front()).device();
+}
 
 /// A part of a parameter that this rank keeps.
 struct KeptPart {

@@ -33,7 +33,7 @@ class OnDemand final : public Gatherer {
       : Gatherer(parameters, std::move(layout), group, exchange, options),
         order_(sizes_of(parameters)),
         room_(total(sizes_of(parameters))),
-        budget_room_(parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device()),
+        budget_room_(device_of(parameters)),
         buckets_(layout_.buckets.size()) {
     std::vector<Tensor> wholes;
     std::vector<Tensor> slices;

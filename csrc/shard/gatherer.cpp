@@ -118,8 +118,7 @@ Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, co
       place_(group->getRank() % layout_.ranks),
       copy_(group->getRank() / layout_.ranks),
       exchange_(group, exchange, layout_.ranks),
-      lane_(make_comm_lane(*group,
-                           parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device())) {}
+      lane_(make_comm_lane(*group, device_of(parameters))) {}
 
 Gatherer::~Gatherer() = default;
 

@@ -172,9 +172,7 @@ void add_own(NamedState& own, const DividedParameters& all, const Pieces& pieces
 
 }  // namespace
 
-c10::Device DividedParameters::device() const {
-  return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().tensor.device();
-}
+c10::Device DividedParameters::device() const { return device_of(parameters, &ReducedParameter::tensor); }
 
 std::vector<IValue> gather_values(const DividedParameters& all, const IValue& own) {
   std::vector<IValue> found;
