@@ -6,6 +6,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <sched.h>
+
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -19,7 +22,26 @@
 namespace reef {
 namespace {
 
-class ThreadLane final : public CommLane {
+/// What every lane knows of its works.
+class CountingLane : public CommLane {
+ protected:
+  void failed(std::uint64_t ticket) {
+    error_ = std::current_exception();
+    failed_ = ticket;
+  }
+  void rethrow(std::uint64_t ticket) const {
+    if (error_ && ticket >= failed_) std::rethrow_exception(error_);
+  }
+
+  std::mutex mutex_;
+  std::uint64_t submitted_count_ = 0;
+  std::exception_ptr error_;
+
+ private:
+  std::uint64_t failed_ = 0;  ///< whose error it is
+};
+
+class ThreadLane final : public CountingLane {
  public:
   ~ThreadLane() override {
     {
@@ -45,11 +67,10 @@ class ThreadLane final : public CommLane {
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
+    ticket = std::min(ticket, submitted_count_);
     finished_.wait(lock, [&] { return finished_count_ >= ticket; });
-    if (error_ && ticket >= failed_) std::rethrow_exception(error_);
+    rethrow(ticket);
   }
-
-  void wait_all() override { wait(last_ticket()); }
 
   void drain() noexcept override {
     std::unique_lock lock(mutex_);
@@ -57,12 +78,11 @@ class ThreadLane final : public CommLane {
   }
 
  private:
-  std::uint64_t last_ticket() {
-    const std::lock_guard lock(mutex_);
-    return submitted_count_;
-  }
-
   void serve() {
+    // Does not take a processor from what computes just because a message has come. If that is refused, it
+    // does.
+    const sched_param none{};
+    sched_setscheduler(0, SCHED_BATCH, &none);
     const at::NoGradGuard no_grad;
     const at::DisableRecordFunctionGuard unobserved;
     std::unique_lock lock(mutex_);
@@ -72,18 +92,14 @@ class ThreadLane final : public CommLane {
       {
         const std::function<void()> work = std::move(queue_.front());
         queue_.pop_front();
-        const bool failed = error_ != nullptr;
+        const bool passed_over = error_ != nullptr;
         lock.unlock();
-        std::exception_ptr error;
         try {
-          if (!failed) work();
+          if (!passed_over) work();
+          lock.lock();
         } catch (...) {
-          error = std::current_exception();
-        }
-        lock.lock();
-        if (error) {
-          error_ = error;
-          failed_ = finished_count_ + 1;
+          lock.lock();
+          failed(finished_count_ + 1);
         }
       }
       ++finished_count_;
@@ -91,20 +107,16 @@ class ThreadLane final : public CommLane {
     }
   }
 
-  std::mutex mutex_;
   std::condition_variable submitted_;
   std::condition_variable finished_;
   std::deque<std::function<void()>> queue_;
-  std::uint64_t submitted_count_ = 0;
   std::uint64_t finished_count_ = 0;
-  std::exception_ptr error_;
-  std::uint64_t failed_ = 0;  ///< whose
   bool closing_ = false;
   std::thread thread_;
 };
 
 /// On the thread that submits. Streams and events are those that c10 has for every kind of device.
-class InlineLane final : public CommLane {
+class InlineLane final : public CountingLane {
  public:
   explicit InlineLane(c10::Device device) {
     if (device.is_cpu()) return;
@@ -134,29 +146,20 @@ class InlineLane final : public CommLane {
         work();
       }
     } catch (...) {
-      error_ = std::current_exception();
-      failed_ = submitted_count_;
+      failed(submitted_count_);
     }
     return submitted_count_;
   }
 
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    if (error_ && ticket >= failed_) std::rethrow_exception(error_);
+    ticket = std::min(ticket, submitted_count_);
+    rethrow(ticket);
     // What is through says so of all before it.
     const auto reached = done_.lower_bound(ticket);
     if (reached == done_.end()) return;
     reached->second.block(current());
     done_.erase(done_.begin(), reached);
-  }
-
-  void wait_all() override {
-    std::uint64_t last = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      last = submitted_count_;
-    }
-    wait(last);
   }
 
   void drain() noexcept override {
@@ -173,12 +176,8 @@ class InlineLane final : public CommLane {
     return c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
   }
 
-  std::mutex mutex_;
   std::optional<c10::Stream> stream_;
   std::map<std::uint64_t, c10::Event> done_;  ///< by ticket; those that somebody may wait for
-  std::uint64_t submitted_count_ = 0;
-  std::exception_ptr error_;
-  std::uint64_t failed_ = 0;  ///< whose
 };
 
 }  // namespace

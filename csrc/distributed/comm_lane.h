@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "reef/collectives.h"
@@ -25,9 +26,9 @@ class CommLane {
   virtual std::uint64_t submit(std::function<void()> work) = 0;
   /// Until what work number `ticket` and all before it have made may be used: by this thread or, on a device,
   /// by what its stream is given from now on. Throws what one of them has thrown.
+  /// A ticket that has not been given yet stands for the last one that has.
   virtual void wait(std::uint64_t ticket) = 0;
-  /// The same of all that has been submitted.
-  virtual void wait_all() = 0;
+  void wait_all() { wait(std::numeric_limits<std::uint64_t>::max()); }
   /// Until nothing that has been submitted is running, on a device neither.
   virtual void drain() noexcept = 0;
 };

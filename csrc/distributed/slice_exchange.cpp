@@ -23,13 +23,35 @@ using at::Tensor;
 
 // What is added up stays in a core's cache.
 constexpr std::int64_t kCachedElements = 16384;
-// While one chunk is added up, the next is received.
-constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
+// Two chunks from every rank: while one is added up, the next is received.
+constexpr std::int64_t kReceivedBytes = std::int64_t{4} << 20;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 
 constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
+constexpr const char* kAllReduce = "the all-reduce of gradients";
+
+// The messages in which a slice is sent between `ranks` of them: the same on each of these.
+class Chunks {
+ public:
+  Chunks(const Tensor& slice, int ranks)
+      : elements_(slice.numel()),
+        most_(std::max<std::int64_t>(1, kReceivedBytes / 2 / ranks / kMultiple /
+                                            static_cast<std::int64_t>(slice.element_size())) *
+              kMultiple) {}
+  std::int64_t count() const { return (elements_ + most_ - 1) / most_; }
+  std::int64_t largest() const { return std::min(most_, elements_); }
+  std::int64_t elements(std::int64_t chunk) const { return std::min(most_, elements_ - chunk * most_); }
+  Tensor of(const Tensor& slice, std::int64_t chunk) const {
+    return slice.narrow(0, chunk * most_, elements(chunk));
+  }
+
+ private:
+  static constexpr std::int64_t kMultiple = 256;
+  std::int64_t elements_;
+  std::int64_t most_;
+};
 
 // On devices memory may have come from another stream, which must not use it anew before this one is there.
 void used_by_this_stream(const Tensor& tensor) {
@@ -115,21 +137,51 @@ void SliceExchange::reduce_scatter(const Tensor& flat, const Tensor& own, Reduct
   }
   if (sums_ == SumOrder::kNative) return reduce_natively(flat, own, reduction);
   if (!by_messages(*group_, flat.device())) return add_all(flat, own, reduction);
-  run(kReduceScatter, flat, [&](Works& works) { receive_and_add(flat, own, reduction, works); });
-  const int neighbours = (own_.first > 0 ? 1 : 0) + (own_.first + own_.count < all_.count ? 1 : 0);
-  sent_bytes_ += (own_.count - 1 + neighbours) * static_cast<std::int64_t>(own.nbytes());
+  run(kReduceScatter, flat, [&](Works& works) {
+    receive_and_add(
+        flat, own, reduction, [](std::int64_t) {}, works);
+  });
 }
 
 void SliceExchange::all_reduce(const Tensor& flat, Reduction reduction) {
   if (all_.count == 1) return;
-  if (sums_ == SumOrder::kRanks) {
-    reduce_scatter(flat, own_slice(flat), reduction);
+  const Tensor own = own_slice(flat);
+  if (sums_ == SumOrder::kNative) {
+    reef::all_reduce({flat}, group_, reduction);
+    used_by_this_stream(flat);
+    sent_bytes_ += 2 * (all_.count - 1) * static_cast<std::int64_t>(own.nbytes());
+  } else if (by_messages(*group_, flat.device())) {
+    run(kAllReduce, flat, [&](Works& works) { add_and_spread(flat, own, reduction, works); });
+  } else {
+    add_all(flat, own, reduction);
     all_gather(flat);
-    return;
   }
-  reef::all_reduce({flat}, group_, reduction);
-  used_by_this_stream(flat);
-  sent_bytes_ += 2 * (all_.count - 1) * static_cast<std::int64_t>(own_slice(flat).nbytes());
+}
+
+// A chunk goes back to all as soon as it is added up. Where it is received, what was there has been sent: it
+// is part of it.
+void SliceExchange::add_and_spread(const Tensor& flat, const Tensor& own, Reduction reduction, Works& works) {
+  const int tag = next_tag();
+  const Chunks chunks(own, own_.count);
+  const auto each_other = [&](const auto& use) {
+    for (int step = 1; step < own_.count; ++step) use((own_.rank - own_.first + step) % own_.count);
+  };
+  each_other([&](int number) {
+    for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+      std::vector<Tensor> to = {chunks.of(slice(flat, number, own_), chunk)};
+      works.push_back(group_->recv(to, own_.first + number, tag));
+    }
+  });
+  receive_and_add(
+      flat, own, reduction,
+      [&](std::int64_t chunk) {
+        each_other([&](int number) {
+          std::vector<Tensor> sum = {chunks.of(own, chunk)};
+          works.push_back(group_->send(sum, own_.first + number, tag));
+        });
+      },
+      works);
+  sent_bytes_ += (own_.count - 1) * static_cast<std::int64_t>(own.nbytes());
 }
 
 // The slice of every rank by one all-to-all, each copy's from all.
@@ -159,39 +211,45 @@ void SliceExchange::reduce_natively(const Tensor& flat, const Tensor& own, Reduc
   sent_bytes_ += (all_.count - 1) * static_cast<std::int64_t>(own.nbytes());
 }
 
+// That of the bucket before, if it is large enough: a thread's own heap keeps several times what comes and
+// goes.
+Tensor SliceExchange::receive_buffer(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const std::int64_t elements = c10::multiply_integers(sizes);
+  if (!received_.defined() || received_.numel() < elements || received_.dtype() != options.dtype()) {
+    received_.reset();
+    received_ = at::empty({elements}, options);
+  }
+  return received_.narrow(0, 0, elements).view(sizes);
+}
+
 // By messages of a chunk each, of which two from every rank are under way. What the ranks before this copy
 // have added up comes from the copy before, and goes on to the one behind; all of it comes back from there.
+template <class Done>
 void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduction reduction,
-                                    Works& works) {
+                                    const Done& done, Works& works) {
   const int tag = next_tag();
-  const std::int64_t elements = own.numel();
-  const std::int64_t most = kChunkBytes / static_cast<std::int64_t>(flat.element_size());
-  const std::int64_t chunks = (elements + most - 1) / most;
-  const auto chunk_of = [&](const Tensor& whole, std::int64_t chunk) {
-    return whole.narrow(0, chunk * most, std::min(most, elements - chunk * most));
-  };
+  const Chunks chunks(own, own_.count);
   const int before = own_.first > 0 ? own_.rank - own_.count : -1;
   const int behind = own_.first + own_.count < all_.count ? own_.rank + own_.count : -1;
   std::vector<int> sources;  // in the order of the sum
   if (before >= 0) sources.push_back(before);
   for (int i = 0; i < own_.count; ++i) sources.push_back(own_.first + i);
 
-  const Tensor received = at::empty({std::min<std::int64_t>(2, chunks),
-                                     static_cast<std::int64_t>(sources.size()) - 1, std::min(most, elements)},
-                                    flat.options());
+  const Tensor received = receive_buffer({std::min<std::int64_t>(2, chunks.count()),
+                                          static_cast<std::int64_t>(sources.size()) - 1, chunks.largest()},
+                                         flat.options());
   const auto parts_of = [&](std::int64_t chunk) {
     std::vector<Tensor> parts;
     std::int64_t slot = 0;
     for (const int source : sources) {
-      parts.push_back(source == own_.rank ? chunk_of(own_slice(flat), chunk)
-                                          : received[chunk % 2][slot++].narrow(
-                                                0, 0, std::min(most, elements - chunk * most)));
+      parts.push_back(source == own_.rank ? chunks.of(own_slice(flat), chunk)
+                                          : received[chunk % 2][slot++].narrow(0, 0, chunks.elements(chunk)));
     }
     return parts;
   };
   Works coming[2];
   const auto receive = [&](std::int64_t chunk) {
-    if (chunk >= chunks) return;
+    if (chunk >= chunks.count()) return;
     std::vector<Tensor> parts = parts_of(chunk);
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (sources[i] == own_.rank) continue;
@@ -205,32 +263,38 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   };
   receive(0);
   receive(1);
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     for (int step = 1; step < own_.count; ++step) {  // not all to the first at first
       const int number = (own_.rank - own_.first + step) % own_.count;
-      send(chunk_of(slice(flat, number, own_), chunk), own_.first + number);
+      send(chunks.of(slice(flat, number, own_), chunk), own_.first + number);
     }
   }
+  const auto complete = [&](std::int64_t chunk) {
+    if (before >= 0) send(chunks.of(own, chunk), before);
+    done(chunk);
+  };
   const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
   Works back;
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     wait(coming[chunk % 2]);
     coming[chunk % 2].clear();
-    const Tensor sum = chunk_of(own, chunk);
+    const Tensor sum = chunks.of(own, chunk);
     ordered_sum(parts_of(chunk), sum, divisor);
     if (behind >= 0) {
       send(sum, behind);
       std::vector<Tensor> to = {sum};  // nothing comes back before all of it is there
       back.push_back(group_->recv(to, behind, tag));
-    } else if (before >= 0) {
-      send(sum, before);
+    } else {
+      complete(chunk);
     }
     receive(chunk + 2);
   }
   for (std::size_t chunk = 0; chunk < back.size(); ++chunk) {
     wait({back[chunk]});
-    if (before >= 0) send(chunk_of(own, static_cast<std::int64_t>(chunk)), before);
+    complete(static_cast<std::int64_t>(chunk));
   }
+  const int neighbours = (before >= 0 ? 1 : 0) + (behind >= 0 ? 1 : 0);
+  sent_bytes_ += (own_.count - 1 + neighbours) * static_cast<std::int64_t>(own.nbytes());
 }
 
 void SliceExchange::all_gather(const Tensor& flat, std::optional<int> subject) {

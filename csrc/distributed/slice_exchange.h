@@ -33,8 +33,9 @@ class SliceExchange {
   /// the order of ranks, ((0 + 1) + 2) + ..., in the dtype itself, as an accumulation of gradients would; a
   /// mean is divided last. It may be that slice of `flat`, whose other slices are undefined afterwards. Sends
   /// and receives (D - 1) / D of `flat` in a copy among D ranks; from the first copy to the last and back,
-  /// what has been added up of a slice. Needs 2 D MiB more at most. Not by messages: sends a slice to each
-  /// other rank, and needs the slices of all ranks twice, of one copy once. kNative: the backend's own.
+  /// what has been added up of a slice. Needs 4 MiB more at most, until begin_step(). Not by messages: sends
+  /// a slice to each other rank, and needs the slices of all ranks twice, of one copy once. kNative: the
+  /// backend's own.
   void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
 
   /// All of `flat` becomes that sum (or mean). Sends what the two calls send that it could be made of.
@@ -57,8 +58,11 @@ class SliceExchange {
   /// Calls of this and of others of its group may run at the same time, and in any order.
   bool in_any_order(c10::Device device) const;
 
-  /// What is thrown from now on says in which step it was.
-  void begin_step(std::int64_t step) { step_ = step; }
+  /// What is thrown from now on says in which step it was. Gives memory back that reduce_scatter() has kept.
+  void begin_step(std::int64_t step) {
+    step_ = step;
+    received_.reset();
+  }
 
   /// Bytes that this rank has sent so far; of the backend's own sums, what a ring would send.
   std::int64_t sent_bytes() const { return sent_bytes_; }
@@ -70,7 +74,10 @@ class SliceExchange {
   };
   static at::Tensor slice(const at::Tensor& flat, int number, const Ranks& ranks);
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
-  void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
+  template <class Done>
+  void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, const Done& done,
+                       Works& works);
+  void add_and_spread(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
   void add_all(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
   void reduce_natively(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
   template <class Issue>
@@ -78,6 +85,7 @@ class SliceExchange {
   void wait(const Works& works) const;
   void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
   int next_tag();
+  at::Tensor receive_buffer(at::IntArrayRef sizes, const at::TensorOptions& options);
 
   ProcessGroupPtr group_;
   Ranks all_;
@@ -85,6 +93,7 @@ class SliceExchange {
   SumOrder sums_;
   int first_tag_;
   int calls_ = 0;
+  at::Tensor received_;                ///< by reduce_scatter() last
   std::atomic<std::int64_t> step_{0};  ///< 0: not told
   std::int64_t sent_bytes_ = 0;
 };

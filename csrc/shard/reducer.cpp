@@ -19,14 +19,6 @@ namespace reef {
 
 using at::Tensor;
 
-namespace {
-
-c10::Device device_of(const std::vector<ReducedParameter>& parameters) {
-  return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().tensor.device();
-}
-
-}  // namespace
-
 /// After autograd has accumulated a gradient.
 class Reducer::Hook final : public torch::autograd::FunctionPostHook {
  public:
@@ -79,8 +71,8 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     : group_(std::move(group)),
       layout_(std::move(layout)),
       options_(options),
-      lines_{make_line(first_exchange, device_of(parameters)),
-             make_line(first_exchange + 1, device_of(parameters))} {
+      lines_{make_line(first_exchange, device_of(parameters, &ReducedParameter::tensor)),
+             make_line(first_exchange + 1, device_of(parameters, &ReducedParameter::tensor))} {
   items_.resize(parameters.size());
   buckets_.resize(layout_.buckets.size());
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -207,7 +199,7 @@ void Reducer::free_flats() {
 }
 
 Reducer::Line& Reducer::line_of(std::size_t bucket) {
-  const c10::Device device = items_[buckets_[bucket].items.front()].parameter.tensor.device();
+  const c10::Device device = items_.front().parameter.tensor.device();
   return lines_[lines_[0].exchange.in_any_order(device) ? bucket % 2 : 0];
 }
 
@@ -331,18 +323,18 @@ void Reducer::end_step() {
   for (Line& line : lines_) line.exchange.begin_step(step_);
 }
 
-// One small message beside the buckets.
+// One small message, beside the last bucket.
 std::vector<bool> Reducer::used_anywhere() {
   Tensor flags = at::zeros({static_cast<std::int64_t>(items_.size())}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
   flags = flags.to(items_.front().parameter.tensor.device());
+  Line& beside = line_of(buckets_.size());
+  beside.lane->submit([&beside, flags] { beside.exchange.largest(flags); });
   for (const Line& line : lines_) {
     line.lane->wait_all();
     if (options_.offload) line.lane->drain();  // the host reads them
   }
-  CommLane& lane = *lines_[0].lane;
-  lane.wait(lane.submit([this, flags] { lines_[0].exchange.largest(flags); }));
   flags = flags.cpu();
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   return std::vector<bool>(all, all + items_.size());
