@@ -28,7 +28,7 @@ class CommLane {
   /// by what its stream is given from now on. Throws what one of them has thrown.
   /// A ticket that has not been given yet stands for the last one that has.
   virtual void wait(std::uint64_t ticket) = 0;
-  void wait_all() { wait(std::numeric_limits<std::uint64_t>::max()); }
+  void wait_all() { wait(std::numeric_limits<std::uint64_t>::max()); }  ///< for all that have been given
   /// Until nothing that has been submitted is running, on a device neither.
   virtual void drain() noexcept = 0;
 };

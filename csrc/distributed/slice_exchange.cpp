@@ -54,6 +54,17 @@ class Chunks {
   std::int64_t most_;
 };
 
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+WorkPtr send(c10d::ProcessGroup& group, const Tensor& from, int rank, int tag) {
+  std::vector<Tensor> tensors = {from};
+  return group.send(tensors, rank, tag);
+}
+WorkPtr receive(c10d::ProcessGroup& group, const Tensor& to, int rank, int tag) {
+  std::vector<Tensor> tensors = {to};
+  return group.recv(tensors, rank, tag);
+}
+
 // On devices memory may have come from another stream, which must not use it anew before this one is there.
 void used_by_this_stream(const Tensor& tensor) {
   if (tensor.is_cpu()) return;
@@ -169,17 +180,15 @@ void SliceExchange::add_and_spread(const Tensor& flat, const Tensor& own, Reduct
   };
   each_other([&](int number) {
     for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-      std::vector<Tensor> to = {chunks.of(slice(flat, number, own_), chunk)};
-      works.push_back(group_->recv(to, own_.first + number, tag));
+      const Tensor to = chunks.of(slice(flat, number, own_), chunk);
+      works.push_back(receive(*group_, to, own_.first + number, tag));
     }
   });
   receive_and_add(
       flat, own, reduction,
       [&](std::int64_t chunk) {
-        each_other([&](int number) {
-          std::vector<Tensor> sum = {chunks.of(own, chunk)};
-          works.push_back(group_->send(sum, own_.first + number, tag));
-        });
+        const Tensor sum = chunks.of(own, chunk);
+        each_other([&](int number) { works.push_back(send(*group_, sum, own_.first + number, tag)); });
       },
       works);
   sent_bytes_ += (own_.count - 1) * static_cast<std::int64_t>(own.nbytes());
@@ -249,29 +258,25 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
     return parts;
   };
   Works coming[2];
-  const auto receive = [&](std::int64_t chunk) {
+  const auto receive_all = [&](std::int64_t chunk) {
     if (chunk >= chunks.count()) return;
     std::vector<Tensor> parts = parts_of(chunk);
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (sources[i] == own_.rank) continue;
-      std::vector<Tensor> to = {parts[i]};
-      coming[chunk % 2].push_back(group_->recv(to, sources[i], tag));
+      coming[chunk % 2].push_back(receive(*group_, parts[i], sources[i], tag));
     }
   };
-  const auto send = [&](const Tensor& from, int to) {
-    std::vector<Tensor> tensors = {from};
-    works.push_back(group_->send(tensors, to, tag));
-  };
-  receive(0);
-  receive(1);
+  const auto send_to = [&](int rank, const Tensor& from) { works.push_back(send(*group_, from, rank, tag)); };
+  receive_all(0);
+  receive_all(1);
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     for (int step = 1; step < own_.count; ++step) {  // not all to the first at first
       const int number = (own_.rank - own_.first + step) % own_.count;
-      send(chunks.of(slice(flat, number, own_), chunk), own_.first + number);
+      send_to(own_.first + number, chunks.of(slice(flat, number, own_), chunk));
     }
   }
   const auto complete = [&](std::int64_t chunk) {
-    if (before >= 0) send(chunks.of(own, chunk), before);
+    if (before >= 0) send_to(before, chunks.of(own, chunk));
     done(chunk);
   };
   const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
@@ -282,13 +287,12 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
     const Tensor sum = chunks.of(own, chunk);
     ordered_sum(parts_of(chunk), sum, divisor);
     if (behind >= 0) {
-      send(sum, behind);
-      std::vector<Tensor> to = {sum};  // nothing comes back before all of it is there
-      back.push_back(group_->recv(to, behind, tag));
+      send_to(behind, sum);
+      back.push_back(receive(*group_, sum, behind, tag));  // not before all of it is there
     } else {
       complete(chunk);
     }
-    receive(chunk + 2);
+    receive_all(chunk + 2);
   }
   for (std::size_t chunk = 0; chunk < back.size(); ++chunk) {
     wait({back[chunk]});
@@ -332,12 +336,10 @@ void SliceExchange::gather(const char* name, const Tensor& flat, const Ranks& ra
     const int tag = subject ? first_tag_ + kTags + *subject % kTags : next_tag();
     for (int step = 1; step < ranks.count; ++step) {
       const int from = other(ranks.count - step);
-      std::vector<Tensor> to = {slice(flat, from, ranks)};
-      works.push_back(group_->recv(to, ranks.first + from, tag));
+      works.push_back(receive(*group_, slice(flat, from, ranks), ranks.first + from, tag));
     }
     for (int step = 1; step < ranks.count; ++step) {
-      std::vector<Tensor> sent = {own};
-      works.push_back(group_->send(sent, ranks.first + other(step), tag));
+      works.push_back(send(*group_, own, ranks.first + other(step), tag));
     }
   });
 }
