@@ -5,13 +5,13 @@
 #include <ATen/ops/empty_like.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
+#include "alias.h"
 #include "distributed/comm_lane.h"
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
@@ -24,8 +24,9 @@ using at::Tensor;
 
 // What is added up stays in a core's cache.
 constexpr std::int64_t kCachedElements = 16384;
-// Two chunks from every rank: while one is added up, the next is received.
-constexpr std::int64_t kReceivedBytes = std::int64_t{4} << 20;
+// A chunk from every other rank. Two, the next being received while one is added up, or chunks of half the
+// size cost more than they hide: ranks have two exchanges, and wake each other up more often.
+constexpr std::int64_t kReceivedBytes = std::int64_t{2} << 20;
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
@@ -33,19 +34,25 @@ constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
 constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
 constexpr const char* kAllReduce = "the all-reduce of gradients";
 
-// The messages in which a slice is sent between `ranks` of them: the same on each of these.
+// The messages in which a slice is sent, of so many bytes at most: the same on each rank.
 class Chunks {
  public:
-  Chunks(const Tensor& slice, int ranks)
+  Chunks(const Tensor& slice, std::int64_t most_bytes)
       : elements_(slice.numel()),
-        most_(std::max<std::int64_t>(1, kReceivedBytes / 2 / ranks / kMultiple /
-                                            static_cast<std::int64_t>(slice.element_size())) *
+        most_(std::max<std::int64_t>(
+                  1, most_bytes / kMultiple / static_cast<std::int64_t>(slice.element_size())) *
               kMultiple) {}
+  // So many of them in one.
+  Chunks together(std::int64_t chunks) const {
+    Chunks larger = *this;
+    larger.most_ *= chunks;
+    return larger;
+  }
   std::int64_t count() const { return (elements_ + most_ - 1) / most_; }
   std::int64_t largest() const { return std::min(most_, elements_); }
   std::int64_t elements(std::int64_t chunk) const { return std::min(most_, elements_ - chunk * most_); }
   Tensor of(const Tensor& slice, std::int64_t chunk) const {
-    return slice.narrow(0, chunk * most_, elements(chunk));
+    return alias(slice, chunk * most_, elements(chunk));
   }
 
  private:
@@ -87,8 +94,8 @@ void ordered_sum(const std::vector<Tensor>& parts, const Tensor& own, int diviso
   Tensor sum = at::empty({std::min(most, elements)}, own.options());
   for (std::int64_t begin = 0; begin < elements; begin += most) {
     const std::int64_t count = std::min(most, elements - begin);
-    const auto of = [&](const Tensor& tensor) { return tensor.narrow(0, begin, count); };
-    Tensor chunk = sum.narrow(0, 0, count);
+    const auto of = [&](const Tensor& tensor) { return alias(tensor, begin, count); };
+    Tensor chunk = alias(sum, 0, count);
     at::add_out(chunk, of(parts[0]), of(parts[1]));
     for (std::size_t i = 2; i < parts.size(); ++i) chunk.add_(of(parts[i]));
     if (divisor != 1) chunk.div_(divisor);
@@ -111,8 +118,11 @@ bool SliceExchange::in_any_order(c10::Device device) const {
 
 Tensor SliceExchange::slice(const Tensor& flat, int number, const Ranks& ranks) {
   const std::int64_t elements = flat.numel() / ranks.count;
-  return flat.narrow(0, number * elements, elements);
+  return alias(flat, number * elements, elements);
 }
+
+// Of chunks at a time, by any rank: from all others of its copy, and from one of the copy before.
+int SliceExchange::most_received() const { return own_.count - (own_.count == all_.count ? 1 : 0); }
 
 int SliceExchange::next_tag() { return first_tag_ + calls_++ % kTags; }
 
@@ -170,25 +180,24 @@ void SliceExchange::all_reduce(const Tensor& flat, Reduction reduction) {
   }
 }
 
-// A chunk goes back to all as soon as it is added up. Where it is received, what was there has been sent: it
-// is part of it.
+// What is added up goes back to all at once: in larger messages, for which no memory is needed, as each costs
+// two small ones of gloo's. Where it is received, what was there has been sent: it is part of it.
 void SliceExchange::add_and_spread(const Tensor& flat, const Tensor& own, Reduction reduction, Works& works) {
   const int tag = next_tag();
-  const Chunks chunks(own, own_.count);
-  const auto each_other = [&](const auto& use) {
-    for (int step = 1; step < own_.count; ++step) use((own_.rank - own_.first + step) % own_.count);
-  };
-  each_other([&](int number) {
-    for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-      const Tensor to = chunks.of(slice(flat, number, own_), chunk);
-      works.push_back(receive(*group_, to, own_.first + number, tag));
-    }
-  });
+  const Chunks added(own, kReceivedBytes / most_received());
+  const std::int64_t together = most_received();
+  const Chunks spread = added.together(together);
   receive_and_add(
       flat, own, reduction,
       [&](std::int64_t chunk) {
-        const Tensor sum = chunks.of(own, chunk);
-        each_other([&](int number) { works.push_back(send(*group_, sum, own_.first + number, tag)); });
+        if ((chunk + 1) % together != 0 && chunk + 1 < added.count()) return;
+        const Tensor sum = spread.of(own, chunk / together);
+        for (int step = 1; step < own_.count; ++step) {
+          const int number = (own_.rank - own_.first + step) % own_.count;
+          const Tensor to = spread.of(slice(flat, number, own_), chunk / together);
+          works.push_back(receive(*group_, to, own_.first + number, tag));
+          works.push_back(send(*group_, sum, own_.first + number, tag));
+        }
       },
       works);
   sent_bytes_ += (own_.count - 1) * static_cast<std::int64_t>(own.nbytes());
@@ -223,52 +232,48 @@ void SliceExchange::reduce_natively(const Tensor& flat, const Tensor& own, Reduc
 
 // That of the bucket before, if it is large enough: a thread's own heap keeps several times what comes and
 // goes.
-Tensor SliceExchange::receive_buffer(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  const std::int64_t elements = c10::multiply_integers(sizes);
+Tensor SliceExchange::receive_buffer(std::int64_t elements, const at::TensorOptions& options) {
   if (!received_.defined() || received_.numel() < elements || received_.dtype() != options.dtype()) {
     received_.reset();
     received_ = at::empty({elements}, options);
   }
-  return received_.narrow(0, 0, elements).view(sizes);
+  return received_;
 }
 
-// By messages of a chunk each, of which two from every rank are under way. What the ranks before this copy
-// have added up comes from the copy before, and goes on to the one behind; all of it comes back from there.
+// By messages of a chunk each. What the ranks before this copy have added up comes from the copy before, and
+// goes on to the one behind; all of it comes back from there.
 template <class Done>
 void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduction reduction,
                                     const Done& done, Works& works) {
   const int tag = next_tag();
-  const Chunks chunks(own, own_.count);
+  const Chunks chunks(own, kReceivedBytes / most_received());
   const int before = own_.first > 0 ? own_.rank - own_.count : -1;
   const int behind = own_.first + own_.count < all_.count ? own_.rank + own_.count : -1;
   std::vector<int> sources;  // in the order of the sum
   if (before >= 0) sources.push_back(before);
   for (int i = 0; i < own_.count; ++i) sources.push_back(own_.first + i);
 
-  const Tensor received = receive_buffer({std::min<std::int64_t>(2, chunks.count()),
-                                          static_cast<std::int64_t>(sources.size()) - 1, chunks.largest()},
-                                         flat.options());
+  const Tensor received =
+      receive_buffer((static_cast<std::int64_t>(sources.size()) - 1) * chunks.largest(), flat.options());
   const auto parts_of = [&](std::int64_t chunk) {
     std::vector<Tensor> parts;
     std::int64_t slot = 0;
     for (const int source : sources) {
-      parts.push_back(source == own_.rank ? chunks.of(own_slice(flat), chunk)
-                                          : received[chunk % 2][slot++].narrow(0, 0, chunks.elements(chunk)));
+      parts.push_back(source == own_.rank
+                          ? chunks.of(own_slice(flat), chunk)
+                          : alias(received, slot++ * chunks.largest(), chunks.elements(chunk)));
     }
     return parts;
   };
-  Works coming[2];
+  Works coming;
   const auto receive_all = [&](std::int64_t chunk) {
-    if (chunk >= chunks.count()) return;
-    std::vector<Tensor> parts = parts_of(chunk);
+    const std::vector<Tensor> parts = parts_of(chunk);
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i] == own_.rank) continue;
-      coming[chunk % 2].push_back(receive(*group_, parts[i], sources[i], tag));
+      if (sources[i] != own_.rank) coming.push_back(receive(*group_, parts[i], sources[i], tag));
     }
   };
   const auto send_to = [&](int rank, const Tensor& from) { works.push_back(send(*group_, from, rank, tag)); };
-  receive_all(0);
-  receive_all(1);
+  if (chunks.count() > 0) receive_all(0);
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     for (int step = 1; step < own_.count; ++step) {  // not all to the first at first
       const int number = (own_.rank - own_.first + step) % own_.count;
@@ -282,17 +287,17 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
   Works back;
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    wait(coming[chunk % 2]);
-    coming[chunk % 2].clear();
+    wait(coming);
+    coming.clear();
     const Tensor sum = chunks.of(own, chunk);
     ordered_sum(parts_of(chunk), sum, divisor);
+    if (chunk + 1 < chunks.count()) receive_all(chunk + 1);
     if (behind >= 0) {
       send_to(behind, sum);
       back.push_back(receive(*group_, sum, behind, tag));  // not before all of it is there
     } else {
       complete(chunk);
     }
-    receive_all(chunk + 2);
   }
   for (std::size_t chunk = 0; chunk < back.size(); ++chunk) {
     wait({back[chunk]});

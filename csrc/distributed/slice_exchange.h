@@ -33,7 +33,7 @@ class SliceExchange {
   /// the order of ranks, ((0 + 1) + 2) + ..., in the dtype itself, as an accumulation of gradients would; a
   /// mean is divided last. It may be that slice of `flat`, whose other slices are undefined afterwards. Sends
   /// and receives (D - 1) / D of `flat` in a copy among D ranks; from the first copy to the last and back,
-  /// what has been added up of a slice. Needs 4 MiB more at most, until begin_step(). Not by messages: sends
+  /// what has been added up of a slice. Needs 2 MiB more at most, until begin_step(). Not by messages: sends
   /// a slice to each other rank, and needs the slices of all ranks twice, of one copy once. kNative: the
   /// backend's own.
   void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
@@ -52,7 +52,7 @@ class SliceExchange {
   /// Every element becomes the largest of those that the ranks have there. Not counted.
   void largest(const at::Tensor& values);
 
-  /// This rank's slice of `flat`, a view.
+  /// This rank's slice of `flat`, in its memory.
   at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, own_.rank - own_.first, own_); }
 
   /// Calls of this and of others of its group may run at the same time, and in any order.
@@ -84,8 +84,9 @@ class SliceExchange {
   void run(const std::string& name, const at::Tensor& flat, const Issue& issue) const;
   void wait(const Works& works) const;
   void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
+  int most_received() const;
   int next_tag();
-  at::Tensor receive_buffer(at::IntArrayRef sizes, const at::TensorOptions& options);
+  at::Tensor receive_buffer(std::int64_t elements, const at::TensorOptions& options);
 
   ProcessGroupPtr group_;
   Ranks all_;

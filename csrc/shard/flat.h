@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "alias.h"
 #include "reef/shard_layout.h"
 
 namespace reef {
@@ -21,19 +22,6 @@ struct KeptPart {
   ShardPiece piece;
   at::Tensor tensor;  ///< a leaf, one-dimensional
 };
-
-/// Elements of `flat` from `offset` on, in this shape. A tensor of its own, not a view: an optimizer may
-/// clear or detach it, and it has a version counter of its own. The memory need not be there.
-inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
-                        at::IntArrayRef strides) {
-  at::Tensor own =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()), flat.key_set(), flat.dtype());
-  own.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, flat.storage_offset() + offset);
-  return own;
-}
-inline at::Tensor alias(const at::Tensor& flat, std::int64_t offset, std::int64_t elements) {
-  return alias(flat, offset, {elements}, {1});
-}
 
 /// All of a storage, in one dimension: such a tensor as `like`, but for the dtype.
 inline at::Tensor all_of(c10::Storage storage, const at::Tensor& like, at::ScalarType dtype) {

@@ -55,9 +55,17 @@ TEST(ShardHybrid, TheOrderOfASumIsThatOfRanksInEveryChunk) {
     Tensor expected = gradient(0);
     for (int of = 1; of < size(); ++of) expected += gradient(of);
     expected.div_(size());
-    for (const int degree : degrees()) {
+    const auto make_layer = [&] {
       torch::nn::Linear layer(torch::nn::LinearOptions(1024, rows).bias(false));
       layer->to(dtype);
+      return layer;
+    };
+    torch::nn::Linear replicated = make_layer();
+    const Shard all = shard(*replicated, group(), {.stage = Stage::kReplicate});
+    (replicated->weight * gradient(rank())).sum().backward();
+    EXPECT_TRUE(torch::equal(replicated->weight.grad(), expected)) << dtype;
+    for (const int degree : degrees()) {
+      torch::nn::Linear layer = make_layer();
       Shard sharded = shard(*layer, group(), {.stage = Stage::kGradients, .shard_degree = degree});
       (layer->weight * gradient(rank())).sum().backward();
       const Tensor part = sharded.parameters().at(0);
