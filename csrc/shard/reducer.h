@@ -93,6 +93,7 @@ class Reducer {
   void begin_pass();
   void hold_flats();
   void free_flats();
+  bool stays(std::size_t bucket) const;  ///< its memory, when gradients are cleared
   void let_flats_go();
   at::ScalarType dtype_of(std::size_t bucket) const;
   void take(Item& item);
