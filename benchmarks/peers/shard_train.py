@@ -1,6 +1,8 @@
 """Training on several ranks of this machine over gloo, by torch's wrappers, DeepSpeed (if it is installed) and reef.shard:
-tokens a second, bytes on the wire, and what a process holds. A GPT of 40 million parameters, AdamW fused, every mode in turn
-in fresh processes. The heap is counted in processes of its own (benchmarks/heap_counter.cpp), from before the model is made."""
+tokens a second, bytes on the wire, and what a process holds. A GPT of 40 million parameters, AdamW fused. Ratios are of pairs:
+both models live in the same processes, which train one and the other in turn, as two sets of processes differ by more than what
+is measured. What a process holds is of fresh ones with one model; the heap is counted in processes of its own
+(benchmarks/heap_counter.cpp), from before the model is made."""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ import time
 from pathlib import Path
 
 LAYERS, WIDTH, VOCABULARY, BATCH, LENGTH = 10, 512, 8192, 2, 128
-ROUNDS = {2: 5, 4: 3}
-"""By ranks."""
-STEPS, BUCKET = 5, "12MiB"
+BLOCKS = {2: 12, 4: 8}
+"""Of a pair's steps, by ranks; each of one that is not measured and two that are."""
+ROUNDS, STEPS, BUCKET = 3, 5, "12MiB"
 DEEPSPEED = ("DeepSpeed ZeRO 2", "DeepSpeed ZeRO 3") if importlib.util.find_spec("deepspeed") else ()
 MODES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard", *DEEPSPEED, "reef replicate", "reef optimizer",
          "reef gradients", "reef parameters", "reef parameters, which stay", "reef replicate, native order")  # fmt: skip
@@ -145,8 +147,11 @@ def end_rank(found: dict[str, float]) -> None:
     os._exit(0)  # no mode is measured while it is taken down
 
 
-def run_rank(mode: str) -> None:
+def run_rank(modes: list[str], blocks: int) -> None:
     begin_rank()
+    if len(modes) == 2:
+        return end_rank(measure_pair(*map(set_up, modes), blocks))
+    (mode,) = modes
     if os.environ.get("LD_PRELOAD", "") != str(counter_path()):
         return end_rank(measure(*set_up(mode)))
     import torch
@@ -163,14 +168,14 @@ def run_rank(mode: str) -> None:
     end_rank({"heap": counter.heap_take_peak_bytes() - before})
 
 
-def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
-    """Of a step, after those before it."""
+def stepping(model, optimizer):
+    """A function that trains a step and gives its seconds."""
     import torch
-    import torch.distributed as dist
 
     generator = torch.Generator().manual_seed(100 + int(os.environ["RANK"]))
 
     def step() -> float:
+        begin = time.perf_counter()
         tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
@@ -180,20 +185,46 @@ def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
         else:
             loss.backward()
         optimizer.step()
-        return loss.item()
+        loss.item()
+        return time.perf_counter() - begin
 
+    return step
+
+
+def measure_pair(first, second, blocks: int) -> dict[str, float]:
+    """Of a step of each, and how many times faster the second is: medians over the blocks of the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    steps = [stepping(*first), stepping(*second)]
+    for step in steps:
+        step(), step()
+    seconds = torch.zeros(blocks, 2, dtype=torch.float64)
+    for block in range(blocks):
+        for which in (0, 1) if block % 2 == 0 else (1, 0):
+            dist.barrier()
+            steps[which]()
+            seconds[block, which] = (steps[which]() + steps[which]()) / 2
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    low, ratio, high = (seconds[:, 0] / seconds[:, 1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    return {"first": seconds[:, 0].median().item(), "seconds": seconds[:, 1].median().item(),
+            "ratio": ratio, "low": low, "high": high}  # fmt: skip
+
+
+def measure(model, optimizer, steps_before: int = 2) -> dict[str, float]:
+    """Of a step, after those before it."""
+    import torch.distributed as dist
+
+    step = stepping(model, optimizer)
     for _ in range(steps_before):
         step()
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, seconds = sent_bytes(), []
-    for _ in range(STEPS):
-        begin = time.perf_counter()
-        loss = step()
-        seconds.append(time.perf_counter() - begin)
+    before = sent_bytes()
+    seconds = [step() for _ in range(STEPS)]
     dist.barrier()
     wire = sent_bytes() - before
-    return {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM"), "loss": loss}
+    return {"seconds": statistics.median(seconds), "wire": wire / STEPS, "peak": status("VmHWM")}
 
 
 def run_mode(mode: str, ranks: int, own_network: bool, preloaded: str = "", program: str = __file__) -> dict[str, float]:
@@ -225,15 +256,18 @@ def can_unshare() -> bool:
 def main() -> None:
     own_network = can_unshare()
     parameters = sum(p.numel() for p in make_model().parameters())
-    for ranks, rounds in ROUNDS.items():
+    for ranks, blocks in BLOCKS.items():
         found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for mode in MODES:
                 found[mode].append(run_mode(mode, ranks, own_network))
         for mode, runs in found.items():
-            tokens = [ranks * BATCH * LENGTH / one["seconds"] for one in runs]
-            ratio = statistics.median(first["seconds"] / one["seconds"]
-                                      for first, one in zip(found[MODES[0]], runs, strict=True))  # fmt: skip
+            seconds, how = statistics.median(one["seconds"] for one in runs), f"median of {ROUNDS} rounds in turn"
+            if mode != MODES[0]:
+                pair = run_mode(f"{MODES[0]};{mode};{blocks}", ranks, own_network)
+                seconds = pair["seconds"]
+                how = (f"{pair['ratio']:.3f} times {MODES[0]} ({pair['low']:.3f} to {pair['high']:.3f} in the half of {blocks} "
+                       f"pairs around the median)")  # fmt: skip
             wire = statistics.median(one["wire"] for one in runs) / parameters
             peak = statistics.median(one["peak"] for one in runs) / 2**20
             sent = f"{wire:.2f} bytes a parameter and step on the wire; " if own_network else ""
@@ -241,14 +275,14 @@ def main() -> None:
                 heap = run_mode(mode, ranks, own_network, str(counter_path()))["heap"] / parameters
                 sent += f"{heap:.2f} on the heap at the peak; "
             print(json.dumps({
-                "name": f"{ranks} ranks/{mode}", "value": statistics.median(tokens), "unit": "tokens/s",
-                "context": f"median of {rounds} rounds in turn; {ratio:.3g} times {MODES[0]} in the same round; {sent}"
-                           f"{peak:.0f} MiB held at the peak",
+                "name": f"{ranks} ranks/{mode}", "value": ranks * BATCH * LENGTH / seconds, "unit": "tokens/s",
+                "context": f"{how}; {sent}{peak:.0f} MiB held at the peak",
             }), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        run_rank(sys.argv[2])
+        *modes, blocks = sys.argv[2].split(";") if ";" in sys.argv[2] else (sys.argv[2], "0")
+        run_rank(modes, int(blocks))
     else:
         main()
