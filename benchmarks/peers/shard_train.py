@@ -93,7 +93,8 @@ def set_up(mode: str):
         stage, _, option = mode.removeprefix("reef ").partition(", ")
         resident = "1GiB" if option == "which stay" else 0
         sum_order = "native" if option == "native order" else "ranks"
-        sharded = reef.shard(model, dist.group.WORLD, stage=stage, bucket_bytes=BUCKET, resident_bytes=resident, sum_order=sum_order)
+        buckets = {} if stage == "replicate" else {"bucket_bytes": BUCKET}  # else as large as DistributedDataParallel's
+        sharded = reef.shard(model, dist.group.WORLD, stage=stage, resident_bytes=resident, sum_order=sum_order, **buckets)
         model.sharded = lambda: sharded  # lives as long
         return model, torch.optim.AdamW(sharded.parameters(), **settings)
     if mode in DEEPSPEED:

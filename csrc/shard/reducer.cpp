@@ -177,7 +177,7 @@ void Reducer::hold_flats() {
 // in the end; but where its last gradients go, activations have gone.
 bool Reducer::stays(std::size_t number) const {
   const bool in_heap = items_.front().parameter.tensor.is_cpu() && Pager::running(c10::kCPU) == nullptr;
-  return in_heap && 4 * number < 3 * buckets_.size();
+  return in_heap && 4 * number + 2 <= 3 * buckets_.size();  // its middle in three quarters
 }
 
 // Once gradients are cleared, what comes next lies there: of a small GPT 17.7 bytes a parameter at the peak
