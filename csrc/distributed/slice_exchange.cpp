@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
@@ -24,9 +25,10 @@ using at::Tensor;
 
 // What is added up stays in a core's cache.
 constexpr std::int64_t kCachedElements = 16384;
-// A chunk from every other rank. Two, the next being received while one is added up, or chunks of half the
-// size cost more than they hide: ranks have two exchanges, and wake each other up more often.
-constexpr std::int64_t kReceivedBytes = std::int64_t{2} << 20;
+// From every other rank, the next while one is added up. A sender waits until its chunk is wanted, and with
+// one at a time a link of 1 Gbit/s does so for a tenth of the step, two exchanges or not.
+constexpr std::int64_t kChunksAhead = 2;
+constexpr std::int64_t kReceivedBytes = std::int64_t{1} << 20;  // of each of these, from all
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
@@ -253,11 +255,12 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   if (before >= 0) sources.push_back(before);
   for (int i = 0; i < own_.count; ++i) sources.push_back(own_.first + i);
 
+  const auto others = static_cast<std::int64_t>(sources.size()) - 1;
   const Tensor received =
-      receive_buffer((static_cast<std::int64_t>(sources.size()) - 1) * chunks.largest(), flat.options());
+      receive_buffer(std::min(kChunksAhead, chunks.count()) * others * chunks.largest(), flat.options());
   const auto parts_of = [&](std::int64_t chunk) {
     std::vector<Tensor> parts;
-    std::int64_t slot = 0;
+    std::int64_t slot = chunk % kChunksAhead * others;
     for (const int source : sources) {
       parts.push_back(source == own_.rank
                           ? chunks.of(own_slice(flat), chunk)
@@ -265,15 +268,18 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
     }
     return parts;
   };
-  Works coming;
+  std::array<Works, kChunksAhead> coming;
   const auto receive_all = [&](std::int64_t chunk) {
+    if (chunk >= chunks.count()) return;
     const std::vector<Tensor> parts = parts_of(chunk);
+    Works& of_chunk = coming[chunk % kChunksAhead];
+    of_chunk.clear();
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i] != own_.rank) coming.push_back(receive(*group_, parts[i], sources[i], tag));
+      if (sources[i] != own_.rank) of_chunk.push_back(receive(*group_, parts[i], sources[i], tag));
     }
   };
   const auto send_to = [&](int rank, const Tensor& from) { works.push_back(send(*group_, from, rank, tag)); };
-  if (chunks.count() > 0) receive_all(0);
+  for (std::int64_t chunk = 0; chunk < kChunksAhead; ++chunk) receive_all(chunk);
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     for (int step = 1; step < own_.count; ++step) {  // not all to the first at first
       const int number = (own_.rank - own_.first + step) % own_.count;
@@ -287,11 +293,10 @@ void SliceExchange::receive_and_add(const Tensor& flat, const Tensor& own, Reduc
   const int divisor = reduction == Reduction::kMean && behind < 0 ? all_.count : 1;
   Works back;
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    wait(coming);
-    coming.clear();
+    wait(coming[chunk % kChunksAhead]);
     const Tensor sum = chunks.of(own, chunk);
     ordered_sum(parts_of(chunk), sum, divisor);
-    if (chunk + 1 < chunks.count()) receive_all(chunk + 1);
+    receive_all(chunk + kChunksAhead);
     if (behind >= 0) {
       send_to(behind, sum);
       back.push_back(receive(*group_, sum, behind, tag));  // not before all of it is there
