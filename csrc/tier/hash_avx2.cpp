@@ -11,8 +11,7 @@ HashBytes hash_with_avx2() { return __builtin_cpu_supports("avx2") ? &hash : nul
 
 }  // namespace reef
 
-// What follows is only called where that holds. (A pragma, and not a flag of the file: it is compiled into
-// tests too.)
+// What follows is only called where that holds, what is above everywhere.
 #pragma GCC target("avx2")
 #include <immintrin.h>
 #define XXH_VECTOR XXH_AVX2

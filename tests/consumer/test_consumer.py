@@ -26,8 +26,9 @@ def cache_entry(build_dir, name):
 
 def as_built(build_dir):
     """The same configuration, compiler (ccache goes by its name) and launchers as the build under test."""
-    names = ("CMAKE_BUILD_TYPE", "CMAKE_CXX_COMPILER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
-    return {name: cache_entry(build_dir, name) for name in (*names, "REEF_WITH_CUDA")}
+    names = ("CMAKE_BUILD_TYPE", "CMAKE_CXX_COMPILER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER",
+             "REEF_WITH_CUDA", "REEF_UNITY", "TORCH_CUDA_ARCH_LIST")  # fmt: skip
+    return {name: cache_entry(build_dir, name) for name in names}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ DOCUMENTS = ["README.md", "docs/budget.md", "docs/design.md", "docs/distributed.
 
 # Commands that a test runs elsewhere, or that would run this very test: where each is run instead.
 RUN_ELSEWHERE = {
-    "make demo": ".ci/run",
+    "make demo": "by hand; its program by python/test_bytelm.py",
     "make test": ".ci/run",
     "make bench": "by hand, into benchmarks/RESULTS.md",
     "make sanitize": ".ci/run",
