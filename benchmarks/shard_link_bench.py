@@ -21,8 +21,8 @@ SEGMENT_BYTES, HEADERS_BYTES = 1448, 66
 """Of TCP in an Ethernet frame."""
 LINK_BYTES_PER_SECOND = 1e9 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES)
 BATCHES, ROUNDS = (2, 8, 16), 2
-"""With the first a step takes less to compute than to send, with the second about half as long again: backward, during which
-gradients can be sent, and what comes after it are then about as long as the sending of each. With the last it takes more."""
+"""With the first a step takes less to compute than to send; with the second more, but backward alone, while gradients can be
+sent, about as long; with the last backward too takes more."""
 MODES = ("DistributedDataParallel", "reef replicate", "reef gradients", "reef parameters")
 
 
