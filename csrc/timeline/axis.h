@@ -69,4 +69,12 @@ Axis axis_up_to(double top, int marks, const std::array<AxisUnit, kCount>& units
   return {factor * power * unit.size, unit.size, unit.name, std::max(0, decimals)};
 }
 
+/// 1234567 nanoseconds are "1.23 ms".
+inline std::string duration(double nanoseconds) {
+  const AxisUnit unit = unit_for(nanoseconds, kTimeUnits);
+  const double value = nanoseconds / unit.size;
+  const int decimals = unit.size == 1 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  return fixed(value, decimals) + " " + unit.name;
+}
+
 }  // namespace reef

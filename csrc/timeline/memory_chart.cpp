@@ -30,12 +30,6 @@ constexpr std::array<Band, kCategories> kStack{{{Category::kParameter, "#77aadd"
                                                 {Category::kActivation, "#99ddff"},
                                                 {Category::kCommunication, "#ffaabb"},
                                                 {Category::kOther, "#cccccc"}}};
-constexpr const char* kInk = "#1f2328";
-constexpr const char* kMuted = "#59636e";
-constexpr const char* kRule = "#8c959f";
-constexpr const char* kHair = "#d0d7de";
-constexpr const char* kRed = "#c5221f";
-
 constexpr int kEdge = 20;          // around everything
 constexpr int kLeft = 74;          // room for "1000 MiB"
 constexpr int kLegendWidth = 304;  // room for "communication buffer  1.25 GiB  100 %"
@@ -44,8 +38,6 @@ constexpr int kTop = 88;           // title, subtitle, the peak's label
 constexpr int kBottom = 34;        // labels of time
 constexpr int kHeadroom = 22;      // the budget's label fits above its line
 constexpr int kRow = 21;
-constexpr double kTextPixels = 12;
-constexpr double kTitlePixels = 16;
 
 struct Picture {
   const Timeline& timeline;
@@ -94,29 +86,8 @@ std::string grouped(std::int64_t count) {
   return digits;
 }
 
-std::string duration(double nanoseconds) {
-  const AxisUnit unit = unit_for(nanoseconds, kTimeUnits);
-  const double value = nanoseconds / unit.size;
-  const int decimals = unit.size == 1 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
-  return fixed(value, decimals) + " " + unit.name;
-}
-
 std::string peak_sentence(const Picture& picture) {
   return "peak " + format_bytes(picture.peak.bytes.total()) + " " + place_of(picture.timeline, picture.peak);
-}
-
-std::string label(double x, double y, std::string_view anchor, std::string_view words,
-                  std::string_view weight = "400", std::string_view fill = kInk) {
-  return element("text",
-                 {{"x", x}, {"y", y}, {"text-anchor", anchor}, {"font-weight", weight}, {"fill", fill}},
-                 xml_text(words));
-}
-
-std::string line(double x1, double y1, double x2, double y2, std::string_view stroke,
-                 std::string_view dashes = "none") {
-  return element(
-      "line",
-      {{"x1", x1}, {"y1", y1}, {"x2", x2}, {"y2", y2}, {"stroke", stroke}, {"stroke-dasharray", dashes}});
 }
 
 std::string header(const Picture& picture) {
@@ -267,26 +238,9 @@ std::string memory_chart(const Timeline& timeline, std::size_t device, const Cha
   const Picture picture = lay_out(timeline, device, options);
   const double width = options.width;
   const double height = options.height;
-  return element("svg",
-                 {{"xmlns", "http://www.w3.org/2000/svg"},
-                  {"width", width},
-                  {"height", height},
-                  {"viewBox", "0 0 " + tenths(width) + " " + tenths(height)},
-                  {"role", "img"},
-                  {"font-family", "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"},
-                  {"font-size", kTextPixels},
-                  {"fill", kInk}},
-                 "\n" + element("title", {}, xml_text(options.title)) +
-                     element("desc", {}, xml_text(description(picture))) +
-                     element("rect", {{"x", 0.5},
-                                      {"y", 0.5},
-                                      {"width", width - 1},
-                                      {"height", height - 1},
-                                      {"rx", 8},
-                                      {"fill", "#fff"},
-                                      {"stroke", kHair}}) +
-                     header(picture) + bands(picture) + axes(picture) + budget_line(picture) +
-                     peak_mark(picture) + legend(picture));
+  return picture_of(width, height, options.title, description(picture),
+                    header(picture) + bands(picture) + axes(picture) + budget_line(picture) +
+                        peak_mark(picture) + legend(picture));
 }
 
 }  // namespace reef

@@ -84,4 +84,52 @@ inline std::string element(std::string_view name, std::initializer_list<Attribut
   return markup.append(">").append(content).append("</").append(name).append(">\n");
 }
 
+/// What all pictures look like.
+inline constexpr const char* kInk = "#1f2328";
+inline constexpr const char* kMuted = "#59636e";
+inline constexpr const char* kRule = "#8c959f";
+inline constexpr const char* kHair = "#d0d7de";
+inline constexpr const char* kRed = "#c5221f";
+inline constexpr double kTextPixels = 12;
+inline constexpr double kTitlePixels = 16;
+
+inline std::string label(double x, double y, std::string_view anchor, std::string_view words,
+                         std::string_view weight = "400", std::string_view fill = kInk) {
+  return element("text",
+                 {{"x", x}, {"y", y}, {"text-anchor", anchor}, {"font-weight", weight}, {"fill", fill}},
+                 xml_text(words));
+}
+
+inline std::string line(double x1, double y1, double x2, double y2, std::string_view stroke,
+                        std::string_view dashes = "none") {
+  return element(
+      "line",
+      {{"x1", x1}, {"y1", y1}, {"x2", x2}, {"y2", y2}, {"stroke", stroke}, {"stroke-dasharray", dashes}});
+}
+
+/// The whole of one: `content` is markup, on white.
+inline std::string picture_of(double width, double height, std::string_view title,
+                              std::string_view description, std::string_view content) {
+  const std::string all = "\n" + element("title", {}, xml_text(title)) +
+                          element("desc", {}, xml_text(description)) +
+                          element("rect", {{"x", 0.5},
+                                           {"y", 0.5},
+                                           {"width", width - 1},
+                                           {"height", height - 1},
+                                           {"rx", 8},
+                                           {"fill", "#fff"},
+                                           {"stroke", kHair}}) +
+                          std::string(content);
+  return element("svg",
+                 {{"xmlns", "http://www.w3.org/2000/svg"},
+                  {"width", width},
+                  {"height", height},
+                  {"viewBox", "0 0 " + tenths(width) + " " + tenths(height)},
+                  {"role", "img"},
+                  {"font-family", "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"},
+                  {"font-size", kTextPixels},
+                  {"fill", kInk}},
+                 all);
+}
+
 }  // namespace reef
