@@ -1,7 +1,12 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/version.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
 
 /// What differs between the versions of LibTorch that Reef supports, and nothing else.
 
@@ -14,7 +19,27 @@
 #define REEF_OVERRIDE_SINCE_2_15
 #endif
 
+/// In a class that stands before another autograd engine: what 2.14 added to its questions.
+#if REEF_TORCH >= 214
+#define REEF_FORWARD_NODE_CREATION_HOOKS(engine)                                                       \
+  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks() override { \
+    return (engine).get_node_creation_hooks();                                                         \
+  }
+#else
+#define REEF_FORWARD_NODE_CREATION_HOOKS(engine)
+#endif
+
 namespace reef::compat {
+
+/// A node of autograd's graph, held as this version holds one.
+template <class Node, class Pointer, class... Arguments>
+Pointer make_node(Arguments&&... arguments) {
+  if constexpr (std::is_constructible_v<Pointer, std::shared_ptr<Node>>) {
+    return std::make_shared<Node>(std::forward<Arguments>(arguments)...);
+  } else {
+    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
+  }
+}
 
 /// Undoes StorageImpl::release_data_and_set_meta_custom_data_ptr_error_msg_, for which 2.11 and 2.12 have no
 /// function.

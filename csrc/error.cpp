@@ -20,6 +20,8 @@ BudgetError::BudgetError(const std::string& message, std::uint64_t smallest_budg
 NonFiniteGradient::NonFiniteGradient(const std::string& message)
     : c10::Error(here("NonFiniteGradient"), message) {}
 
+RecomputeError::RecomputeError(const std::string& message) : c10::Error(here("RecomputeError"), message) {}
+
 ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
     : c10::DistError(here("ProcessGroupError"), message), rank_(rank) {}
 

@@ -11,7 +11,7 @@
 namespace reef {
 namespace {
 
-constexpr std::size_t kMostListeners = 4;
+constexpr std::size_t kMostListeners = 8;  // bits of OperatorCall::heard
 
 struct Listeners {
   std::array<std::atomic<OperatorListener*>, kMostListeners> active{};  ///< nullptr: nobody observes for it

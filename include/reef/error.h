@@ -51,6 +51,13 @@ class REEF_API NonFiniteGradient : public c10::Error {
   explicit NonFiniteGradient(const std::string& message);
 };
 
+/// A function that is checkpointed did not compute the same when it was run once more; the text says which of
+/// the tensors that it saves for backward differs.
+class REEF_API RecomputeError : public c10::Error {
+ public:
+  explicit RecomputeError(const std::string& message);
+};
+
 /// The process group could not be brought up on this rank.
 class REEF_API ProcessGroupError : public c10::DistError {
  public:

@@ -20,6 +20,8 @@ from .budget import (
     unpin,
 )
 from .bytes import format_bytes, parse_bytes
+from .chain import Chain, ChainPlan, PlannedChain, checkpoint_sequential, plan_of
+from .checkpoint import checkpoint
 from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
 from .delayed_update import DelayedUpdate
@@ -29,6 +31,15 @@ from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, ca
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
+from .schedule import (
+    CHAIN_SOLVERS,
+    ChainProfile,
+    Schedule,
+    ScheduleCost,
+    ScheduleLoad,
+    StageProfile,
+    plan_chain,
+)
 from .shard import MixedPrecision, Shard, shard
 from .swap import (
     SWAP_POLICIES,
@@ -47,20 +58,29 @@ __version__: str = build_info().version
 
 __all__ = [
     "CATEGORIES",
+    "CHAIN_SOLVERS",
     "SWAP_POLICIES",
     "Budget",
     "BudgetError",
     "BudgetOutlook",
     "BudgetUse",
     "BuildInfo",
+    "Chain",
+    "ChainPlan",
+    "ChainProfile",
     "DelayedUpdate",
     "GradScaler",
     "Ledger",
     "MixedPrecision",
     "Part",
     "Peak",
+    "PlannedChain",
     "Rendezvous",
+    "Schedule",
+    "ScheduleCost",
+    "ScheduleLoad",
     "Shard",
+    "StageProfile",
     "SwapCost",
     "SwapMove",
     "SwapPlan",
@@ -78,6 +98,8 @@ __all__ = [
     "budget",
     "build_info",
     "category_scope",
+    "checkpoint",
+    "checkpoint_sequential",
     "clip_grad_norm_",
     "cmake_dir",
     "count_nonfinite",
@@ -92,6 +114,8 @@ __all__ = [
     "part_of",
     "pin",
     "pinned_tier",
+    "plan_chain",
+    "plan_of",
     "plan_swaps",
     "resolve_rendezvous",
     "set_part",

@@ -1,0 +1,147 @@
+// Boost.JSON without its library: this file holds it, and the library exports nothing of it.
+#include <boost/config.hpp>
+#undef BOOST_SYMBOL_VISIBLE
+#define BOOST_SYMBOL_VISIBLE
+#include <boost/json/src.hpp>
+
+#include <exception>
+#include <limits>
+
+#include "reef/chain_profile.h"
+#include "reef/error.h"
+#include "reef/schedule.h"
+
+namespace reef {
+namespace {
+
+namespace json = boost::json;
+
+json::value parsed(std::string_view text, const char* what) {
+  boost::system::error_code error;
+  json::value value = json::parse(json::string_view(text.data(), text.size()), error);
+  if (error) {
+    throw ConfigError(std::string(what) + ": this is no JSON (" + error.message() +
+                      "); give what json() has written");
+  }
+  return value;
+}
+
+// What Boost.JSON says of a member that is missing, or of another kind, names neither.
+template <class Read>
+auto read(const char* what, const char* member, const Read& value) {
+  try {
+    return value();
+  } catch (const std::exception&) {
+    throw ConfigError(std::string(what) + ": '" + member +
+                      "' is missing, or not what it should be; give what json() has written");
+  }
+}
+
+std::uint64_t count(const json::object& of, const char* what, const char* member) {
+  return read(what, member, [&] { return of.at(member).to_number<std::uint64_t>(); });
+}
+double real(const json::object& of, const char* what, const char* member) {
+  return read(what, member, [&] { return of.at(member).to_number<double>(); });
+}
+
+// Members of a stage, in the order in which they are written.
+template <class Stage, class Visit>
+void for_each_size(Stage& stage, const Visit& visit) {
+  visit("output_bytes", stage.output_bytes);
+  visit("tape_bytes", stage.tape_bytes);
+  visit("forward_bytes", stage.forward_bytes);
+  visit("taped_bytes", stage.taped_bytes);
+  visit("retape_bytes", stage.retape_bytes);
+  visit("backward_bytes", stage.backward_bytes);
+  visit("gradient_bytes", stage.gradient_bytes);
+}
+template <class Stage, class Visit>
+void for_each_time(Stage& stage, const Visit& visit) {
+  visit("forward_seconds", stage.forward_seconds);
+  visit("retape_seconds", stage.retape_seconds);
+  visit("backward_seconds", stage.backward_seconds);
+  visit("spread", stage.spread);
+}
+
+constexpr std::string_view kNames[] = {"F", "T", "R", "L", "B", "-a", "-t"};
+
+std::string text_of(const ScheduleOp& op) {
+  const std::string kind(kNames[static_cast<std::size_t>(op.kind)]);
+  return op.kind == ScheduleOp::Kind::kLoss ? kind : kind + std::to_string(op.stage);
+}
+
+ScheduleOp op_of(std::string_view text) {
+  for (std::size_t kind = 0; kind < std::size(kNames); ++kind) {
+    if (!text.starts_with(kNames[kind])) continue;
+    const std::string digits(text.substr(kNames[kind].size()));
+    ScheduleOp op{static_cast<ScheduleOp::Kind>(kind), 0};
+    if (op.kind == ScheduleOp::Kind::kLoss ? !digits.empty() : digits.empty() || digits.size() > 9) break;
+    if (digits.find_first_not_of("0123456789") != std::string::npos) break;
+    if (!digits.empty()) op.stage = static_cast<std::uint32_t>(std::stoul(digits));
+    return op;
+  }
+  throw ConfigError("Schedule: '" + std::string(text) +
+                    "' is no operation; F3, T3, R3, L, B3, -a3 and -t3 are");
+}
+
+}  // namespace
+
+std::string ChainProfile::json() const {
+  json::array all;
+  for (const StageProfile& stage : stages) {
+    json::object one{{"name", stage.name}, {"tape_has_output", stage.tape_has_output}};
+    const auto write = [&](const char* member, auto value) { one[member] = value; };
+    for_each_size(stage, write);
+    for_each_time(stage, write);
+    all.push_back(std::move(one));
+  }
+  return json::serialize(json::object{{"stages", std::move(all)}});
+}
+
+ChainProfile chain_profile_from_json(std::string_view text) {
+  constexpr const char* kWhat = "ChainProfile";
+  const json::value value = parsed(text, kWhat);
+  ChainProfile profile;
+  for (const json::value& each :
+       read(kWhat, "stages", [&] { return value.as_object().at("stages").as_array(); })) {
+    const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });
+    StageProfile stage;
+    stage.name = read(kWhat, "name", [&] { return std::string(of.at("name").as_string()); });
+    stage.tape_has_output =
+        read(kWhat, "tape_has_output", [&] { return of.at("tape_has_output").as_bool(); });
+    for_each_size(stage, [&](const char* member, std::uint64_t& to) { to = count(of, kWhat, member); });
+    for_each_time(stage, [&](const char* member, double& to) { to = real(of, kWhat, member); });
+    profile.stages.push_back(std::move(stage));
+  }
+  check(profile);
+  return profile;
+}
+
+std::string Schedule::text() const {
+  std::string words;
+  for (const ScheduleOp& op : operations) words += (words.empty() ? "" : " ") + text_of(op);
+  return words;
+}
+
+std::string Schedule::json() const {
+  json::array all;
+  for (const ScheduleOp& op : operations) all.push_back(json::value(text_of(op)));
+  return json::serialize(json::object{{"stages", stages}, {"operations", std::move(all)}});
+}
+
+Schedule schedule_from_json(std::string_view text) {
+  constexpr const char* kWhat = "Schedule";
+  const json::value value = parsed(text, kWhat);
+  const json::object of = read(kWhat, "stages", [&] { return value.as_object(); });
+  const std::uint64_t stages = count(of, kWhat, "stages");
+  if (stages > std::numeric_limits<std::uint32_t>::max())
+    throw ConfigError("Schedule: no chain has so many stages");
+  Schedule schedule{static_cast<std::uint32_t>(stages), {}};
+  for (const json::value& each : read(kWhat, "operations", [&] { return of.at("operations").as_array(); })) {
+    schedule.operations.push_back(
+        op_of(read(kWhat, "operations", [&] { return std::string(each.as_string()); })));
+  }
+  return schedule;
+}
+
+}  // namespace reef

@@ -1,0 +1,117 @@
+#include "reef/chain_solver.h"
+
+#include <limits>
+#include <string>
+
+#include "chain/solvers.h"
+#include "reef/bytes.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+[[noreturn]] void refuse(ChainSolver solver, std::uint64_t budget_bytes, std::uint64_t smallest) {
+  throw BudgetError("plan_chain: out of memory. The smallest peak of solver '" + std::string(name(solver)) +
+                        "' for this chain is " + std::to_string(smallest) + " bytes (" +
+                        format_bytes(static_cast<std::int64_t>(smallest)) + "), and the budget is " +
+                        std::to_string(budget_bytes) + "; give that many, or make batches smaller",
+                    smallest);
+}
+
+Schedule fastest(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver,
+                 std::vector<Schedule> candidates) {
+  std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
+  double seconds = std::numeric_limits<double>::infinity();
+  Schedule* best = nullptr;
+  for (Schedule& candidate : candidates) {
+    const ScheduleCost cost = simulate(profile, candidate);
+    smallest = std::min(smallest, cost.peak_bytes);
+    if (cost.peak_bytes > budget_bytes || cost.seconds >= seconds) continue;
+    seconds = cost.seconds;
+    best = &candidate;
+  }
+  if (best == nullptr) refuse(solver, budget_bytes, smallest);
+  return std::move(*best);
+}
+
+std::vector<Schedule> periodic_schedules(std::uint32_t stages) {
+  std::vector<Schedule> schedules;
+  for (std::uint32_t period = 1; period <= stages; ++period) {
+    schedules.push_back(periodic_schedule(stages, period));
+  }
+  return schedules;
+}
+
+// Rounding may hide what fits: then with finer slots, as far as a table of them is affordable, and at last
+// what needs least.
+Schedule dynamic(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolverOptions options) {
+  if (options.slots == 0) throw ConfigError("plan_chain: 0 slots hold nothing; give 500, say");
+  LeastPeak least = least_peak(profile);
+  if (least.bytes > budget_bytes) refuse(ChainSolver::kDynamic, budget_bytes, least.bytes);
+  const std::uint64_t stages = profile.stages.size() + 1;
+  constexpr std::uint64_t kTableBytes = std::uint64_t{1} << 30;
+  const std::uint32_t asked = options.slots;
+  while (true) {
+    if (auto found = dynamic_schedule(profile, budget_bytes, options)) return std::move(*found);
+    options.slots *= 4;
+    const bool affordable = stages * stages * options.slots * sizeof(double) / 2 <= kTableBytes;
+    if (!affordable || options.slots > 64 * asked || options.slots / 4 > budget_bytes)
+      return std::move(least.schedule);
+  }
+}
+
+}  // namespace
+
+std::string_view name(ChainSolver solver) {
+  switch (solver) {
+    case ChainSolver::kStoreAll:
+      return "store_all";
+    case ChainSolver::kPeriodic:
+      return "periodic";
+    case ChainSolver::kRevolve:
+      return "revolve";
+    case ChainSolver::kDynamic:
+      return "dynamic";
+    case ChainSolver::kExact:
+      return "exact";
+  }
+  throw ConfigError("there is no such chain solver; use one of kChainSolvers");
+}
+
+Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
+                    const ChainSolverOptions& options) {
+  check(profile);
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  switch (options.solver) {
+    case ChainSolver::kStoreAll:
+      return fastest(profile, budget_bytes, options.solver, {periodic_schedule(stages, stages)});
+    case ChainSolver::kPeriodic:
+      return fastest(profile, budget_bytes, options.solver, periodic_schedules(stages));
+    case ChainSolver::kRevolve:
+      return fastest(profile, budget_bytes, options.solver, revolve_schedules(stages));
+    case ChainSolver::kDynamic:
+      return dynamic(profile, budget_bytes, options);
+    case ChainSolver::kExact:
+      break;
+  }
+  if (stages > kExactStages) {
+    throw ConfigError("plan_chain: solver 'exact' searches all schedules, which " + std::to_string(stages) +
+                      " stages have too many of; at most " + std::to_string(kExactStages) +
+                      ", or use solver 'dynamic'");
+  }
+  if (auto found = exact_schedule(profile, budget_bytes)) return std::move(*found);
+  refuse(options.solver, budget_bytes, exact_minimum_bytes(profile));
+}
+
+std::uint64_t minimum_bytes(const ChainProfile& profile) {
+  check(profile);
+  return least_peak(profile).bytes;
+}
+
+std::uint64_t natural_peak_bytes(const ChainProfile& profile) {
+  check(profile);
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  return simulate(profile, periodic_schedule(stages, stages)).peak_bytes;
+}
+
+}  // namespace reef

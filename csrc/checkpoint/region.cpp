@@ -1,0 +1,74 @@
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/surroundings.h"
+#include "checkpoint/tape.h"
+#include "checkpoint/writes_undone.h"
+#include "reef/checkpoint.h"
+#include "reef/ledger.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+/// What is needed to run the function once more. Lives as long as the graph has something of it.
+class Rerun {
+ public:
+  Rerun(std::function<void(const std::vector<Tensor>&)> function, const std::vector<Tensor>& inputs,
+        const std::vector<c10::Device>& devices)
+      : function_(std::move(function)), surroundings_(devices_of(inputs, devices)) {
+    for (const Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+  }
+
+  Surroundings& surroundings() { return surroundings_; }
+
+  void fill(Tape& tape) {
+    if (tape.is_whole()) return;
+    std::vector<Tensor> inputs;
+    for (const auto& saved : inputs_) {
+      const Tensor input = saved.unpack();
+      inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
+    }
+    const SurroundingsScope as_then(surroundings_);
+    const WritesUndone undone;
+    const CategoryScope activations(Category::kActivation);
+    tape.retake([&] { function_(inputs); }, Tape::Stop::kOnceWhole);
+  }
+
+ private:
+  std::function<void(const std::vector<Tensor>&)> function_;
+  /// Made before the region begins: an outer region packs them.
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  Surroundings surroundings_;
+};
+
+}  // namespace
+
+struct CheckpointRegion::State {
+  std::shared_ptr<Rerun> rerun;
+  std::optional<SavedTensorScope> scope;
+};
+
+CheckpointRegion::CheckpointRegion(std::function<void(const std::vector<Tensor>&)> function,
+                                   const std::vector<Tensor>& inputs, const CheckpointOptions& options) {
+  if (!at::GradMode::is_enabled()) return;
+  auto rerun = std::make_shared<Rerun>(std::move(function), inputs, options.devices);
+  auto tape = std::make_shared<Tape>("checkpoint", options.check_values);
+  // The tape holds the rerun, and the graph holds the tape.
+  tape->set_wanted([rerun, on = tape.get()] { rerun->fill(*on); });
+  state_ = std::make_unique<State>();
+  state_->rerun = std::move(rerun);
+  state_->scope.emplace(Tape::recording(tape, Tape::Keep::kNothing));
+}
+
+CheckpointRegion::~CheckpointRegion() {
+  if (state_ == nullptr) return;
+  state_->scope.reset();
+  state_->rerun->surroundings().forget_unmoved_generators();
+}
+
+}  // namespace reef

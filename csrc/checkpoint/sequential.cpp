@@ -1,0 +1,53 @@
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <tuple>
+
+#include "reef/chain.h"
+
+namespace reef {
+namespace {
+
+/// Module, whether it trains, the group, and what is asked for besides the budget.
+using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool>;
+
+struct Entry {
+  std::weak_ptr<torch::nn::Module> module;
+  std::shared_ptr<PlannedChain> chain;
+};
+
+std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
+                                       const PlannedChainOptions& options) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::map<Key, Entry>;
+  const std::lock_guard lock(*mutex);
+  std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
+  Entry& entry = (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver,
+                         options.solver.slots, options.checkpoint.check_values}];
+  if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(modules), group, options)};
+  return entry.chain;
+}
+
+}  // namespace
+
+at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                 std::int64_t budget_bytes, const PlannedChainOptions& options) {
+  return checkpoint_sequential(modules, input, budget_bytes, ProcessGroupPtr(), options);
+}
+
+at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                 std::int64_t budget_bytes, const ProcessGroupPtr& group,
+                                 const PlannedChainOptions& options) {
+  return (*chain_of(modules, group, options))(input, budget_bytes);
+}
+
+const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                         std::int64_t budget_bytes, const PlannedChainOptions& options) {
+  return chain_of(modules, ProcessGroupPtr(), options)->plan(input, budget_bytes);
+}
+
+}  // namespace reef

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reef/chain_profile.h"
+#include "reef/chain_solver.h"
+#include "reef/checkpoint.h"
+#include "reef/collectives.h"
+#include "reef/export.h"
+#include "reef/schedule.h"
+
+namespace torch::nn {
+class Sequential;
+}  // namespace torch::nn
+
+namespace reef {
+
+/// Stages that are run one after another, each on the output of the one before. What a stage does inside, and
+/// what it captures (parameters, buffers, branches), is its own business; it must compute the same when it is
+/// run again, as for checkpoint().
+class REEF_API Chain {
+ public:
+  using Stage = std::function<at::Tensor(const at::Tensor&)>;
+
+  Chain() = default;
+  explicit Chain(const std::vector<Stage>& stages);
+  /// A stage for each module of `modules`, which are shared, named as they are there.
+  explicit Chain(const torch::nn::Sequential& modules);
+
+  void add(std::string name, Stage stage);
+  std::size_t size() const { return links_.size(); }
+  const std::string& name(std::size_t stage) const { return links_.at(stage).name; }  ///< from 0
+  at::Tensor run(std::size_t stage, const at::Tensor& input) const { return links_.at(stage).stage(input); }
+  /// All of them.
+  at::Tensor operator()(at::Tensor input) const;
+
+  /// Makes one of two stages, from 0: `stage` and the one before it.
+  void join(std::size_t stage);
+
+ private:
+  struct Link {
+    std::string name;
+    Stage stage;
+  };
+  std::vector<Link> links_;
+};
+
+struct ChainProfileOptions {
+  /// Each time is the median of so many, after one that is not counted.
+  int repeats = 3;
+};
+
+/// Measures each stage by itself, on `input` and what follows from it: bytes by the ledger, seconds by the
+/// clock, of forward passes with and without a tape and of the backward pass. Needs the largest stage's
+/// memory, not the chain's. Parameters, their gradients, buffers and generators are afterwards what they
+/// were; no hook of a parameter runs. Gradients that do not exist yet are counted as made by the first
+/// backward pass, and kept.
+///
+/// A stage that writes into its input, or gives back a part of it, is joined to the one before. Throws
+/// ConfigError if the chain is empty, if its first stage writes into its input, if a stage gives an undefined
+/// tensor, or in inference mode.
+REEF_API ChainProfile profile_chain(Chain& chain, const at::Tensor& input,
+                                    const ChainProfileOptions& options = {});
+
+/// chain(input), in whose backward pass stages are run again as `schedule` says: peak and time are those of
+/// simulate(). Gradients are bit for bit those of the plain call, see checkpoint(). The schedule must have
+/// come from a profile of this chain; throws ConfigError if it is for another number of stages or is not
+/// legal. Outside of grad mode it is the plain call.
+REEF_API at::Tensor run(const Chain& chain, const Schedule& schedule, const at::Tensor& input,
+                        const CheckpointOptions& options = {});
+
+/// What was chosen for a chain, an input and a budget.
+struct ChainPlan {
+  ChainProfile profile;
+  Schedule schedule;
+  ScheduleCost cost;
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t natural_peak_bytes = 0;
+
+  /// "24 stages within 200 MiB: peak 199 MiB of 410 MiB, 9.1 % of a step's time computed once more"
+  REEF_API std::string text() const;
+};
+
+struct PlannedChainOptions {
+  ChainSolverOptions solver;
+  ChainProfileOptions profile;
+  CheckpointOptions checkpoint;
+};
+
+/// A chain that is profiled and planned for when it meets an input of another shape, dtype or device.
+/// Thread-safe.
+class REEF_API PlannedChain {
+ public:
+  explicit PlannedChain(Chain chain, const PlannedChainOptions& options = {});
+  /// Where ranks train together, and must use what is sharded in the same order: all take rank 0's profile,
+  /// and meet new kinds of input alike.
+  PlannedChain(Chain chain, const ProcessGroupPtr& group, const PlannedChainOptions& options = {});
+  ~PlannedChain();
+  PlannedChain(PlannedChain&&) noexcept;
+  PlannedChain& operator=(PlannedChain&&) noexcept;
+  PlannedChain(const PlannedChain&) = delete;
+  PlannedChain& operator=(const PlannedChain&) = delete;
+
+  /// The chain's output, whose forward and backward pass need at most `budget_bytes` besides what is there
+  /// before, gradients of parameters included where there were none, and are as fast as a schedule for that
+  /// makes them. Throws BudgetError, with the smallest budget that would do, and as profile_chain() does.
+  at::Tensor operator()(const at::Tensor& input, std::int64_t budget_bytes);
+
+  /// What that has chosen, or chooses now, for such an input. Good as long as this lives.
+  const ChainPlan& plan(const at::Tensor& input, std::int64_t budget_bytes);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// modules->forward(input) as a PlannedChain. The first call with such an input profiles the chain, which
+/// takes the time of some steps; what it finds is kept as long as the modules live.
+REEF_API at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                          std::int64_t budget_bytes, const PlannedChainOptions& options = {});
+REEF_API at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                          std::int64_t budget_bytes, const ProcessGroupPtr& group,
+                                          const PlannedChainOptions& options = {});
+
+/// What checkpoint_sequential() without a group has chosen, or chooses now. Good as long as the modules live.
+REEF_API const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                  std::int64_t budget_bytes, const PlannedChainOptions& options = {});
+
+}  // namespace reef

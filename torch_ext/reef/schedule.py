@@ -1,0 +1,136 @@
+"""What a chain of stages costs, in which order to run it forward, anew and backward, and how that is chosen: pure data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+
+from . import _library  # noqa: F401  (the operators)
+from .bytes import parse_bytes
+
+CHAIN_SOLVERS: tuple[str, ...] = tuple(torch.ops.reef.chain_solvers())
+"""``"store_all"`` recomputes nothing; ``"periodic"`` keeps every k-th output, for the fastest k that fits; ``"revolve"`` is the
+best for stages that are all alike; ``"dynamic"`` is the best of all schedules that keep what they have stored until it has
+been used; ``"exact"`` the best of all, for at most ten stages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StageProfile:
+    """One stage. Its tape is what autograd saves in its forward pass; peaks are above what is alive when it begins."""
+
+    name: str
+    output_bytes: int
+    tape_bytes: int
+    """Without the stage's input, which it keeps alive besides; with the output, if ``tape_has_output``."""
+    tape_has_output: bool
+    forward_bytes: int
+    """The peak of a forward pass that keeps no tape, output included."""
+    taped_bytes: int
+    """Of one that does, tape and output included."""
+    retape_bytes: int
+    """Of one that ends once the tape is whole."""
+    backward_bytes: int
+    gradient_bytes: int
+    """Gradients of parameters that stay when backward is over."""
+    forward_seconds: float
+    retape_seconds: float
+    backward_seconds: float
+    spread: float = 0.0
+    """Of the measurements: the middle half's width over the median, the largest of the three."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainProfile:
+    """What each stage of a chain costs."""
+
+    stages: tuple[StageProfile, ...]
+
+    @staticmethod
+    def from_json(text: str) -> ChainProfile:
+        """What ``json`` has written. Raises ValueError for other texts."""
+        torch.ops.reef.chain_profile_table(text)  # says what is wrong with it
+        return ChainProfile(tuple(StageProfile(**stage) for stage in json.loads(text)["stages"]))
+
+    def json(self) -> str:
+        return json.dumps({"stages": [dataclasses.asdict(stage) for stage in self.stages]})
+
+    def table(self) -> str:
+        """A line a stage, and one of sums."""
+        return torch.ops.reef.chain_profile_table(self.json())
+
+    @property
+    def minimum_bytes(self) -> int:
+        """The least peak of all schedules that keep what they have stored until it has been used."""
+        return torch.ops.reef.chain_minimum_bytes(self.json())
+
+    @property
+    def natural_peak_bytes(self) -> int:
+        """A budget with which nothing is computed twice."""
+        return torch.ops.reef.chain_natural_peak_bytes(self.json())
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleLoad:
+    """What is alive while an operation runs, at its peak."""
+
+    output_bytes: int
+    tape_bytes: int
+    gradient_bytes: int
+    working_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleCost:
+    """What a step costs, from the chain's input to its gradient."""
+
+    peak_bytes: int
+    peak_operation: int
+    """The first at which it is reached, from 0."""
+    seconds: float
+    recomputed_seconds: float
+    """Of these, of forward passes after the loss."""
+    load: tuple[ScheduleLoad, ...]
+    """Of each operation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """In which order the stages of a chain, from 1, run, and what is kept between. ``F3``: forward; ``T3``: forward, and its
+    tape is kept; ``R3``: its tape is made anew; ``L``: the loss; ``B3``: backward; ``-a3``: its output is forgotten; ``-t3``: its
+    tape is."""
+
+    stages: int
+    operations: tuple[str, ...]
+
+    @staticmethod
+    def from_json(text: str) -> Schedule:
+        """What ``json`` has written."""
+        of = json.loads(text)
+        return Schedule(of["stages"], tuple(of["operations"]))
+
+    def json(self) -> str:
+        return json.dumps({"stages": self.stages, "operations": self.operations})
+
+    def __str__(self) -> str:
+        return " ".join(self.operations)
+
+    def cost(self, profile: ChainProfile) -> ScheduleCost:
+        """Its price. Raises ValueError, naming the operation, if it is not legal or for another number of stages."""
+        peak, operation, seconds, recomputed, loads = torch.ops.reef.schedule_cost(profile.json(), self.json())
+        return ScheduleCost(peak, operation, seconds, recomputed, tuple(ScheduleLoad(*load) for load in loads))
+
+    def save_chart(self, path: str | Path, profile: ChainProfile, budget_bytes: int = 0, title: str = "Schedule") -> None:
+        """An SVG: time to the right, bytes alive upward, and below when each stage runs."""
+        Path(path).write_text(torch.ops.reef.schedule_chart(profile.json(), self.json(), budget_bytes, title))
+
+
+def plan_chain(
+    profile: ChainProfile, budget: str | int, solver: str = "dynamic", *, slots: int = 500, threads: int = 0
+) -> Schedule:
+    """The schedule of ``solver`` whose peak is at most ``budget`` (bytes, or text). Raises BudgetError with the smallest budget
+    that would do. ``slots``: into how many parts ``"dynamic"`` cuts the budget; sizes are rounded up to them."""
+    bytes_ = parse_bytes(budget) if isinstance(budget, str) else budget
+    return Schedule.from_json(torch.ops.reef.plan_chain(profile.json(), bytes_, solver, slots, threads))
