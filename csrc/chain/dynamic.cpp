@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "chain/lower.h"
 #include "chain/solvers.h"
 #include "chain/terms.h"
 
@@ -171,17 +172,8 @@ class Table {
     const Slots from = first_if_kept(s, t, q, of.sweep_bytes);
     if (from >= of.whole) return;
     of.first = std::min(of.first, from);
-    lower(of.costs + from, of.whole - from, forward_seconds(s, q - 1),
-          piece(q, t).costs + (from - output_[q - 1]), piece(s, q - 1).costs + from);
-  }
-
-  // All the time is spent here.
-  static void lower(double* __restrict__ best, Slots count, double seconds, const double* __restrict__ behind,
-                    const double* __restrict__ before) {
-    for (Slots i = 0; i < count; ++i) {
-      const double cost = seconds + behind[i] + before[i];
-      best[i] = cost < best[i] ? cost : best[i];
-    }
+    lower_(of.costs + from, of.whole - from, forward_seconds(s, q - 1),
+           piece(q, t).costs + (from - output_[q - 1]), piece(s, q - 1).costs + from);
   }
 
   // From how many slots on the input of q can be kept. `sweep`: bytes that the forward passes up to it need.
@@ -226,6 +218,7 @@ class Table {
   }
 
   const ChainTerms& terms_;
+  const Lower lower_ = lower_with_avx2() != nullptr ? lower_with_avx2() : &lower_with;
   std::uint64_t slot_bytes_;
   Slots slots_;
   std::vector<Slots> output_, kept_;  ///< held; rounded up

@@ -20,13 +20,6 @@ namespace {
 
 using at::Tensor;
 
-/// What has been found for a kind of input, and chosen for budgets.
-struct Known {
-  Chain chain;  ///< with stages joined
-  ChainProfile profile;
-  std::map<std::int64_t, ChainPlan> plans;
-};
-
 std::string kind_of(const Tensor& input) {
   std::ostringstream kind;
   kind << input.sizes() << ' ' << input.scalar_type() << ' ' << input.device() << ' ' << input.requires_grad()
@@ -57,6 +50,13 @@ ChainPlan planned(const ChainProfile& profile, std::int64_t budget_bytes, const 
 }  // namespace
 
 struct PlannedChain::State {
+  /// What has been found for a kind of input, and chosen for budgets.
+  struct Known {
+    Chain chain;  ///< with stages joined
+    ChainProfile profile;
+    std::map<std::int64_t, ChainPlan> plans;
+  };
+
   Chain chain;
   ProcessGroupPtr group;  ///< or none
   PlannedChainOptions options;
@@ -88,7 +88,7 @@ PlannedChain& PlannedChain::operator=(PlannedChain&&) noexcept = default;
 Tensor PlannedChain::operator()(const Tensor& input, std::int64_t budget_bytes) {
   if (!at::GradMode::is_enabled()) return state_->chain(input);
   std::unique_lock lock(state_->mutex);
-  Known& of = state_->known(input);
+  State::Known& of = state_->known(input);
   const Schedule& schedule = state_->plan(of, budget_bytes).schedule;
   lock.unlock();  // neither changes any more
   return run(of.chain, schedule, input, state_->options.checkpoint);

@@ -11,12 +11,17 @@
 #include "reef/ledger.h"
 
 namespace reef {
-namespace {
 
 using at::Tensor;
 
+struct CheckpointRegion::State {
+  class Rerun;
+  std::shared_ptr<Rerun> rerun;
+  std::optional<SavedTensorScope> scope;
+};
+
 /// What is needed to run the function once more. Lives as long as the graph has something of it.
-class Rerun {
+class CheckpointRegion::State::Rerun {
  public:
   Rerun(std::function<void(const std::vector<Tensor>&)> function, const std::vector<Tensor>& inputs,
         const std::vector<c10::Device>& devices)
@@ -46,17 +51,10 @@ class Rerun {
   Surroundings surroundings_;
 };
 
-}  // namespace
-
-struct CheckpointRegion::State {
-  std::shared_ptr<Rerun> rerun;
-  std::optional<SavedTensorScope> scope;
-};
-
 CheckpointRegion::CheckpointRegion(std::function<void(const std::vector<Tensor>&)> function,
                                    const std::vector<Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return;
-  auto rerun = std::make_shared<Rerun>(std::move(function), inputs, options.devices);
+  auto rerun = std::make_shared<State::Rerun>(std::move(function), inputs, options.devices);
   auto tape = std::make_shared<Tape>("checkpoint", options.check_values);
   // The tape holds the rerun, and the graph holds the tape.
   tape->set_wanted([rerun, on = tape.get()] { rerun->fill(*on); });
