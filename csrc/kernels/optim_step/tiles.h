@@ -285,9 +285,12 @@ class Tiles {
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       F s[kStates + 1];
       load(s, i);
-      const F x = p.load(i);
+      F x = p.load(i);
       F measured = rule_.measured(x, g.load(i), s);
-      if (elements < kTileElements) measured = within(measured, i, elements);
+      if (elements < kTileElements) {  // what is padded has a rest, where parameters are split, and is not 0
+        x = within(x, i, elements);
+        measured = within(measured, i, elements);
+      }
       const int lane = i % kSums;
       L::store(sums[0] + lane, fma(x, x, L::load(sums[0] + lane)));
       L::store(sums[1] + lane, fma(measured, measured, L::load(sums[1] + lane)));
