@@ -38,6 +38,21 @@ std::string decimal(double value, const char* unit = "") {
   return text;
 }
 
+std::string row_of(const std::string& index, const StageProfile& stage) {
+  return Row{index,
+             stage.name,
+             bytes(stage.output_bytes),
+             bytes(stage.tape_bytes),
+             bytes(stage.taped_bytes),
+             bytes(stage.backward_bytes),
+             bytes(stage.gradient_bytes),
+             decimal(stage.forward_seconds * 1e3),
+             decimal(stage.retape_seconds * 1e3),
+             decimal(stage.backward_seconds * 1e3),
+             decimal(stage.spread * 1e2, " %")}
+      .line();
+}
+
 }  // namespace
 
 std::string ChainProfile::table() const {
@@ -45,20 +60,9 @@ std::string ChainProfile::table() const {
       Row{"", "stage", "output", "tape", "forward", "backward", "gradients", "F ms", "R ms", "B ms", "spread"}
           .line();
   StageProfile sum{"sum, and the largest peaks"};
-  std::size_t index = 0;
-  for (const StageProfile& stage : stages) {
-    text += Row{number(index++),
-                stage.name,
-                bytes(stage.output_bytes),
-                bytes(stage.tape_bytes),
-                bytes(stage.taped_bytes),
-                bytes(stage.backward_bytes),
-                bytes(stage.gradient_bytes),
-                decimal(stage.forward_seconds * 1e3),
-                decimal(stage.retape_seconds * 1e3),
-                decimal(stage.backward_seconds * 1e3),
-                decimal(stage.spread * 1e2, " %")}
-                .line();
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const StageProfile& stage = stages[i];
+    text += row_of(number(i), stage);
     sum.output_bytes += stage.output_bytes;
     sum.tape_bytes += stage.tape_bytes;
     sum.gradient_bytes += stage.gradient_bytes;
@@ -69,18 +73,7 @@ std::string ChainProfile::table() const {
     sum.backward_seconds += stage.backward_seconds;
     sum.spread = std::max(sum.spread, stage.spread);
   }
-  return text + Row{"",
-                    sum.name,
-                    bytes(sum.output_bytes),
-                    bytes(sum.tape_bytes),
-                    bytes(sum.taped_bytes),
-                    bytes(sum.backward_bytes),
-                    bytes(sum.gradient_bytes),
-                    decimal(sum.forward_seconds * 1e3),
-                    decimal(sum.retape_seconds * 1e3),
-                    decimal(sum.backward_seconds * 1e3),
-                    decimal(sum.spread * 1e2, " %")}
-                    .line();
+  return text + row_of("", sum);
 }
 
 void check(const ChainProfile& profile) {
