@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .bytes import parse_bytes
+from .bytes import _bytes
 from .ledger import Ledger, _tensors
 from .swap import Trace, _trace
 
@@ -249,7 +249,3 @@ def pin(tensor: torch.Tensor) -> None:
 def unpin(tensor: torch.Tensor) -> None:
     """Undoes one ``pin``."""
     torch.ops.reef.unpin(tensor)
-
-
-def _bytes(size: str | int) -> int:
-    return parse_bytes(size) if isinstance(size, str) else size

@@ -14,3 +14,7 @@ def parse_bytes(text: str | int) -> int:
 def format_bytes(count: int) -> str:
     """1536 -> ``"1.50 KiB"``: three significant digits, binary units; counts under 1 KiB are exact."""
     return torch.ops.reef.format_bytes(count)
+
+
+def _bytes(size: str | int) -> int:
+    return parse_bytes(size) if isinstance(size, str) else size

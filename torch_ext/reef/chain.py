@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ._function import number_of
-from .bytes import parse_bytes
+from .bytes import _bytes
 from .schedule import ChainProfile, Schedule, ScheduleCost
 
 Stage = Callable[[torch.Tensor], torch.Tensor]
@@ -126,7 +126,3 @@ def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool
     if key not in known:
         known[key] = PlannedChain(modules, solver=solver, check_values=check_values, group=group)
     return known[key]
-
-
-def _bytes(budget: str | int) -> int:
-    return parse_bytes(budget) if isinstance(budget, str) else budget

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from . import _library  # noqa: F401  (the operators)
-from .bytes import parse_bytes
+from .bytes import _bytes
 
 CHAIN_SOLVERS: tuple[str, ...] = tuple(torch.ops.reef.chain_solvers())
 """``"store_all"`` recomputes nothing; ``"periodic"`` keeps every k-th output, for the fastest k that fits; ``"revolve"`` is the
@@ -132,5 +132,4 @@ def plan_chain(
 ) -> Schedule:
     """The schedule of ``solver`` whose peak is at most ``budget`` (bytes, or text). Raises BudgetError with the smallest budget
     that would do. ``slots``: into how many parts ``"dynamic"`` cuts the budget; sizes are rounded up to them."""
-    bytes_ = parse_bytes(budget) if isinstance(budget, str) else budget
-    return Schedule.from_json(torch.ops.reef.plan_chain(profile.json(), bytes_, solver, slots, threads))
+    return Schedule.from_json(torch.ops.reef.plan_chain(profile.json(), _bytes(budget), solver, slots, threads))
