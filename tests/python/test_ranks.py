@@ -53,6 +53,15 @@ def test_the_rank_that_fails_first_is_named_and_not_those_it_takes_along(culprit
     assert "cannot go on" in report and report.count("lost a peer") == 2
 
 
+@pytest.mark.parametrize("lines_after", [0, 20, 200])
+def test_what_failed_is_told_however_much_was_said_later(lines_after):
+    source = ("print('filler\\n' * 100)\nprint('a_test.cpp:7: Failure\\nExpected: 3 vs 4')\n"
+              f"print('went on\\n' * {lines_after})\nprint('1 FAILED TEST')\nsys.exit(1)")
+    report = run_ranks(python(source), 1).report()
+    assert report.count("a_test.cpp:7: Failure\nExpected: 3 vs 4") == 1
+    assert "1 FAILED TEST" in report and len(report.splitlines()) < 60
+
+
 def test_a_signal_is_named():
     result = run_ranks(python("if rank == 1:\n    os.kill(os.getpid(), signal.SIGSEGV)"), 2)
     assert result.first_failure.signal == signal.SIGSEGV and result.first_failure.exit_code is None

@@ -10,6 +10,7 @@ all the processes it started. Every rank always runs to an end. The exit code is
 
 import argparse
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import time
 from dataclasses import dataclass
 
 TAIL_LINES = 40
+FAILURE_LINES = 8
+FAILURE = re.compile(r": Failure$|^Traceback|^terminate called|^==\d+==ERROR")
 POLL_SECONDS = 0.02
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_",
              "MPI_LOCALRANKID", "SLURM_")
@@ -48,6 +51,16 @@ class RankResult:
             return f"was ended by {name}" + (" as planned" if self.stopped_by == "plan" else "")
         return f"exited with {self.exit_code}"
 
+    def excerpt(self) -> list[str]:
+        """The last lines, and before them those of the first failure if it is further up."""
+        lines = self.output.splitlines()
+        end = max(len(lines) - TAIL_LINES, 0)
+        first = next((i for i in range(end) if FAILURE.search(lines[i])), None)
+        if first is None:
+            return lines[end:]
+        above = lines[first:min(first + FAILURE_LINES, end)]
+        return [*above, "...", *lines[end:]] if first + FAILURE_LINES < end else above + lines[end:]
+
 
 @dataclass
 class Result:
@@ -64,12 +77,11 @@ class Result:
         return min(failed, key=lambda r: (r.stopped_by in ("grace", "deadline"), r.seconds), default=None)
 
     def report(self) -> str:
-        """The last lines of each failed rank, then one line that names the rank that failed first."""
+        """What each failed rank said of its first failure and at its end, then which of them failed first."""
         lines = []
         for rank in self.ranks:
             if not rank.ok:
-                tail = rank.output.splitlines()[-TAIL_LINES:]
-                lines += [f"---- rank {rank.rank} {rank.how}", *tail]
+                lines += [f"---- rank {rank.rank} {rank.how}", *rank.excerpt()]
         first = self.first_failure
         if first is None:
             lines.append(f"all {len(self.ranks)} ranks exited with 0")
