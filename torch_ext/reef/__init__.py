@@ -10,13 +10,8 @@ from .budget import (
     BudgetError,
     BudgetOutlook,
     BudgetUse,
-    Tier,
-    TierUse,
     budget,
-    disk_tier,
-    host_tier,
     pin,
-    pinned_tier,
     unpin,
 )
 from .bytes import format_bytes, parse_bytes
@@ -53,6 +48,7 @@ from .swap import (
     plan_swaps,
     simulate,
 )
+from .tier import Tier, TierUse, disk_tier, host_tier, pinned_tier
 
 __version__: str = build_info().version
 
