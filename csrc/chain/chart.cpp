@@ -35,11 +35,18 @@ constexpr std::array<Shade, 4> kShades{{{Kind::kForward, "forward", "#77aadd"},
                                         {Kind::kTaped, "forward, tape kept", "#44bb99"},
                                         {Kind::kRetape, "tape made anew", "#eedd88"},
                                         {Kind::kBackward, "backward", "#ee8866"}}};
+/// In the lower half of a stage's row.
+constexpr std::array<Shade, 4> kCopies{{{Kind::kOffloadOutput, "to the tier", "#aa4499"},
+                                        {Kind::kOffloadTape, nullptr, "#aa4499"},
+                                        {Kind::kPrefetchOutput, "and back", "#117733"},
+                                        {Kind::kPrefetchTape, nullptr, "#117733"}}};
+bool is_copy(Kind kind) {
+  return std::any_of(kCopies.begin(), kCopies.end(), [&](const Shade& shade) { return shade.kind == kind; });
+}
 
 struct Picture {
   const Schedule& schedule;
   ScheduleCost cost;
-  std::vector<double> begin;  ///< of each operation, and the end
   double top_bytes;
   double row;  ///< its height
 
@@ -50,28 +57,16 @@ struct Picture {
   double bottom() const { return kRowsTop + row * schedule.stages; }
 };
 
-std::vector<double> begins(const ChainProfile& profile, const Schedule& schedule) {
-  std::vector<double> begin{0};
-  for (const ScheduleOp& op : schedule.operations) {
-    double seconds = 0;
-    if (op.kind == Kind::kForward || op.kind == Kind::kTaped)
-      seconds = profile.stages[op.stage - 1].forward_seconds;
-    if (op.kind == Kind::kRetape) seconds = profile.stages[op.stage - 1].retape_seconds;
-    if (op.kind == Kind::kBackward) seconds = profile.stages[op.stage - 1].backward_seconds;
-    begin.push_back(begin.back() + seconds);
-  }
-  return begin;
-}
-
 std::string bands(const Picture& picture) {
   std::string drawn;
   for (std::size_t band = kBands.size(); band-- > 0;) {  // each over the wider sum behind it
     std::string path = "M" + tenths(kLeft) + " " + tenths(kGround);
     for (std::size_t op = 0; op < picture.cost.load.size(); ++op) {
+      if (is_copy(picture.schedule.operations[op].kind)) continue;  // what follows has what it takes
       double sum = 0;
       for (std::size_t i = 0; i <= band; ++i)
         sum += static_cast<double>(picture.cost.load[op].*kBands[i].bytes);
-      path += "H" + tenths(picture.x(picture.begin[op])) + "V" + tenths(picture.y(sum));
+      path += "H" + tenths(picture.x(picture.cost.begin_seconds[op])) + "V" + tenths(picture.y(sum));
     }
     path += "H" + tenths(kRight) + "V" + tenths(kGround) + "Z";
     drawn += element("path", {{"fill", kBands[band].colour}, {"d", path}},
@@ -97,27 +92,36 @@ std::string axes(const Picture& picture) {
   return drawn + line(kLeft, kGround, kRight, kGround, kRule);
 }
 
+// In its stage's row, as long as it takes.
+std::string bar(const Picture& picture, std::size_t operation, const char* colour, double height) {
+  const ScheduleOp& op = picture.schedule.operations[operation];
+  const double x = picture.x(picture.cost.begin_seconds[operation]);
+  return element("rect",
+                 {{"x", x},
+                  {"y", picture.bottom() - (op.stage - 1 + height) * picture.row},
+                  {"width", std::max(0.6, picture.x(picture.cost.end_seconds[operation]) - x)},
+                  {"height", height * picture.row},
+                  {"fill", colour}},
+                 element("title", {}, xml_text(Schedule{0, {op}}.text())));
+}
+
 // A row for each stage, the first at the bottom.
 std::string rows(const Picture& picture) {
-  std::string drawn;
+  std::string drawn, copies;
   for (std::size_t i = 0; i < picture.schedule.operations.size(); ++i) {
     const ScheduleOp& op = picture.schedule.operations[i];
     if (op.kind == Kind::kLoss) {
-      const double x = picture.x(picture.begin[i]);
+      const double x = picture.x(picture.cost.begin_seconds[i]);
       drawn += line(x, kTop, x, picture.bottom(), kMuted, "2 3");
     }
     for (const Shade& shade : kShades) {
-      if (shade.kind != op.kind) continue;
-      const double x = picture.x(picture.begin[i]);
-      drawn += element("rect",
-                       {{"x", x},
-                        {"y", picture.bottom() - op.stage * picture.row},
-                        {"width", std::max(0.6, picture.x(picture.begin[i + 1]) - x)},
-                        {"height", picture.row},
-                        {"fill", shade.colour}},
-                       element("title", {}, xml_text(Schedule{0, {op}}.text())));
+      if (shade.kind == op.kind) drawn += bar(picture, i, shade.colour, 1);
+    }
+    for (const Shade& shade : kCopies) {
+      if (shade.kind == op.kind) copies += bar(picture, i, shade.colour, 0.4);
     }
   }
+  drawn += copies;  // over what runs beside them
   for (const std::uint32_t stage : {1U, picture.schedule.stages}) {
     drawn += label(kLeft - 8, picture.bottom() - (stage - 0.5) * picture.row + 4, "end",
                    "stage " + std::to_string(stage));
@@ -126,7 +130,7 @@ std::string rows(const Picture& picture) {
   return drawn + line(kLeft, picture.bottom(), kRight, picture.bottom(), kRule);
 }
 
-std::string legend(double y) {
+std::string legend(const Picture& picture, double y) {
   std::string drawn;
   double x = kLeft;
   const auto entry = [&](const char* name, const char* colour) {
@@ -139,6 +143,9 @@ std::string legend(double y) {
   x = kLeft;
   y += 21;
   for (const Shade& shade : kShades) entry(shade.name, shade.colour);
+  for (const Shade& shade : kCopies) {
+    if (shade.name != nullptr && picture.cost.offloaded_bytes > 0) entry(shade.name, shade.colour);
+  }
   return drawn;
 }
 
@@ -150,15 +157,18 @@ std::string marks(const Picture& picture, std::uint64_t budget_bytes) {
              label(kRight, y - 6, "end", "budget " + format_bytes(static_cast<std::int64_t>(budget_bytes)),
                    "600", kRed);
   }
-  const double x = picture.x(picture.begin[picture.cost.peak_operation]);
+  const double x = picture.x(picture.cost.begin_seconds[picture.cost.peak_operation]);
   const double y = picture.y(static_cast<double>(picture.cost.peak_bytes));
   return drawn + element("circle", {{"cx", x}, {"cy", y}, {"r", 3.5}, {"fill", "#fff"}, {"stroke", kInk}});
 }
 
 std::string sentence(const Picture& picture) {
   return std::to_string(picture.schedule.stages) + " stages  ·  " + duration(picture.cost.seconds * 1e9) +
-         ", of it " + duration(picture.cost.recomputed_seconds * 1e9) + " computed once more  ·  peak " +
-         format_bytes(static_cast<std::int64_t>(picture.cost.peak_bytes)) + " at " +
+         ", of it " + duration(picture.cost.recomputed_seconds * 1e9) + " computed once more" +
+         (picture.cost.offloaded_bytes > 0
+              ? ", " + duration(picture.cost.waited_seconds * 1e9) + " waited for transfers"
+              : "") +
+         "  ·  peak " + format_bytes(static_cast<std::int64_t>(picture.cost.peak_bytes)) + " at " +
          Schedule{0, {picture.schedule.operations[picture.cost.peak_operation]}}.text();
 }
 
@@ -166,7 +176,7 @@ std::string sentence(const Picture& picture) {
 
 std::string schedule_chart(const ChainProfile& profile, const Schedule& schedule, std::uint64_t budget_bytes,
                            const std::string& title) {
-  Picture picture{schedule, simulate(profile, schedule), begins(profile, schedule), 1, 1};
+  Picture picture{schedule, simulate(profile, schedule), 1, 1};
   const std::uint64_t largest = std::max({picture.cost.peak_bytes, budget_bytes, std::uint64_t{1}});
   picture.top_bytes = static_cast<double>(largest) * 1.08;
   picture.row = std::clamp(220.0 / schedule.stages, 2.0, 14.0);
@@ -177,7 +187,8 @@ std::string schedule_chart(const ChainProfile& profile, const Schedule& schedule
               xml_text(fitted(title, kWidth - 2 * kEdge, kTitlePixels))) +
           label(kEdge, 50, "start", fitted(sentence(picture), kWidth - 2 * kEdge, kTextPixels), "400",
                 kMuted) +
-          bands(picture) + axes(picture) + rows(picture) + marks(picture, budget_bytes) + legend(legend_y));
+          bands(picture) + axes(picture) + rows(picture) + marks(picture, budget_bytes) +
+          legend(picture, legend_y));
 }
 
 }  // namespace reef

@@ -3,6 +3,7 @@
 #include <queue>
 #include <unordered_map>
 
+#include "chain/schedule_writer.h"
 #include "chain/solvers.h"
 #include "chain/terms.h"
 
@@ -23,6 +24,7 @@ class Search {
   Search(const ChainProfile& profile, By by, std::uint64_t budget_bytes)
       : terms_(profile), stages_(terms_.count - 1), by_(by), budget_bytes_(budget_bytes) {
     for (std::uint32_t i = 1; i <= stages_; ++i) {
+      if (profile.stages[i - 1].tape_has_input) has_input_ |= Stages{1} << i;
       if (profile.stages[i - 1].tape_has_output) has_output_ |= Stages{1} << i;
     }
   }
@@ -53,7 +55,7 @@ class Search {
       schedule.operations.push_back(known_.at(key).by);
     }
     std::reverse(schedule.operations.begin(), schedule.operations.end());
-    return schedule;
+    return drop_early(schedule);
   }
 
  private:
@@ -87,7 +89,8 @@ class Search {
   static Stages without(Stages set, std::uint32_t stage) { return set & ~(Stages{1} << stage); }
 
   std::uint64_t live_bytes(const State& state) const {
-    const Stages outputs = (state.named | state.taped >> 1 | (state.taped & has_output_)) & ~Stages{1};
+    const Stages outputs =
+        (state.named | (state.taped & has_input_) >> 1 | (state.taped & has_output_)) & ~Stages{1};
     std::uint64_t bytes = state.lost ? terms_.behind[state.behind] + terms_.output[state.behind] : 0;
     for (std::uint32_t i = 1; i <= stages_; ++i) {
       if (has(outputs, i)) bytes += terms_.output[i];
@@ -177,7 +180,7 @@ class Search {
   std::uint32_t stages_;
   By by_;
   std::uint64_t budget_bytes_;
-  Stages has_output_ = 0;
+  Stages has_input_ = 0, has_output_ = 0;
   std::unordered_map<std::uint64_t, Known> known_;
   std::priority_queue<Open> open_;
   std::uint64_t goal_ = 0;

@@ -40,6 +40,9 @@ auto read(const char* what, const char* member, const Read& value) {
 std::uint64_t count(const json::object& of, const char* what, const char* member) {
   return read(what, member, [&] { return of.at(member).to_number<std::uint64_t>(); });
 }
+bool flag(const json::object& of, const char* what, const char* member) {
+  return read(what, member, [&] { return of.at(member).as_bool(); });
+}
 double real(const json::object& of, const char* what, const char* member) {
   return read(what, member, [&] { return of.at(member).to_number<double>(); });
 }
@@ -63,7 +66,8 @@ void for_each_time(Stage& stage, const Visit& visit) {
   visit("spread", stage.spread);
 }
 
-constexpr std::string_view kNames[] = {"F", "T", "R", "L", "B", "-a", "-t"};
+constexpr std::string_view kNames[] = {"F",  "T",  "R",  "L",  "B",  "-a", "-t",
+                                       ">a", ">t", "~a", "~t", "<a", "<t"};
 
 std::string text_of(const ScheduleOp& op) {
   const std::string kind(kNames[static_cast<std::size_t>(op.kind)]);
@@ -81,7 +85,7 @@ ScheduleOp op_of(std::string_view text) {
     return op;
   }
   throw ConfigError("Schedule: '" + std::string(text) +
-                    "' is no operation; F3, T3, R3, L, B3, -a3 and -t3 are");
+                    "' is no operation; F3, T3, R3, L, B3, -a3 and -t3 are, and >, ~ or < for -");
 }
 
 }  // namespace
@@ -89,26 +93,32 @@ ScheduleOp op_of(std::string_view text) {
 std::string ChainProfile::json() const {
   json::array all;
   for (const StageProfile& stage : stages) {
-    json::object one{{"name", stage.name}, {"tape_has_output", stage.tape_has_output}};
+    json::object one{{"name", stage.name},
+                     {"tape_has_input", stage.tape_has_input},
+                     {"tape_has_output", stage.tape_has_output}};
     const auto write = [&](const char* member, auto value) { one[member] = value; };
     for_each_size(stage, write);
     for_each_time(stage, write);
     all.push_back(std::move(one));
   }
-  return json::serialize(json::object{{"stages", std::move(all)}});
+  return json::serialize(json::object{{"stages", std::move(all)},
+                                      {"tier_bytes_per_second", tier_bytes_per_second},
+                                      {"tier_capacity_bytes", tier_capacity_bytes}});
 }
 
 ChainProfile chain_profile_from_json(std::string_view text) {
   constexpr const char* kWhat = "ChainProfile";
   const json::value value = parsed(text, kWhat);
+  const json::object chain = read(kWhat, "stages", [&] { return value.as_object(); });
   ChainProfile profile;
-  for (const json::value& each :
-       read(kWhat, "stages", [&] { return value.as_object().at("stages").as_array(); })) {
+  profile.tier_bytes_per_second = real(chain, kWhat, "tier_bytes_per_second");
+  profile.tier_capacity_bytes = count(chain, kWhat, "tier_capacity_bytes");
+  for (const json::value& each : read(kWhat, "stages", [&] { return chain.at("stages").as_array(); })) {
     const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });
     StageProfile stage;
     stage.name = read(kWhat, "name", [&] { return std::string(of.at("name").as_string()); });
-    stage.tape_has_output =
-        read(kWhat, "tape_has_output", [&] { return of.at("tape_has_output").as_bool(); });
+    stage.tape_has_input = flag(of, kWhat, "tape_has_input");
+    stage.tape_has_output = flag(of, kWhat, "tape_has_output");
     for_each_size(stage, [&](const char* member, std::uint64_t& to) { to = count(of, kWhat, member); });
     for_each_time(stage, [&](const char* member, double& to) { to = real(of, kWhat, member); });
     profile.stages.push_back(std::move(stage));

@@ -4,8 +4,8 @@
 namespace reef {
 namespace {
 
-void lower(double* best, std::size_t count, double seconds, const double* behind, const double* before) {
-  lower_with(best, count, seconds, behind, before);
+void lower(double* best, std::size_t count, const LowerTerm* terms, std::size_t term_count) {
+  lower_with(best, count, terms, term_count);
 }
 
 }  // namespace

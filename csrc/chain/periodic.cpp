@@ -1,5 +1,5 @@
+#include "chain/schedule_writer.h"
 #include "chain/solvers.h"
-#include "chain/terms.h"
 
 namespace reef {
 namespace {

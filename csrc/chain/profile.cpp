@@ -78,6 +78,10 @@ std::string ChainProfile::table() const {
 
 void check(const ChainProfile& profile) {
   if (profile.stages.empty()) throw ConfigError("ChainProfile: a chain without a stage; give at least one");
+  if (!(profile.tier_bytes_per_second >= 0) || !std::isfinite(profile.tier_bytes_per_second)) {
+    throw ConfigError("ChainProfile: a tier of " + std::to_string(profile.tier_bytes_per_second) +
+                      " bytes a second; give what was measured, or 0 for none");
+  }
   for (std::size_t i = 0; i < profile.stages.size(); ++i) {
     const StageProfile& stage = profile.stages[i];
     for (const double seconds : {stage.forward_seconds, stage.retape_seconds, stage.backward_seconds}) {

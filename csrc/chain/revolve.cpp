@@ -1,7 +1,7 @@
 #include <limits>
 
+#include "chain/schedule_writer.h"
 #include "chain/solvers.h"
-#include "chain/terms.h"
 
 namespace reef {
 namespace {

@@ -10,6 +10,9 @@
 namespace reef {
 namespace {
 
+/// A search of shorter chains takes no time to speak of.
+constexpr std::size_t kSearchedStages = 6;
+
 [[noreturn]] void refuse(ChainSolver solver, std::uint64_t budget_bytes, std::uint64_t smallest) {
   throw BudgetError("plan_chain: out of memory. The smallest peak of solver '" + std::string(name(solver)) +
                         "' for this chain is " + std::to_string(smallest) + " bytes (" +
@@ -42,11 +45,18 @@ std::vector<Schedule> periodic_schedules(std::uint32_t stages) {
   return schedules;
 }
 
+// What dynamic programming does not see fits into less in a few chains, which a search may find.
+Schedule search(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver) {
+  if (auto found = exact_schedule(profile, budget_bytes)) return std::move(*found);
+  refuse(solver, budget_bytes, exact_minimum_bytes(profile));
+}
+
 // Rounding may hide what fits: then with finer slots, as far as a table of them is affordable, and at last
 // what needs least.
 Schedule dynamic(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolverOptions options) {
-  if (options.slots == 0) throw ConfigError("plan_chain: 0 slots hold nothing; give 500, say");
   LeastPeak least = least_peak(profile);
+  if (least.bytes > budget_bytes && profile.stages.size() <= kSearchedStages)
+    return search(profile, budget_bytes, ChainSolver::kDynamic);
   if (least.bytes > budget_bytes) refuse(ChainSolver::kDynamic, budget_bytes, least.bytes);
   const std::uint64_t stages = profile.stages.size() + 1;
   constexpr std::uint64_t kTableBytes = std::uint64_t{1} << 30;
@@ -58,6 +68,38 @@ Schedule dynamic(const ChainProfile& profile, std::uint64_t budget_bytes, ChainS
     if (!affordable || options.slots > 64 * asked || options.slots / 4 > budget_bytes)
       return std::move(least.schedule);
   }
+}
+
+// What is best kept depends on what can be moved beside it, and the other way round: schedules for all larger
+// budgets are made to fit by transfers, and simulate() chooses.
+Schedule combined(const ChainProfile& profile, std::uint64_t budget_bytes,
+                  const ChainSolverOptions& options) {
+  if (profile.tier_bytes_per_second == 0) return dynamic(profile, budget_bytes, options);
+  constexpr std::size_t kCandidates = 64;
+  std::vector<Schedule> candidates;
+  const std::uint64_t minimum = minimum_bytes(profile);
+  if (minimum <= budget_bytes) candidates.push_back(dynamic(profile, budget_bytes, options));
+  std::vector<Schedule> larger = dynamic_schedules(profile, options, kCandidates);
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  larger.push_back(periodic_schedule(stages, stages));
+  larger.push_back(least_peak(profile).schedule);
+  for (const Schedule& schedule : larger) {
+    if (auto moved = with_transfers(profile, schedule, budget_bytes)) candidates.push_back(std::move(*moved));
+  }
+  if (!candidates.empty())
+    return fastest(profile, budget_bytes, ChainSolver::kCombined, std::move(candidates));
+  std::uint64_t smallest = minimum;
+  for (const Schedule& schedule : larger) {
+    smallest = std::min(smallest, least_with_transfers(profile, schedule));
+  }
+  refuse(ChainSolver::kCombined, budget_bytes, smallest);
+}
+
+Schedule offload(const ChainProfile& profile, std::uint64_t budget_bytes) {
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  const Schedule all = periodic_schedule(stages, stages);
+  if (auto moved = with_transfers(profile, all, budget_bytes)) return std::move(*moved);
+  refuse(ChainSolver::kOffload, budget_bytes, least_with_transfers(profile, all));
 }
 
 }  // namespace
@@ -74,6 +116,10 @@ std::string_view name(ChainSolver solver) {
       return "dynamic";
     case ChainSolver::kExact:
       return "exact";
+    case ChainSolver::kOffload:
+      return "offload";
+    case ChainSolver::kCombined:
+      return "combined";
   }
   throw ConfigError("there is no such chain solver; use one of kChainSolvers");
 }
@@ -81,6 +127,7 @@ std::string_view name(ChainSolver solver) {
 Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
                     const ChainSolverOptions& options) {
   check(profile);
+  if (options.slots == 0) throw ConfigError("plan_chain: 0 slots hold nothing; give 500, say");
   const auto stages = static_cast<std::uint32_t>(profile.stages.size());
   switch (options.solver) {
     case ChainSolver::kStoreAll:
@@ -91,6 +138,10 @@ Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
       return fastest(profile, budget_bytes, options.solver, revolve_schedules(stages));
     case ChainSolver::kDynamic:
       return dynamic(profile, budget_bytes, options);
+    case ChainSolver::kOffload:
+      return offload(profile, budget_bytes);
+    case ChainSolver::kCombined:
+      return combined(profile, budget_bytes, options);
     case ChainSolver::kExact:
       break;
   }
@@ -99,13 +150,12 @@ Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
                       " stages have too many of; at most " + std::to_string(kExactStages) +
                       ", or use solver 'dynamic'");
   }
-  if (auto found = exact_schedule(profile, budget_bytes)) return std::move(*found);
-  refuse(options.solver, budget_bytes, exact_minimum_bytes(profile));
+  return search(profile, budget_bytes, options.solver);
 }
 
 std::uint64_t minimum_bytes(const ChainProfile& profile) {
   check(profile);
-  return least_peak(profile).bytes;
+  return profile.stages.size() <= kSearchedStages ? exact_minimum_bytes(profile) : least_peak(profile).bytes;
 }
 
 std::uint64_t natural_peak_bytes(const ChainProfile& profile) {

@@ -24,6 +24,18 @@ std::uint64_t revolve_steps(std::uint64_t steps, std::uint64_t checkpoints);
 std::optional<Schedule> dynamic_schedule(const ChainProfile& profile, std::uint64_t budget_bytes,
                                          const ChainSolverOptions& options);
 
+/// By dynamic programming within all budgets up to what nothing is recomputed with, in so many steps: those
+/// that differ in time, thinned out to `most`.
+std::vector<Schedule> dynamic_schedules(const ChainProfile& profile, const ChainSolverOptions& options,
+                                        std::size_t most);
+
+/// `schedule`, which has none, with transfers by which it keeps to the budget: what is not used for longest
+/// leaves. nullopt: that is not enough, or the tier does not hold it.
+std::optional<Schedule> with_transfers(const ChainProfile& profile, const Schedule& schedule,
+                                       std::uint64_t budget_bytes);
+/// The least budget for which there are.
+std::uint64_t least_with_transfers(const ChainProfile& profile, const Schedule& schedule);
+
 /// The least peak of persistent schedules, and one that has it.
 struct LeastPeak {
   std::uint64_t bytes = 0;

@@ -5,9 +5,13 @@
 #include <vector>
 
 #include "reef/chain_profile.h"
-#include "reef/schedule.h"
 
 namespace reef {
+
+/// Of a tape, without the outputs that it holds.
+inline std::uint64_t own_tape_bytes(const StageProfile& stage) {
+  return stage.tape_bytes - (stage.tape_has_output ? stage.output_bytes : 0);
+}
 
 /// A profile as the solvers see it: stages from 1, and behind the last one the loss as a stage of its own,
 /// `count`, which makes the gradient of the last output. What is needed of a piece s..t of the chain is above
@@ -22,7 +26,8 @@ struct ChainTerms {
   std::vector<std::uint64_t> taped;
   std::vector<std::uint64_t> retape;
   std::vector<std::uint64_t> backward;
-  std::vector<std::uint64_t> behind;  ///< gradients of parameters of all stages behind this one
+  std::vector<std::uint64_t> behind;        ///< gradients of parameters of all stages behind this one
+  std::vector<bool> has_input, has_output;  ///< the tape
   std::vector<double> forward_seconds, retape_seconds, backward_seconds;
   std::vector<double> forward_until;  ///< seconds of a forward pass of stages 1 to i
 
@@ -36,13 +41,19 @@ struct ChainTerms {
     for (std::uint32_t i = count - 1; i-- > 0;) behind[i] = behind[i + 1] + profile.stages[i].gradient_bytes;
   }
 
+  /// Whether nothing needs the input of s any more once its tape is there, and it is a stage's output. Inside
+  /// a piece that begins with s it then goes; unless it is on the tape of s - 1.
+  bool input_may_go(std::uint32_t s) const { return s > 1 && !has_input[s]; }
+  /// What that frees.
+  std::uint64_t freed_bytes(std::uint32_t s, bool input_goes) const { return input_goes ? output[s - 1] : 0; }
+
   /// The last stage of a piece: its tape is made anew, and used.
-  std::uint64_t last_bytes(std::uint32_t s) const {
-    return behind[s] + output[s] + std::max(retape[s], tape[s] + backward[s]);
+  std::uint64_t last_bytes(std::uint32_t s, bool input_goes) const {
+    return std::max(behind[s] + output[s] + retape[s], backward_bytes(s, input_goes));
   }
   /// Stage s keeps its tape while what is behind it in the piece, up to t, runs forward and backward.
-  std::uint64_t taped_bytes(std::uint32_t s, std::uint32_t t) const {
-    return std::max(behind[t] + output[t] + taped[s], behind[s] + output[s] + tape[s] + backward[s]);
+  std::uint64_t taped_bytes(std::uint32_t s, std::uint32_t t, bool input_goes) const {
+    return std::max(behind[t] + output[t] + taped[s], backward_bytes(s, input_goes));
   }
   /// Stages from s run forward, none of them kept, and now j.
   std::uint64_t sweep_bytes(std::uint32_t s, std::uint32_t t, std::uint32_t j) const {
@@ -50,10 +61,16 @@ struct ChainTerms {
   }
 
  private:
+  std::uint64_t backward_bytes(std::uint32_t s, bool input_goes) const {
+    const std::uint64_t bytes = behind[s] + output[s] + tape[s] + backward[s];
+    return bytes - std::min(bytes, freed_bytes(s, input_goes));
+  }
   void add(const StageProfile& stage) {
     output.push_back(stage.output_bytes);
     tape.push_back(stage.tape_bytes);
     kept.push_back(stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes));
+    has_input.push_back(stage.tape_has_input);
+    has_output.push_back(stage.tape_has_output);
     forward.push_back(stage.forward_bytes);
     taped.push_back(stage.taped_bytes);
     retape.push_back(stage.retape_bytes);
@@ -63,39 +80,6 @@ struct ChainTerms {
     backward_seconds.push_back(stage.backward_seconds);
     forward_until.push_back((forward_until.empty() ? 0 : forward_until.back()) + stage.forward_seconds);
   }
-};
-
-/// Puts a schedule together from what solvers decide of pieces of the chain.
-class ScheduleWriter {
- public:
-  using Kind = ScheduleOp::Kind;
-  explicit ScheduleWriter(std::uint32_t stages) { schedule_.stages = stages; }
-
-  void add(Kind kind, std::uint32_t stage) { schedule_.operations.push_back({kind, stage}); }
-  /// Output 0 is not the schedule's.
-  void drop_output(std::uint32_t stage) {
-    if (stage > 0) add(Kind::kDropOutput, stage);
-  }
-  /// Stages s to e run forward, and only the last output is kept.
-  void sweep(std::uint32_t s, std::uint32_t e) {
-    for (std::uint32_t j = s; j <= e; ++j) {
-      add(Kind::kForward, j);
-      if (j > s) drop_output(j - 1);
-    }
-  }
-  /// Stage s, the last of its piece: its tape made anew and used, or the loss.
-  void turn(std::uint32_t s) {
-    if (s > schedule_.stages) {
-      add(Kind::kLoss, 0);
-      return;
-    }
-    add(Kind::kRetape, s);
-    add(Kind::kBackward, s);
-  }
-  Schedule take() { return std::move(schedule_); }
-
- private:
-  Schedule schedule_;
 };
 
 }  // namespace reef

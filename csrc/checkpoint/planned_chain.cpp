@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -37,6 +38,13 @@ ChainProfile agreed(const ChainProfile& own, const ProcessGroupPtr& group, c10::
   return chain_profile_from_json({static_cast<const char*>(first.const_data_ptr()), first.nbytes()});
 }
 
+// Needs no more memory than a stage does.
+double measured(const ChainProfile& profile, const std::shared_ptr<Tier>& tier, c10::Device device) {
+  std::uint64_t bytes = 4096;
+  for (const StageProfile& stage : profile.stages) bytes = std::max(bytes, stage.tape_bytes);
+  return tier_bytes_per_second(tier, device, std::min(bytes, std::uint64_t{16} << 20));
+}
+
 ChainPlan planned(const ChainProfile& profile, std::int64_t budget_bytes, const ChainSolverOptions& solver) {
   if (budget_bytes < 0) {
     throw ConfigError("PlannedChain: a budget of " + std::to_string(budget_bytes) + " bytes; give 0 or more");
@@ -68,7 +76,15 @@ struct PlannedChain::State {
     const std::string kind = kind_of(input);
     if (const auto found = by_kind.find(kind); found != by_kind.end()) return found->second;
     Known of{chain, {}, {}};
-    of.profile = agreed(profile_chain(of.chain, input, options.profile), group, input.device());
+    ChainProfile own = profile_chain(of.chain, input, options.profile);
+    if (options.tier) {
+      own.tier_bytes_per_second = options.tier_bytes_per_second > 0
+                                      ? options.tier_bytes_per_second
+                                      : measured(own, options.tier, input.device());
+      const TierUse use = options.tier->use();
+      own.tier_capacity_bytes = use.capacity_bytes - use.used_bytes;
+    }
+    of.profile = agreed(own, group, input.device());
     return by_kind.emplace(kind, std::move(of)).first->second;
   }
   const ChainPlan& plan(Known& of, std::int64_t budget_bytes) const {
@@ -91,7 +107,7 @@ Tensor PlannedChain::operator()(const Tensor& input, std::int64_t budget_bytes) 
   State::Known& of = state_->known(input);
   const Schedule& schedule = state_->plan(of, budget_bytes).schedule;
   lock.unlock();  // neither changes any more
-  return run(of.chain, schedule, input, state_->options.checkpoint);
+  return run(of.chain, schedule, input, state_->options.checkpoint, state_->options.tier);
 }
 
 const ChainPlan& PlannedChain::plan(const Tensor& input, std::int64_t budget_bytes) {
@@ -100,12 +116,14 @@ const ChainPlan& PlannedChain::plan(const Tensor& input, std::int64_t budget_byt
 }
 
 std::string ChainPlan::text() const {
-  const double once = cost.seconds - cost.recomputed_seconds;
+  const double more = cost.recomputed_seconds + cost.waited_seconds;
+  const double once = cost.seconds - more;
   char share[32];
-  std::snprintf(share, sizeof share, "%.1f", once > 0 ? cost.recomputed_seconds / once * 100 : 0.0);
+  std::snprintf(share, sizeof share, "%.1f", once > 0 ? more / once * 100 : 0.0);
   const auto bytes = [](std::uint64_t count) { return format_bytes(static_cast<std::int64_t>(count)); };
   return std::to_string(schedule.stages) + " stages within " + bytes(budget_bytes) + ": peak " +
-         bytes(cost.peak_bytes) + " of " + bytes(natural_peak_bytes) + ", " + share + " % more time";
+         bytes(cost.peak_bytes) + " of " + bytes(natural_peak_bytes) + ", " + share + " % more time" +
+         (cost.offloaded_bytes > 0 ? ", " + bytes(cost.offloaded_bytes) + " by way of the tier" : "");
 }
 
 }  // namespace reef

@@ -228,6 +228,8 @@ class StageMeasurement {
     Tensor output = taped(tape, from);
     profile_.taped_bytes = peak();
     const std::uint64_t with_output = more();
+    profile_.tape_has_input =
+        from.has_storage() && tape->references(*from.storage().unsafeGetStorageImpl()) > 0;
     Backward backward(output, from, began);
     output.reset();
     profile_.tape_bytes = more();

@@ -1,6 +1,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -8,7 +9,9 @@
 
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
+#include "checkpoint/tier_copy.h"
 #include "checkpoint/writes_undone.h"
+#include "page/pager.h"
 #include "reef/chain.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
@@ -35,12 +38,15 @@ class Forgotten final : public torch::autograd::SavedVariableHooks {
 /// the graph has something of it.
 class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
  public:
-  ScheduleRun(Chain chain, Schedule schedule, const Tensor& input, const CheckpointOptions& options)
+  ScheduleRun(Chain chain, Schedule schedule, const Tensor& input, const CheckpointOptions& options,
+              const std::shared_ptr<Tier>& tier)
       : chain_(std::move(chain)),
         schedule_(std::move(schedule)),
         input_(input, /*is_output=*/false),
         devices_(options.devices),
-        stages_(chain_.size() + 1) {
+        stages_(chain_.size() + 2) {
+    // Inside a budget its pager moves memory, and would move the same.
+    if (tier && Pager::running(input.device()) == nullptr) lane_.emplace(tier, input.device());
     const auto lock = std::make_shared<std::recursive_mutex>();
     for (std::uint32_t i = 1; i <= schedule_.stages; ++i) {
       stages_[i].tape = std::make_unique<Tape>(
@@ -60,7 +66,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         stage.then->forget_unmoved_generators();
         stage.output = value.detach();
       } else {
-        drop(op);
+        keep_house(op);
       }
     }
     ++position_;
@@ -73,6 +79,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     Tensor output;  ///< while the schedule keeps it
     bool input_requires_grad = false;
     std::optional<Surroundings> then;
+    std::unique_ptr<TierCopy> output_copy, tape_copy;
   };
 
   Tensor first(const ScheduleOp& op, const Tensor& value) {
@@ -83,9 +90,69 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     return chain_.run(op.stage - 1, value);
   }
 
-  void drop(const ScheduleOp& op) {
-    if (op.kind == Kind::kDropOutput) stages_[op.stage].output.reset();
-    if (op.kind == Kind::kDropTape || op.kind == Kind::kBackward) stages_[op.stage].tape->forget();
+  // What takes no time of the stages'.
+  void keep_house(const ScheduleOp& op) {
+    Stage& stage = stages_[op.stage];
+    switch (op.kind) {
+      case Kind::kDropOutput:
+        stage.output.reset();
+        return;
+      case Kind::kBackward:
+        stage.output_copy.reset();
+        [[fallthrough]];
+      case Kind::kDropTape:
+        stage.tape_copy.reset();
+        stage.tape->forget();
+        return;
+      case Kind::kOffloadOutput:
+        if (lane_) stage.output_copy = copy({stage.output.storage()}, "the output of stage ", op.stage);
+        return;
+      case Kind::kOffloadTape:
+        if (lane_) stage.tape_copy = copy(stage.tape->own_storages(), "the tape of stage ", op.stage);
+        return;
+      case Kind::kEvictOutput:
+        evict(stage.output_copy, op.stage);
+        return;
+      case Kind::kEvictTape:
+        evict(stage.tape_copy, op.stage);
+        return;
+      case Kind::kPrefetchOutput:
+        if (stage.output_copy) stage.output_copy->prefetch();
+        return;
+      case Kind::kPrefetchTape:
+        if (stage.tape_copy) stage.tape_copy->prefetch();
+        return;
+      default:
+        return;
+    }
+  }
+
+  std::unique_ptr<TierCopy> copy(std::vector<c10::Storage> storages, const char* what, std::uint32_t stage) {
+    // Smaller ones cost more to move than their bytes are worth.
+    std::erase_if(storages, [](const c10::Storage& storage) { return storage.nbytes() < 1024; });
+    return std::make_unique<TierCopy>(
+        *lane_, storages, "run: " + (what + std::to_string(stage)) + " (" + chain_.name(stage - 1) + ")");
+  }
+  void evict(const std::unique_ptr<TierCopy>& copy, std::uint32_t stage) const {
+    if (!copy) return;
+    copy->evict([&](const c10::StorageImpl& storage) {
+      std::size_t references = 0;
+      for (const std::uint32_t i : {stage, stage + 1}) {
+        const Stage& of = stages_[i];
+        if (of.tape) references += of.tape->references(storage);
+        if (of.output.defined() && of.output.storage().unsafeGetStorageImpl() == &storage) ++references;
+      }
+      return references;
+    });
+  }
+  void arrive(std::uint32_t output) const {
+    if (stages_[output].output_copy) stages_[output].output_copy->arrive();
+  }
+  // All that backward of the stage uses.
+  void arrive_for_backward(std::uint32_t stage) const {
+    if (stages_[stage].tape_copy) stages_[stage].tape_copy->arrive();
+    arrive(stage);
+    arrive(stage - 1);
   }
 
   void advance_to(std::uint32_t stage) {
@@ -96,18 +163,21 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         begin_again();
       }
       const ScheduleOp& op = schedule_.operations[position_];
-      if (op == wanted) return;
+      if (op == wanted) break;
       if (op.kind == Kind::kForward || op.kind == Kind::kTaped || op.kind == Kind::kRetape) {
         once_more(op);
       } else {
-        drop(op);
+        keep_house(op);
       }
     }
+    arrive_for_backward(stage);
   }
 
   void begin_again() {
     position_ = 0;
     for (Stage& stage : stages_) {
+      stage.output_copy.reset();
+      stage.tape_copy.reset();
       stage.output.reset();
       if (stage.tape) stage.tape->forget();
     }
@@ -121,6 +191,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   // In grad mode, whatever is kept: without it, operators may choose other kernels.
   void once_more(const ScheduleOp& op) {
     Stage& stage = stages_[op.stage];
+    arrive(op.stage - 1);
     const Tensor input = input_of(op.stage);
     const SurroundingsScope as_then(*stage.then);
     const WritesUndone undone;
@@ -141,24 +212,35 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   Schedule schedule_;
   torch::autograd::SavedVariable input_;  ///< made before a scope begins: an outer region packs it
   std::vector<c10::Device> devices_;
-  std::vector<Stage> stages_;  ///< from 1
-  std::size_t position_ = 0;   ///< of the next operation
+  std::optional<TierLane> lane_;  ///< before what is copied by it
+  std::vector<Stage> stages_;     ///< from 1; the last stands for the program
+  std::size_t position_ = 0;      ///< of the next operation
 };
 
 // Sizes do not matter to whether it is legal.
-void check_legal(const Chain& chain, const Schedule& schedule) {
+void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
   ChainProfile profile;
+  profile.tier_bytes_per_second = 1;
   for (std::size_t i = 0; i < chain.size(); ++i) profile.stages.push_back({chain.name(i)});
   simulate(profile, schedule);
+  const bool moves = std::any_of(schedule.operations.begin(), schedule.operations.end(), [](const auto& op) {
+    return op.kind == Kind::kOffloadOutput || op.kind == Kind::kOffloadTape;
+  });
+  if (moves && !has_tier) {
+    throw ConfigError(
+        "run: the schedule moves outputs and tapes to a tier, and none was given; give the one whose speed "
+        "it "
+        "was made for");
+  }
 }
 
 }  // namespace
 
 Tensor run(const Chain& chain, const Schedule& schedule, const Tensor& input,
-           const CheckpointOptions& options) {
-  check_legal(chain, schedule);
+           const CheckpointOptions& options, const std::shared_ptr<Tier>& tier) {
+  check_legal(chain, schedule, tier != nullptr);
   if (!at::GradMode::is_enabled()) return chain(input);
-  return std::make_shared<ScheduleRun>(chain, schedule, input, options)->forward(input);
+  return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier)->forward(input);
 }
 
 }  // namespace reef

@@ -13,7 +13,7 @@ namespace reef {
 namespace {
 
 /// Module, whether it trains, the group, and what is asked for besides the budget.
-using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool>;
+using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool, const void*, double>;
 
 struct Entry {
   std::weak_ptr<torch::nn::Module> module;
@@ -26,8 +26,9 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   static auto* const all = new std::map<Key, Entry>;
   const std::lock_guard lock(*mutex);
   std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
-  Entry& entry = (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver,
-                         options.solver.slots, options.checkpoint.check_values}];
+  Entry& entry =
+      (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver, options.solver.slots,
+              options.checkpoint.check_values, options.tier.get(), options.tier_bytes_per_second}];
   if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(modules), group, options)};
   return entry.chain;
 }

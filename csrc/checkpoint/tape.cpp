@@ -4,6 +4,7 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <exception>
 #include <sstream>
 #include <utility>
@@ -118,6 +119,26 @@ void Tape::forget() {
   const std::lock_guard lock(*mutex_);
   tensors_.clear();
   whole_ = false;
+}
+
+std::size_t Tape::references(const c10::StorageImpl& storage) const {
+  return static_cast<std::size_t>(
+      std::count_if(tensors_.begin(), tensors_.end(), [&](const at::Tensor& tensor) {
+        return tensor.defined() && tensor.has_storage() &&
+               tensor.storage().unsafeGetStorageImpl() == &storage;
+      }));
+}
+
+std::vector<c10::Storage> Tape::own_storages() const {
+  std::vector<c10::Storage> own;
+  for (const at::Tensor& tensor : tensors_) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.nbytes() == 0) continue;
+    const c10::Storage& storage = tensor.storage();
+    const bool known = std::any_of(own.begin(), own.end(),
+                                   [&](const c10::Storage& other) { return other.is_alias_of(storage); });
+    if (!known && storage.use_count() == references(*storage.unsafeGetStorageImpl())) own.push_back(storage);
+  }
+  return own;
 }
 
 Tape::Saved Tape::describe(const at::Tensor& tensor) const {

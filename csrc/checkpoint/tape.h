@@ -41,6 +41,11 @@ class Tape {
   bool is_whole() const { return whole_; }
   void forget();
 
+  /// Storages that nothing but this tape has a reference to.
+  std::vector<c10::Storage> own_storages() const;
+  /// Of this tape.
+  std::size_t references(const c10::StorageImpl& storage) const;
+
  private:
   class RecordingHook;
   class RetakingHook;

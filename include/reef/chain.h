@@ -15,6 +15,7 @@
 #include "reef/collectives.h"
 #include "reef/export.h"
 #include "reef/schedule.h"
+#include "reef/tier.h"
 
 namespace torch::nn {
 class Sequential;
@@ -73,8 +74,19 @@ REEF_API ChainProfile profile_chain(Chain& chain, const at::Tensor& input,
 /// simulate(). Gradients are bit for bit those of the plain call, see checkpoint(). The schedule must have
 /// come from a profile of this chain; throws ConfigError if it is for another number of stages or is not
 /// legal. Outside of grad mode it is the plain call.
+///
+/// `tier`: where what the schedule moves goes; needed if it moves anything. What the program itself still
+/// refers to stays in memory. Copies are made beside the stages, by threads or, on a CUDA device, by streams
+/// of their own; inside a Budget, which moves memory itself, none are. Throws BudgetError if the tier is
+/// full, and what the tier throws; the graph is then as if a stage had thrown.
 REEF_API at::Tensor run(const Chain& chain, const Schedule& schedule, const at::Tensor& input,
-                        const CheckpointOptions& options = {});
+                        const CheckpointOptions& options = {}, const std::shared_ptr<Tier>& tier = nullptr);
+
+/// Measures a tier by copying `bytes` from and to the device's memory: bytes a second, of the slower way. For
+/// ChainProfile::tier_bytes_per_second. Throws ConfigError if the tier has no room, or the device is neither
+/// the CPU nor CUDA, and what the tier throws.
+REEF_API double tier_bytes_per_second(const std::shared_ptr<Tier>& tier, c10::Device device,
+                                      std::uint64_t bytes = std::uint64_t{16} << 20);
 
 /// What was chosen for a chain, an input and a budget.
 struct ChainPlan {
@@ -84,14 +96,18 @@ struct ChainPlan {
   std::uint64_t budget_bytes = 0;
   std::uint64_t natural_peak_bytes = 0;
 
-  /// "24 stages within 200 MiB: peak 199 MiB of 410 MiB, 9.1 % of a step's time computed once more"
+  /// "24 stages within 200 MiB: peak 199 MiB of 410 MiB, 9.1 % more time", and what moves to a tier
   REEF_API std::string text() const;
 };
 
 struct PlannedChainOptions {
-  ChainSolverOptions solver;
-  ChainProfileOptions profile;
-  CheckpointOptions checkpoint;
+  ChainSolverOptions solver = {};
+  ChainProfileOptions profile = {};
+  CheckpointOptions checkpoint = {};
+  /// Or none. Outputs and tapes may also be moved there, where that is faster than computing them once more.
+  std::shared_ptr<Tier> tier = {};
+  /// 0: measured when a chain is profiled, with as much as the largest tape, 16 MiB at most.
+  double tier_bytes_per_second = 0;
 };
 
 /// A chain that is profiled and planned for when it meets an input of another shape, dtype or device.

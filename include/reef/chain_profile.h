@@ -17,8 +17,9 @@ namespace reef {
 struct StageProfile {
   std::string name;
   std::uint64_t output_bytes = 0;  ///< and of the gradient of the output
-  /// Of the tape: without the stage's input, which it keeps alive besides; with the output, if it holds that.
+  /// Of the tape: without the stage's input; with its output, if it holds that.
   std::uint64_t tape_bytes = 0;
+  bool tape_has_input = true;  ///< which it then keeps alive besides
   bool tape_has_output = false;
   std::uint64_t forward_bytes = 0;   ///< peak of a forward pass that keeps no tape, output included
   std::uint64_t taped_bytes = 0;     ///< peak of one that does, tape and output included
@@ -37,6 +38,9 @@ struct StageProfile {
 
 struct ChainProfile {
   std::vector<StageProfile> stages;
+  /// Of transfers between memory and a tier, one at a time; 0: there is no tier.
+  double tier_bytes_per_second = 0;
+  std::uint64_t tier_capacity_bytes = 0;
 
   /// A line a stage, and one of sums.
   REEF_API std::string table() const;
@@ -47,7 +51,8 @@ struct ChainProfile {
 REEF_API ChainProfile chain_profile_from_json(std::string_view text);
 
 /// Throws ConfigError, naming the stage, if there is none, if seconds are negative or not finite, if a peak
-/// is below what is left of it, or a tape below the output that it has.
+/// is below what is left of it, or a tape below the output that it has; and if the tier's speed is negative
+/// or not finite.
 REEF_API void check(const ChainProfile& profile);
 
 }  // namespace reef

@@ -11,8 +11,8 @@
 namespace reef {
 
 /// Pure data and pure code (no Torch): in which order the stages of a chain run forward, anew and backward,
-/// and what is kept between. Stages are numbered from 1; output 0 is the chain's input, which is always there
-/// and is not counted.
+/// what is kept between, and what leaves for a tier meanwhile. Stages are numbered from 1; output 0 is the
+/// chain's input, which is always there and is not counted.
 
 struct ScheduleOp {
   enum class Kind : std::uint8_t {
@@ -23,6 +23,14 @@ struct ScheduleOp {
     kBackward,    ///< B: the gradient of output i - 1 of that of output i and tape i, which go
     kDropOutput,  ///< -a: output i is forgotten; its bytes stay while a tape holds it
     kDropTape,    ///< -t
+    // Transfers are made one after another, beside the stages. A tape's bytes are those of its own, without
+    // the outputs that it holds.
+    kOffloadOutput,   ///< >a: begins to be copied to the tier, and stays
+    kOffloadTape,     ///< >t
+    kEvictOutput,     ///< ~a: its memory is free once the copy is there, which is waited for
+    kEvictTape,       ///< ~t
+    kPrefetchOutput,  ///< <a: takes memory, and begins to be copied back; what uses it waits
+    kPrefetchTape,    ///< <t
   };
   Kind kind = Kind::kForward;
   std::uint32_t stage = 0;  ///< from 1; 0 for kLoss
@@ -57,14 +65,20 @@ struct ScheduleCost {
   std::uint64_t peak_bytes = 0;
   std::size_t peak_operation = 0;  ///< the first at which it is reached
   double seconds = 0;
-  double recomputed_seconds = 0;   ///< of these, of forward passes after the loss
-  std::vector<ScheduleLoad> load;  ///< of each operation
+  double recomputed_seconds = 0;      ///< of these, of forward passes after the loss
+  double waited_seconds = 0;          ///< of these, for transfers
+  std::uint64_t offloaded_bytes = 0;  ///< copied to the tier
+  std::uint64_t tier_bytes = 0;       ///< the most that is there at once
+  std::vector<ScheduleLoad> load;     ///< of each operation
+  /// Of each operation, from when what it waits for is there; of a copy, as the lane makes it.
+  std::vector<double> begin_seconds, end_seconds;
 };
 
 /// What a step costs: from the chain's input to its gradient, but for what the program does at the loss.
 /// Throws ConfigError, naming the operation, if the schedule is for another number of stages or is not legal:
 /// before the loss every stage runs once, in order; an operation finds what it needs, and makes nothing that
-/// is there; backward goes from the last stage to the first; at the end nothing is left.
+/// is there; backward goes from the last stage to the first; at the end nothing is left. The tier's copies go
+/// with what they are of.
 REEF_API ScheduleCost simulate(const ChainProfile& profile, const Schedule& schedule);
 
 /// A self-contained SVG: time to the right; upward the bytes alive, by what they are, the peak marked, and

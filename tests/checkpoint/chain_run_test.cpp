@@ -1,108 +1,13 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
+#include "chain_nets.h"
 #include "reef/budget.h"
 #include "reef/bytes.h"
 #include "reef/chain.h"
 #include "reef/error.h"
-#include "reef/ledger.h"
 
 namespace reef {
 namespace {
 
-namespace nn = torch::nn;
-using at::Tensor;
-using Tensors = std::vector<Tensor>;
-
-struct BlockImpl : nn::Module {
-  BlockImpl(std::int64_t width, double dropout)
-      : norm(nn::LayerNormOptions({width})), up(width, 4 * width), down(4 * width, width), drop(dropout) {
-    register_module("norm", norm);
-    register_module("up", up);
-    register_module("down", down);
-    register_module("drop", drop);
-  }
-  Tensor forward(const Tensor& x) { return x + drop(down(torch::gelu(up(norm(x))))); }
-  nn::LayerNorm norm;
-  nn::Linear up, down;
-  nn::Dropout drop;
-};
-TORCH_MODULE(Block);
-
-struct Net {
-  const char* name;
-  nn::Sequential layers;
-  Tensor input;
-};
-
-std::vector<Net> nets() {
-  torch::manual_seed(0);
-  std::vector<Net> all;
-  nn::Sequential blocks;
-  for (int i = 0; i < 7; ++i) blocks->push_back(Block(32, i % 2 == 0 ? 0.2 : 0.0));
-  all.push_back({"blocks", blocks, torch::randn({64, 32}, torch::requires_grad())});
-  nn::Sequential convolutions;
-  for (int i = 0; i < 4; ++i) {
-    convolutions->push_back(nn::Conv2d(nn::Conv2dOptions(i == 0 ? 3 : 8, 8, 3).padding(1).bias(false)));
-    convolutions->push_back(nn::BatchNorm2d(8));
-    convolutions->push_back(nn::ReLU(nn::ReLUOptions(true)));  // in place: part of the stage before
-  }
-  convolutions->push_back(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(2)));
-  convolutions->push_back(nn::Flatten());  // a view
-  convolutions->push_back(nn::Linear(32, 5));
-  all.push_back({"convolutions", convolutions, torch::randn({8, 3, 12, 12})});
-  nn::Sequential uneven(nn::Linear(16, 256), nn::Tanh(), nn::Linear(256, 8), nn::Tanh(), nn::Linear(8, 128),
-                        nn::Sigmoid(), nn::Linear(128, 128), nn::Tanh(), nn::Linear(128, 4));
-  all.push_back({"uneven", uneven, torch::randn({128, 16})});
-  return all;
-}
-
-struct Left {
-  Tensors tensors;  ///< gradients, buffers, and where the generator is
-  std::int64_t peak_bytes = 0;
-};
-
-template <class Forward>
-Left step(const Net& net, const Forward& forward) {
-  Tensors buffers;
-  for (const Tensor& buffer : net.layers->buffers()) buffers.push_back(buffer.clone());
-  net.layers.ptr()->zero_grad();
-  net.input.mutable_grad() = Tensor();
-  torch::manual_seed(7);
-  Left left;
-  {
-    Ledger ledger;
-    const std::int64_t before = ledger.live().total();
-    ledger.reset_peak();
-    const Tensor loss = forward(net.input).pow(2).mean();
-    loss.backward();
-    left.peak_bytes = ledger.peak().bytes.total() - before;
-    left.tensors = {loss.detach(), torch::rand({4})};
-  }
-  for (const Tensor& parameter : net.layers->parameters()) left.tensors.push_back(parameter.grad().clone());
-  if (net.input.requires_grad()) left.tensors.push_back(net.input.grad().clone());
-  const torch::NoGradGuard no_grad;
-  std::size_t index = 0;
-  for (Tensor buffer : net.layers->buffers()) {
-    left.tensors.push_back(buffer.clone());
-    buffer.copy_(buffers[index++]);
-  }
-  return left;
-}
-
-void expect_equal(const Left& found, const Left& wanted, const std::string& of) {
-  ASSERT_EQ(found.tensors.size(), wanted.tensors.size()) << of;
-  for (std::size_t i = 0; i < found.tensors.size(); ++i) {
-    EXPECT_TRUE(found.tensors[i].equal(wanted.tensors[i])) << of << ", tensor " << i;
-  }
-}
-
-Left plain_step(Net& net) {
-  Left left = step(net, [&](const Tensor& x) { return net.layers->forward(x); });
-  net.layers->zero_grad();  // those that a profile finds are not made anew
-  net.input.mutable_grad() = Tensor();
-  return left;
-}
+using namespace chain_tests;
 
 TEST(ChainRun, EverySolverAndBudgetIsBitForBitThePlainRunAndNeedsWhatWasPredicted) {
   for (Net& net : nets()) {
@@ -113,6 +18,9 @@ TEST(ChainRun, EverySolverAndBudgetIsBitForBitThePlainRunAndNeedsWhatWasPredicte
     EXPECT_LT(least, most) << profile.table();
     // What the loss makes of the output is the program's.
     const double slack = 6.0 * static_cast<double>(profile.stages.back().output_bytes) + 256;
+    EXPECT_NEAR(static_cast<double>(plain.peak_bytes), static_cast<double>(most),
+                0.02 * static_cast<double>(most) + slack)
+        << profile.table();  // of the plain run, as it is without a chain
     for (const ChainSolver solver : kChainSolvers) {
       const bool exact = solver == ChainSolver::kExact;
       for (std::uint64_t i = 0; i <= 10; i += exact ? 5 : 1) {
@@ -176,11 +84,13 @@ TEST(ChainRun, AProfileCountsWhatCanBeCountedByHand) {
   const StageProfile& exp = profile.stages[0];
   EXPECT_EQ(exp.output_bytes, kSmall);
   EXPECT_TRUE(exp.tape_has_output);
+  EXPECT_FALSE(exp.tape_has_input);
   EXPECT_EQ(exp.tape_bytes, kSmall);
   EXPECT_EQ(exp.gradient_bytes, 0U);
   const StageProfile& mm = profile.stages[1];
   EXPECT_EQ(mm.output_bytes, kLarge);
   EXPECT_FALSE(mm.tape_has_output);
+  EXPECT_TRUE(mm.tape_has_input);
   EXPECT_EQ(mm.tape_bytes, 0U);
   EXPECT_EQ(mm.gradient_bytes, kWeight);
   EXPECT_EQ(mm.backward_bytes, kSmall + kWeight);
@@ -248,11 +158,11 @@ TEST(ChainRun, InsideABudgetAndACheckpoint) {
                         return checkpoint([&](const Tensor& in) { return run(chain, schedule, in); }, x);
                       }),
                  plain, net.name);
-    Budget budget(1_MiB, {net.layers.get()});
+    Budget budget(3_MiB, {net.layers.get()});
     for (int repeat = 0; repeat < 3; ++repeat) {
       expect_equal(step(net, [&](const Tensor& x) { return run(chain, schedule, x); }), plain, net.name);
     }
-    EXPECT_LE(budget.use().peak_bytes, static_cast<std::uint64_t>(1_MiB));
+    EXPECT_LE(budget.use().peak_bytes, static_cast<std::uint64_t>(3_MiB));
   }
 }
 

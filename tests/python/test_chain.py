@@ -154,3 +154,41 @@ def test_callables_and_a_stage_with_branches():
 
     plain = gradients(lambda x: stages[2](stages[1](stages[0](x))))
     assert all(torch.equal(a, b) for a, b in zip(plain, gradients(lambda x: planned(x, budget)), strict=True))
+
+
+@pytest.mark.parametrize("solver", ["offload", "combined"])
+def test_a_tier_takes_what_does_not_fit(solver):
+    net, x = blocks(width=64)[0], torch.randn(512, 64, requires_grad=True)
+    plain, _ = step(net, x, net)
+    net.zero_grad()
+    chain = reef.Chain(net)
+    tier = reef.host_tier("1GiB")
+    profile = chain.profile(x, repeats=1).with_tier(1e12)
+    assert reef.ChainProfile.from_json(profile.json()) == profile
+    schedule = reef.plan_chain(profile, profile.natural_peak_bytes * 3 // 4, solver)
+    cost = schedule.cost(profile)
+    assert cost.offloaded_bytes > 0 == cost.recomputed_seconds
+    assert cost.tier_bytes <= profile.tier_capacity_bytes
+    left, peak = step(net, x, lambda x: chain.run(schedule, x, check_values=True, tier=tier))
+    assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True)), str(schedule)
+    slack = 3 * profile.stages[-1].output_bytes + 2048 * len(profile.stages)
+    assert abs(peak - cost.peak_bytes) <= 0.02 * cost.peak_bytes + slack
+    assert 0 < tier.use().written_bytes <= cost.offloaded_bytes
+    assert tier.use().used_bytes == 0
+    with pytest.raises(ValueError, match="none was given"):
+        chain.run(schedule, x)
+    with pytest.raises(reef.BudgetError, match="has no room for"):
+        chain.run(schedule, x, tier=reef.host_tier("2KiB"))
+
+
+def test_one_line_with_a_tier():
+    net, x = blocks(width=64)[0], torch.randn(512, 64, requires_grad=True)
+    plain, peak = step(net, x, net)
+    net.zero_grad()
+    tier = reef.host_tier("1GiB")
+    assert tier.bytes_per_second() > 1e6
+    left, measured = step(net, x, lambda x: reef.checkpoint_sequential(net, x, int(peak * 0.8), solver="offload", tier=tier))
+    assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True))
+    assert measured <= peak * 0.85
+    assert "by way of the tier" in str(reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier))
+    assert reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier).profile.tier_bytes_per_second > 0

@@ -1,12 +1,26 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
 
 #include "reef/chain_profile.h"
+#include "reef/schedule.h"
 
 namespace reef {
+
+/// "T1 T2 L ...", as Schedule::text() gives it.
+inline Schedule schedule_of(std::uint32_t stages, const std::string& words) {
+  std::string quoted;
+  for (std::size_t at = 0; at < words.size();) {
+    const std::size_t end = std::min(words.find(' ', at), words.size());
+    quoted += (quoted.empty() ? "\"" : ", \"") + words.substr(at, end - at) + "\"";
+    at = end + 1;
+  }
+  return schedule_from_json(R"({"stages": )" + std::to_string(stages) + R"(, "operations": [)" + quoted +
+                            "]}");
+}
 
 /// A sound profile of small whole numbers, so that costs add up without rounding.
 inline ChainProfile random_chain(std::mt19937_64& random, std::uint32_t stages) {
@@ -16,6 +30,7 @@ inline ChainProfile random_chain(std::mt19937_64& random, std::uint32_t stages) 
     StageProfile stage;
     stage.name = "stage" + std::to_string(i + 1);
     stage.output_bytes = 1 + below(5);
+    stage.tape_has_input = below(3) > 0;
     stage.tape_has_output = below(2) == 0;
     stage.tape_bytes = below(7) + (stage.tape_has_output ? stage.output_bytes : 0);
     stage.forward_bytes = stage.output_bytes + below(3);

@@ -20,8 +20,9 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// All persistent schedules, by sets of what is there: an output that was kept when the next one was made of
-/// it stays until the backward pass of the stage that reads it; so does a tape, and the output with it, until
-/// its own.
+/// it stays until the backward pass of the stage that reads it, or until that has a tape that does without;
+/// so does a tape, and the output with it, until its own. After the loss a tape is made while there is none
+/// of a later stage.
 class PersistentSearch {
  public:
   PersistentSearch(const ChainProfile& profile, std::uint64_t budget_bytes)
@@ -61,7 +62,7 @@ class PersistentSearch {
     if (state.running > 0) outputs.insert(state.running);
     std::uint64_t bytes = 0;
     for (const int tape : state.tapes) {
-      outputs.insert(tape - 1);
+      if (of(tape).tape_has_input) outputs.insert(tape - 1);
       bytes += of(tape).tape_bytes;
       if (of(tape).tape_has_output) {
         outputs.insert(tape);
@@ -95,11 +96,16 @@ class PersistentSearch {
         push(passed, cost + of(stage).forward_seconds);
       }
     }
-    if (!state.tapes.contains(stage) && fits(state, of(stage).taped_bytes)) {
+    const bool later_is_taped = state.tapes.upper_bound(stage) != state.tapes.end();
+    if (!state.tapes.contains(stage) && !later_is_taped && fits(state, of(stage).taped_bytes)) {
       kept.tapes.insert(stage);
       kept.kept.insert(stage);
       kept.running = 0;
       push(kept, cost + of(stage).forward_seconds);
+      if (!of(stage).tape_has_input) {
+        kept.kept.erase(input);
+        push(kept, cost + of(stage).forward_seconds);
+      }
     }
   }
 
@@ -126,6 +132,7 @@ class PersistentSearch {
     }
     if (there.running > 0) there.kept.insert(there.running);
     there.running = 0;
+    if (!of(top).tape_has_input) there.kept.erase(top - 1);
     if (!fits(there, of(top).backward_bytes)) return;
     there.tapes.erase(top);
     there.kept.erase(top - 1);
@@ -153,18 +160,24 @@ double seconds_of(const ChainProfile& profile, std::uint64_t budget_bytes, Chain
 
 TEST(ChainSolver, DynamicIsTheBestOfAllPersistentSchedules) {
   std::mt19937_64 random(1);
-  int feasible = 0;
+  int feasible = 0, freer = 0;
   for (int row = 0; row < 10'000; ++row) {
     const ChainProfile profile = random_chain(random, 1 + row % 4);
     const std::uint64_t least = minimum_bytes(profile);
     const std::uint64_t budget_bytes = random_chain_budget(random, least, natural_peak_bytes(profile));
     const double found = seconds_of(profile, budget_bytes, ChainSolver::kDynamic);
-    ASSERT_EQ(found, PersistentSearch(profile, budget_bytes).least_seconds())
-        << "row " << row << ": " << profile.json();
     ASSERT_EQ(found < kNever, budget_bytes >= least) << "row " << row;
+    const double searched = PersistentSearch(profile, budget_bytes).least_seconds();
+    if (searched == kNever && found < kNever) {  // the least needs more freedom
+      ++freer;
+      ASSERT_EQ(found, seconds_of(profile, budget_bytes, ChainSolver::kExact)) << "row " << row;
+      continue;
+    }
+    ASSERT_EQ(found, searched) << "row " << row << ": " << profile.json();
     feasible += found < kNever ? 1 : 0;
   }
   EXPECT_GT(feasible, 7'000);
+  EXPECT_LT(freer, 50);
 }
 
 TEST(ChainSolver, DynamicIsTheBestOfAllPersistentSchedulesOfLongerChains) {
@@ -172,7 +185,8 @@ TEST(ChainSolver, DynamicIsTheBestOfAllPersistentSchedulesOfLongerChains) {
   for (int row = 0; row < 60; ++row) {
     const ChainProfile profile = random_chain(random, 5 + row % 2);
     const std::uint64_t budget_bytes =
-        random_chain_budget(random, minimum_bytes(profile), natural_peak_bytes(profile));
+        random_chain_budget(random, least_peak(profile).bytes, natural_peak_bytes(profile));
+    if (budget_bytes < least_peak(profile).bytes) continue;
     ASSERT_EQ(seconds_of(profile, budget_bytes, ChainSolver::kDynamic),
               PersistentSearch(profile, budget_bytes).least_seconds())
         << "row " << row << ": " << profile.json();
@@ -196,6 +210,7 @@ TEST(ChainSolver, NoSolverBeatsExactWhichDynamicNearlyAlwaysEquals) {
     ++budgets;
     if (dynamic <= best) continue;
     ++misses;
+    ASSERT_LT(dynamic, kNever);
     worst = std::max(worst, dynamic / best - 1);
   }
   std::printf("dynamic misses the best of all schedules in %d of %d budgets, by %.1f %% at worst\n", misses,
@@ -208,7 +223,8 @@ TEST(ChainSolver, ExactNeedsWhatItSays) {
   for (int row = 0; row < 300; ++row) {
     const ChainProfile profile = random_chain(random, 1 + row % 5);
     const std::uint64_t least = exact_minimum_bytes(profile);
-    EXPECT_LE(least, minimum_bytes(profile));
+    EXPECT_EQ(least, minimum_bytes(profile));
+    EXPECT_LE(least, least_peak(profile).bytes);
     EXPECT_LT(seconds_of(profile, least, ChainSolver::kExact), kNever);
     EXPECT_EQ(seconds_of(profile, least - 1, ChainSolver::kExact), kNever);
   }
@@ -346,9 +362,9 @@ TEST(ChainSolver, DynamicReproducesRevolveWhereAllStagesAreAlike) {
 }
 
 TEST(ChainSolver, PeriodicIsWhatItSays) {
-  EXPECT_EQ(periodic_schedule(4, 4).text(), "T1 T2 T3 T4 L -a4 B4 -a3 B3 -a2 B2 -a1 B1");
+  EXPECT_EQ(periodic_schedule(4, 4).text(), "T1 T2 -a1 T3 -a2 T4 -a3 L -a4 B4 B3 B2 B1");
   EXPECT_EQ(periodic_schedule(5, 2).text(),
-            "F1 F2 -a1 F3 F4 -a3 T5 L -a5 B5 -a4 T3 R4 B4 -a3 B3 -a2 T1 R2 B2 -a1 B1");
+            "F1 F2 -a1 F3 F4 -a3 T5 -a4 L -a5 B5 T3 -a2 R4 -a3 B4 B3 T1 R2 -a1 B2 B1");
 }
 
 TEST(ChainSolver, WhatCannotBeSolvedIsRefused) {

@@ -15,17 +15,6 @@ namespace {
 
 std::string text_of(const c10::Error& error) { return message_of(error); }
 
-Schedule parsed(std::uint32_t stages, const std::string& words) {
-  std::string quoted;
-  for (std::size_t at = 0; at < words.size();) {
-    const std::size_t end = std::min(words.find(' ', at), words.size());
-    quoted += (quoted.empty() ? "\"" : ", \"") + words.substr(at, end - at) + "\"";
-    at = end + 1;
-  }
-  return schedule_from_json(R"({"stages": )" + std::to_string(stages) + R"(, "operations": [)" + quoted +
-                            "]}");
-}
-
 /// Three stages by which every term of a cost can be told.
 ChainProfile three() {
   ChainProfile profile;
@@ -50,7 +39,7 @@ ChainProfile three() {
 TEST(Schedule, CostsAreAddedUpByHand) {
   const ChainProfile profile = three();
   // Everything kept. At B3: outputs 1 and 2 (30), tapes 100 + 180 + 300, the gradient of output 3 (30), 150.
-  const ScheduleCost all = simulate(profile, parsed(3, "T1 T2 T3 L -a3 B3 -a2 B2 -a1 B1"));
+  const ScheduleCost all = simulate(profile, schedule_of(3, "T1 T2 T3 L -a3 B3 -a2 B2 -a1 B1"));
   EXPECT_EQ(all.peak_bytes, 30U + 580 + 30 + 150);
   EXPECT_EQ(all.peak_operation, 5U);
   EXPECT_EQ(all.seconds, 6 + 60);
@@ -60,7 +49,8 @@ TEST(Schedule, CostsAreAddedUpByHand) {
   EXPECT_EQ(all.load[7].total(), 30U + 280 + 20 + 21 + 100);  // B2: output 2 is on its tape
   EXPECT_EQ(all.load[9].total(), 100U + 10 + 21 + 14 + 50);   // B1
 
-  const ScheduleCost one = simulate(profile, parsed(3, "F1 F2 F3 -a2 L -a3 F2 R3 -a2 B3 R2 B2 -a1 R1 B1"));
+  const ScheduleCost one =
+      simulate(profile, schedule_of(3, "F1 F2 F3 -a2 L -a3 F2 R3 -a2 B3 R2 B2 -a1 R1 B1"));
   EXPECT_EQ(one.seconds, 6 + 60 + 2 + 1.5 + 1 + 0.5);
   EXPECT_EQ(one.recomputed_seconds, 5);
   EXPECT_EQ(one.load[1].total(), 10U + 21);              // F2
@@ -94,7 +84,7 @@ TEST(Schedule, WhatIsNotLegalIsRefusedByName) {
   };
   for (const auto& row : rows) {
     try {
-      simulate(profile, parsed(3, row.words));
+      simulate(profile, schedule_of(3, row.words));
       FAIL() << row.words;
     } catch (const ConfigError& error) {
       EXPECT_EQ(text_of(error).find(std::string("Schedule: ") + row.why), 0U) << text_of(error);

@@ -7,17 +7,16 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
 
+#include "bytes.h"
 #include "python_function.h"
 #include "reef/error.h"
+#include "tier.h"
 
 namespace {
 
+using reef::bind::BoundTier;
+using reef::bind::bytes_of;
 using reef::bind::PythonFunction;
-
-std::uint64_t bytes_of(std::int64_t bytes) {
-  if (bytes < 0) throw reef::ConfigError("a budget of " + std::to_string(bytes) + " bytes; give 0 or more");
-  return static_cast<std::uint64_t>(bytes);
-}
 
 reef::ChainSolverOptions solver_of(const std::string& given, std::int64_t slots, std::int64_t threads) {
   if (slots < 0 || threads < 0 || slots > 1'000'000 || threads > 1024)
@@ -35,14 +34,20 @@ struct Chain : torch::CustomClassHolder {
   reef::Chain chain;
 };
 
+using OptionalTier = std::optional<c10::intrusive_ptr<BoundTier>>;
+std::shared_ptr<reef::Tier> tier_of(const OptionalTier& tier) { return tier ? (*tier)->tier : nullptr; }
+
 struct Planned : torch::CustomClassHolder {
   Planned(const c10::intrusive_ptr<Chain>& chain, const std::string& solver, std::int64_t slots,
           std::int64_t repeats, bool check_values,
-          const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& group)
+          const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& group, const OptionalTier& tier,
+          double tier_bytes_per_second)
       : planned(chain->chain, group.value_or(nullptr),
                 {.solver = solver_of(solver, slots, 0),
                  .profile = {.repeats = static_cast<int>(repeats)},
-                 .checkpoint = {.check_values = check_values}}) {}
+                 .checkpoint = {.check_values = check_values},
+                 .tier = tier_of(tier),
+                 .tier_bytes_per_second = tier_bytes_per_second}) {}
   reef::PlannedChain planned;
 };
 
@@ -50,7 +55,8 @@ using Self = c10::intrusive_ptr<Chain>;
 using PlannedSelf = c10::intrusive_ptr<Planned>;
 
 // In the order of the fields of reef.ScheduleCost.
-using Cost = std::tuple<std::int64_t, std::int64_t, double, double, std::vector<std::vector<std::int64_t>>>;
+using Cost = std::tuple<std::int64_t, std::int64_t, double, double, double, std::int64_t, std::int64_t,
+                        std::vector<std::vector<std::int64_t>>, std::vector<double>, std::vector<double>>;
 Cost cost_of(const reef::ScheduleCost& cost) {
   std::vector<std::vector<std::int64_t>> loads;
   for (const reef::ScheduleLoad& load : cost.load) {
@@ -60,13 +66,23 @@ Cost cost_of(const reef::ScheduleCost& cost) {
       bytes.push_back(static_cast<std::int64_t>(each));
     }
   }
-  return {static_cast<std::int64_t>(cost.peak_bytes), static_cast<std::int64_t>(cost.peak_operation),
-          cost.seconds, cost.recomputed_seconds, loads};
+  return {static_cast<std::int64_t>(cost.peak_bytes),
+          static_cast<std::int64_t>(cost.peak_operation),
+          cost.seconds,
+          cost.recomputed_seconds,
+          cost.waited_seconds,
+          static_cast<std::int64_t>(cost.offloaded_bytes),
+          static_cast<std::int64_t>(cost.tier_bytes),
+          loads,
+          cost.begin_seconds,
+          cost.end_seconds};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
+  reef::bind::register_tier(m);
+
   m.class_<Chain>("Chain")
       .def(torch::init<>())
       .def("add",
@@ -83,7 +99,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
 
   m.class_<Planned>("PlannedChain")
       .def(torch::init<const Self&, const std::string&, std::int64_t, std::int64_t, bool,
-                       const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>&>());
+                       const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>&, const OptionalTier&,
+                       double>());
 
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def("profile_chain(__torch__.torch.classes.reef.Chain chain, Tensor input, int repeats) -> str",
@@ -91,12 +108,17 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
           return reef::profile_chain(self->chain, input, {static_cast<int>(repeats)}).json();
         });
   m.def(
-      "run_chain(__torch__.torch.classes.reef.Chain chain, str schedule, Tensor input, bool check_values) -> "
-      "Tensor",
-      [](const Self& self, const std::string& schedule, const at::Tensor& input, bool check_values) {
+      "run_chain(__torch__.torch.classes.reef.Chain chain, str schedule, Tensor input, bool check_values, "
+      "__torch__.torch.classes.reef.Tier? tier) -> Tensor",
+      [](const Self& self, const std::string& schedule, const at::Tensor& input, bool check_values,
+         const OptionalTier& tier) {
         return reef::run(self->chain, reef::schedule_from_json(schedule), input,
-                         {.check_values = check_values});
+                         {.check_values = check_values}, tier_of(tier));
       });
+  m.def("tier_bytes_per_second(__torch__.torch.classes.reef.Tier tier, str device) -> float",
+        [](const c10::intrusive_ptr<BoundTier>& tier, const std::string& device) {
+          return reef::tier_bytes_per_second(tier->tier, c10::Device(device));
+        });
   m.def(
       "run_planned_chain(__torch__.torch.classes.reef.PlannedChain chain, Tensor input, int budget_bytes) -> "
       "Tensor",
@@ -119,8 +141,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("plan_chain(str profile, int budget_bytes, str solver, int slots, int threads) -> str",
         [](const std::string& profile, std::int64_t budget_bytes, const std::string& solver,
            std::int64_t slots, std::int64_t threads) {
-          return reef::plan_chain(reef::chain_profile_from_json(profile), bytes_of(budget_bytes),
-                                  solver_of(solver, slots, threads))
+          return reef::plan_chain(reef::chain_profile_from_json(profile),
+                                  bytes_of(budget_bytes, "the budget"), solver_of(solver, slots, threads))
               .json();
         });
   m.def("chain_minimum_bytes(str profile) -> int", [](const std::string& profile) {
@@ -131,15 +153,19 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   });
   m.def("chain_profile_table(str profile) -> str",
         [](const std::string& profile) { return reef::chain_profile_from_json(profile).table(); });
-  m.def("schedule_cost(str profile, str schedule) -> (int, int, float, float, int[][])",
-        [](const std::string& profile, const std::string& schedule) {
-          return cost_of(
-              reef::simulate(reef::chain_profile_from_json(profile), reef::schedule_from_json(schedule)));
-        });
+  m.def(
+      "schedule_cost(str profile, str schedule) -> (int, int, float, float, float, int, int, int[][], "
+      "float[], "
+      "float[])",
+      [](const std::string& profile, const std::string& schedule) {
+        return cost_of(
+            reef::simulate(reef::chain_profile_from_json(profile), reef::schedule_from_json(schedule)));
+      });
   m.def("schedule_chart(str profile, str schedule, int budget_bytes, str title) -> str",
         [](const std::string& profile, const std::string& schedule, std::int64_t budget_bytes,
            const std::string& title) {
           return reef::schedule_chart(reef::chain_profile_from_json(profile),
-                                      reef::schedule_from_json(schedule), bytes_of(budget_bytes), title);
+                                      reef::schedule_from_json(schedule),
+                                      bytes_of(budget_bytes, "the budget"), title);
         });
 }

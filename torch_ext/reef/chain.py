@@ -11,6 +11,7 @@ import torch
 from ._function import number_of
 from .bytes import _bytes
 from .schedule import ChainProfile, Schedule, ScheduleCost
+from .tier import Tier
 
 Stage = Callable[[torch.Tensor], torch.Tensor]
 
@@ -40,10 +41,13 @@ class Chain:
         it, is joined to the one before."""
         return ChainProfile.from_json(torch.ops.reef.profile_chain(self._chain, x, repeats))
 
-    def run(self, schedule: Schedule, x: torch.Tensor, *, check_values: bool = False) -> torch.Tensor:
-        """All stages on ``x``, in whose backward pass they are run again as ``schedule`` says. Gradients are bit for bit those
-        of the plain call. Raises ValueError if the schedule is not legal for this chain."""
-        return torch.ops.reef.run_chain(self._chain, schedule.json(), x, check_values)
+    def run(
+        self, schedule: Schedule, x: torch.Tensor, *, check_values: bool = False, tier: Tier | None = None
+    ) -> torch.Tensor:
+        """All stages on ``x``, in whose backward pass they are run again as ``schedule`` says, and whose outputs and tapes leave
+        for ``tier`` meanwhile, if it says so. Gradients are bit for bit those of the plain call. Raises ValueError if the
+        schedule is not legal for this chain, or needs a tier."""
+        return torch.ops.reef.run_chain(self._chain, schedule.json(), x, check_values, tier and tier._tier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +68,25 @@ class ChainPlan:
 
 class PlannedChain:
     """A chain that is profiled and planned for when it meets an input of another shape, dtype or device. ``group``: ranks
-    train together, and all take rank 0's profile."""
+    train together, and all take rank 0's profile. ``tier``: outputs and tapes may also be moved there, where that is faster
+    than computing them once more; its speed is measured if it is not given."""
 
     def __init__(
         self,
         stages: torch.nn.Sequential | Iterable[Stage],
         *,
-        solver: str = "dynamic",
+        solver: str = "combined",
         slots: int = 500,
         repeats: int = 3,
         check_values: bool = False,
         group: torch.distributed.ProcessGroup | None = None,
+        tier: Tier | None = None,
+        tier_bytes_per_second: float = 0.0,
     ) -> None:
         boxed = None if group is None else group.boxed()
-        self._planned = torch.classes.reef.PlannedChain(Chain(stages)._chain, solver, slots, repeats, check_values, boxed)
+        self._planned = torch.classes.reef.PlannedChain(
+            Chain(stages)._chain, solver, slots, repeats, check_values, boxed, tier and tier._tier, tier_bytes_per_second
+        )
 
     def __call__(self, x: torch.Tensor, budget: str | int) -> torch.Tensor:
         """The chain's output, whose forward and backward pass need at most ``budget`` besides what is there before, gradients
@@ -98,13 +107,14 @@ def checkpoint_sequential(
     x: torch.Tensor,
     budget: str | int,
     *,
-    solver: str = "dynamic",
+    solver: str = "combined",
     check_values: bool = False,
     group: torch.distributed.ProcessGroup | None = None,
+    tier: Tier | None = None,
 ) -> torch.Tensor:
     """``modules(x)`` as a ``PlannedChain``. The first call with such an input profiles the chain, which takes the time of some
     steps; what it finds is kept as long as the modules live."""
-    return _planned_chain(modules, solver, check_values, group)(x, budget)
+    return _planned_chain(modules, solver, check_values, group, tier)(x, budget)
 
 
 def plan_of(
@@ -112,17 +122,18 @@ def plan_of(
     x: torch.Tensor,
     budget: str | int,
     *,
-    solver: str = "dynamic",
+    solver: str = "combined",
     check_values: bool = False,
     group: torch.distributed.ProcessGroup | None = None,
+    tier: Tier | None = None,
 ) -> ChainPlan:
     """What ``checkpoint_sequential`` has chosen, or chooses now."""
-    return _planned_chain(modules, solver, check_values, group).plan(x, budget)
+    return _planned_chain(modules, solver, check_values, group, tier).plan(x, budget)
 
 
-def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool, group) -> PlannedChain:
+def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool, group, tier) -> PlannedChain:
     known = _planned.setdefault(modules, {})
-    key = (modules.training, solver, check_values, group)
+    key = (modules.training, solver, check_values, group, tier)
     if key not in known:
-        known[key] = PlannedChain(modules, solver=solver, check_values=check_values, group=group)
+        known[key] = PlannedChain(modules, solver=solver, check_values=check_values, group=group, tier=tier)
     return known[key]

@@ -14,7 +14,8 @@ from .bytes import _bytes
 CHAIN_SOLVERS: tuple[str, ...] = tuple(torch.ops.reef.chain_solvers())
 """``"store_all"`` recomputes nothing; ``"periodic"`` keeps every k-th output, for the fastest k that fits; ``"revolve"`` is the
 best for stages that are all alike; ``"dynamic"`` is the best of all schedules that keep what they have stored until it has
-been used; ``"exact"`` the best of all, for at most ten stages."""
+been used; ``"exact"`` the best of all, for at most ten stages; ``"offload"`` recomputes nothing, and moves what does not fit to
+the profile's tier; ``"combined"`` does both, and without a tier what ``"dynamic"`` does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,9 @@ class StageProfile:
     name: str
     output_bytes: int
     tape_bytes: int
-    """Without the stage's input, which it keeps alive besides; with the output, if ``tape_has_output``."""
+    """Without the stage's input; with its output, if ``tape_has_output``."""
+    tape_has_input: bool
+    """Then it keeps that alive besides."""
     tape_has_output: bool
     forward_bytes: int
     """The peak of a forward pass that keeps no tape, output included."""
@@ -47,15 +50,23 @@ class ChainProfile:
     """What each stage of a chain costs."""
 
     stages: tuple[StageProfile, ...]
+    tier_bytes_per_second: float = 0.0
+    """Of transfers between memory and a tier, one at a time (see ``Tier.bytes_per_second``); 0: there is no tier."""
+    tier_capacity_bytes: int = 0
 
     @staticmethod
     def from_json(text: str) -> ChainProfile:
         """What ``json`` has written. Raises ValueError for other texts."""
         torch.ops.reef.chain_profile_table(text)  # says what is wrong with it
-        return ChainProfile(tuple(StageProfile(**stage) for stage in json.loads(text)["stages"]))
+        of = json.loads(text)
+        return ChainProfile(**{**of, "stages": tuple(StageProfile(**stage) for stage in of["stages"])})
 
     def json(self) -> str:
-        return json.dumps({"stages": [dataclasses.asdict(stage) for stage in self.stages]})
+        return json.dumps(dataclasses.asdict(self))
+
+    def with_tier(self, bytes_per_second: float, capacity_bytes: int = 1 << 62) -> ChainProfile:
+        """The same chain, beside a tier."""
+        return dataclasses.replace(self, tier_bytes_per_second=bytes_per_second, tier_capacity_bytes=capacity_bytes)
 
     def table(self) -> str:
         """A line a stage, and one of sums."""
@@ -92,15 +103,25 @@ class ScheduleCost:
     seconds: float
     recomputed_seconds: float
     """Of these, of forward passes after the loss."""
+    waited_seconds: float
+    """Of these, for transfers."""
+    offloaded_bytes: int
+    """Copied to the tier."""
+    tier_bytes: int
+    """The most that is there at once."""
     load: tuple[ScheduleLoad, ...]
     """Of each operation."""
+    begin_seconds: tuple[float, ...]
+    """Of each operation, from when what it waits for is there; of a copy, as the lane makes it."""
+    end_seconds: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """In which order the stages of a chain, from 1, run, and what is kept between. ``F3``: forward; ``T3``: forward, and its
     tape is kept; ``R3``: its tape is made anew; ``L``: the loss; ``B3``: backward; ``-a3``: its output is forgotten; ``-t3``: its
-    tape is."""
+    tape is. ``>a3`` and ``>t3`` begin to be copied to the tier, ``~a3`` and ``~t3`` leave memory once that is done, ``<a3`` and
+    ``<t3`` begin to come back."""
 
     stages: int
     operations: tuple[str, ...]
@@ -119,8 +140,8 @@ class Schedule:
 
     def cost(self, profile: ChainProfile) -> ScheduleCost:
         """Its price. Raises ValueError, naming the operation, if it is not legal or for another number of stages."""
-        peak, operation, seconds, recomputed, loads = torch.ops.reef.schedule_cost(profile.json(), self.json())
-        return ScheduleCost(peak, operation, seconds, recomputed, tuple(ScheduleLoad(*load) for load in loads))
+        *counts, loads, begin, end = torch.ops.reef.schedule_cost(profile.json(), self.json())
+        return ScheduleCost(*counts, tuple(ScheduleLoad(*load) for load in loads), tuple(begin), tuple(end))
 
     def save_chart(self, path: str | Path, profile: ChainProfile, budget_bytes: int = 0, title: str = "Schedule") -> None:
         """An SVG: time to the right, bytes alive upward, and below when each stage runs."""
@@ -128,8 +149,8 @@ class Schedule:
 
 
 def plan_chain(
-    profile: ChainProfile, budget: str | int, solver: str = "dynamic", *, slots: int = 500, threads: int = 0
+    profile: ChainProfile, budget: str | int, solver: str = "combined", *, slots: int = 500, threads: int = 0
 ) -> Schedule:
     """The schedule of ``solver`` whose peak is at most ``budget`` (bytes, or text). Raises BudgetError with the smallest budget
-    that would do. ``slots``: into how many parts ``"dynamic"`` cuts the budget; sizes are rounded up to them."""
+    that would do. ``slots``: into how many parts ``"dynamic"`` and ``"combined"`` cut the budget; sizes are rounded up to them."""
     return Schedule.from_json(torch.ops.reef.plan_chain(profile.json(), _bytes(budget), solver, slots, threads))
