@@ -1,8 +1,8 @@
 // bytelm: trains a GPT on text, byte by byte, and shows where its memory goes.
 //
-// An ordinary LibTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and,
-// when several ranks were started (torchrun, mpirun, srun), a process group among which reef::shard divides
-// as much as --stage says.
+// An ordinary LibTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, with
+// --budget and --recompute-within memory that suffices, and, when several ranks were started (torchrun,
+// mpirun, srun), a process group among which reef::shard divides as much as --stage says.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
@@ -140,6 +140,9 @@ void train(const Options& options) {
   if (ranks > 1) state.sharded.emplace(reef::shard(*model, group, {.stage = options.stage}));
   const auto parameters = state.sharded ? state.sharded->parameters() : model->parameters();
   const auto names = state.sharded ? state.sharded->names() : model->named_parameters().keys();
+  if (options.recompute_within_bytes) {
+    model->recompute_within(*options.recompute_within_bytes, ranks > 1 ? group : nullptr);
+  }
   state.optimizer = make_optimizer(options, parameters);
   auto& optimizer = *state.optimizer;
   if (!options.resume.empty()) load_checkpoint(options.resume, state, options, device);
@@ -202,6 +205,7 @@ void train(const Options& options) {
 
   report.log().finish(model->parameters());
   report.say(validate());
+  if (!model->recomputation().empty()) report.say("blocks: " + model->recomputation());
   if (budget) report.say(budget->report());
   if (leads && !options.summary.empty()) {
     const std::int64_t peak = budget   ? static_cast<std::int64_t>(budget->use().peak_bytes)

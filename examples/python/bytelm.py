@@ -3,8 +3,8 @@
 The same program as examples/cpp/bytelm.cpp: for the same options it draws the same batches from the same text,
 begins with the same parameters and, on the CPU with --optimizer sgd or any --state, computes the same losses bit for bit.
 
-An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, and, when several
-ranks were started (torchrun, mpirun, srun), a process group among which reef.shard divides as much as --stage says.
+An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, with --budget and
+--recompute-within memory that suffices, and, when several ranks were started (torchrun, mpirun, srun), a process group among which reef.shard divides as much as --stage says.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     sharded = reef.shard(model, group, stage=options.stage) if ranks > 1 else None
     parameters = sharded.parameters() if sharded else list(model.parameters())
     names = sharded.names() if sharded else [name for name, _ in model.named_parameters()]
+    if options.recompute_within:
+        model.recompute_within(options.recompute_within, group if ranks > 1 else None)
     optimizer = make_optimizer(options, parameters)
     run = Run(model, optimizer, batches, sharded)
     first_step = load_checkpoint(options.resume, options, run) if options.resume else 0
@@ -155,6 +157,8 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     report.log.finish(model.parameters())
     report.close_bar()
     report.say(validate())
+    if model.recomputation:
+        report.say(f"blocks: {model.recomputation}")
     if budget:
         report.say(budget.report())
     if options.summary and leads:

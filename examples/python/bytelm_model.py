@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+import reef
 import torch
 import torch.nn.functional as F
 from bytelm_corpus import windows_at
@@ -46,7 +47,16 @@ class ByteGPT(nn.Module):
         self.positions = nn.Embedding(options.context, options.width)
         self.blocks = nn.ModuleList(Block(options.width, options.heads) for _ in range(options.depth))
         self.norm = nn.LayerNorm(options.width)
+        self.context = options.context
+        self.recomputed: reef.PlannedChain | None = None
+        self.recomputation = ""
         self.initialize(options.depth)
+
+    def recompute_within(self, size: int, group) -> None:
+        """From now on a step's forward and backward pass through the blocks need no more than `size` bytes, gradients
+        included; ranks of the group do so alike."""
+        self.recomputed = reef.PlannedChain([lambda x, b=block: b(x, self.context) for block in self.blocks], group=group)
+        self.recompute_bytes = size
 
     @torch.no_grad()
     def initialize(self, depth: int) -> None:
@@ -65,9 +75,15 @@ class ByteGPT(nn.Module):
         """Bytes [batch, length] (int64) to logits of the byte after each: [batch * length, 256]."""
         length = data.size(1)
         x = (self.bytes(data) + self.positions(torch.arange(length, device=data.device))).flatten(0, 1)
+        return F.linear(self.norm(self.through_blocks(x, length)), self.bytes.weight)
+
+    def through_blocks(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        if self.recomputed and torch.is_grad_enabled():
+            self.recomputation = self.recomputation or str(self.recomputed.plan(x, self.recompute_bytes))
+            return self.recomputed(x, self.recompute_bytes)
         for block in self.blocks:
             x = block(x, length)
-        return F.linear(self.norm(x), self.bytes.weight)
+        return x
 
 
 def next_byte_loss(model: ByteGPT, windows: torch.Tensor) -> torch.Tensor:

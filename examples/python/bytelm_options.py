@@ -57,6 +57,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--summary", metavar="FILE", help="what the run came to: loss, speed and peak, as JSON")
     add("--budget", metavar="SIZE", help="train inside so many bytes (12MiB), bit for bit the same")
     add("--spill", metavar="FOLDER", help="what leaves goes to a file there, by default to host memory")
+    add("--recompute-within", metavar="SIZE", help="blocks keep so many bytes for backward, and compute the rest once more")
     add("--no-ledger", action="store_true", help="do not count memory, to measure what counting costs")
     options = parser.parse_args(arguments)
     if options.width % options.heads:
@@ -65,6 +66,8 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--learning-rate must be a number above 0")
     if options.save_every and not options.save:
         parser.error("--save-every needs --save FILE to say where the checkpoint goes")
+    if options.recompute_within:
+        options.recompute_within = reef.parse_bytes(options.recompute_within)
     if options.budget:
         options.budget = reef.parse_bytes(options.budget)
     elif options.spill:

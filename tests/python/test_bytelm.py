@@ -118,6 +118,7 @@ BAD_OPTIONS = [
     (dict(no_ledger=True, chart="x.svg"), "--no-ledger"),
     (dict(seed=-1), "seed"),
     (dict(budget="much"), "much"),
+    (dict(recompute_within="much"), "much"),
     (dict(spill="."), "--budget"),
     (dict(budget="1MiB", save="x", save_every=5), "--save-every"),
     (dict(budget="1MiB", device="cuda"), "--budget"),
@@ -388,3 +389,29 @@ def test_a_budget_changes_no_bit(face, run, text, spill):
 @pytest.mark.parametrize("face", FACES)
 def test_a_budget_too_small_is_one_sentence(face, run, text):
     assert_one_sentence(run(face, data=[text], budget=1000), 1, "out of memory", "give at least")
+
+
+# ---- with activations computed once more ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_recomputing_changes_no_bit(face, run, text):
+    options = dict(data=[text], width=32, depth=6, context=32, batch=32, steps=4)
+    assert run(face, losses="plain", summary="plain.json", save="a", **options).returncode == 0
+    few = run(face, losses="few", summary="few.json", save="b", recompute_within="4MiB", **options)
+    assert few.returncode == 0, few.err
+    assert "blocks: 6 stages within 4 MiB" in few.out
+    assert Path("few").read_text() == Path("plain").read_text()
+    assert tensors_of("b") == tensors_of("a")
+    peaks = [json.loads(Path(f"{name}.json").read_text())["peak_bytes"] for name in ("plain", "few")]
+    assert peaks[1] < 0.8 * peaks[0], peaks
+    assert_one_sentence(run(face, recompute_within=1000, **options), 1, "out of memory", "smallest peak")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_ranks_recompute_alike(face, run, text):
+    options = dict(data=[text], width=32, depth=4, context=32, batch=16, steps=3, stage="parameters")
+    for name, more in (("plain", {}), ("few", dict(recompute_within="3MiB"))):
+        result = run_two(command(face) + arguments(losses=name, **options, **more))
+        assert result.ok, result.report()
+    assert Path("few").read_text() == Path("plain").read_text()

@@ -34,7 +34,8 @@ ByteGPTImpl::ByteGPTImpl(const Options& options)
     : bytes_(register_module("bytes", nn::Embedding(256, options.width))),
       positions_(register_module("positions", nn::Embedding(options.context, options.width))),
       blocks_(register_module("blocks", nn::ModuleList())),
-      norm_(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({options.width})))) {
+      norm_(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({options.width})))),
+      context_(options.context) {
   for (std::int64_t i = 0; i < options.depth; ++i) blocks_->push_back(Block(options));
   initialize(options.depth);
 }
@@ -57,9 +58,28 @@ void ByteGPTImpl::initialize(std::int64_t depth) {
 
 torch::Tensor ByteGPTImpl::forward(const torch::Tensor& bytes) {
   const auto length = bytes.size(1);
-  auto x = (bytes_(bytes) + positions_(torch::arange(length, bytes.options()))).flatten(0, 1);
-  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x, length);
-  return nn::functional::linear(norm_(x), bytes_->weight);
+  const auto x = (bytes_(bytes) + positions_(torch::arange(length, bytes.options()))).flatten(0, 1);
+  return nn::functional::linear(norm_(through_blocks(x, length)), bytes_->weight);
+}
+
+torch::Tensor ByteGPTImpl::through_blocks(const torch::Tensor& x, std::int64_t length) {
+  if (recomputed_ && torch::GradMode::is_enabled()) {
+    if (recomputation_.empty()) recomputation_ = recomputed_->plan(x, recompute_bytes_).text();
+    return (*recomputed_)(x, recompute_bytes_);
+  }
+  auto y = x;
+  for (const auto& block : *blocks_) y = block->as<Block>()->forward(y, length);
+  return y;
+}
+
+void ByteGPTImpl::recompute_within(std::int64_t bytes, const reef::ProcessGroupPtr& group) {
+  reef::Chain chain;
+  for (std::size_t i = 0; i < blocks_->size(); ++i) {
+    chain.add(std::to_string(i), [block = blocks_->ptr<BlockImpl>(i), length = context_](
+                                     const torch::Tensor& x) { return block->forward(x, length); });
+  }
+  recomputed_.emplace(std::move(chain), group);
+  recompute_bytes_ = bytes;
 }
 
 torch::Tensor next_byte_loss(ByteGPT& model, const torch::Tensor& windows) {

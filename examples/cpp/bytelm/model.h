@@ -2,7 +2,11 @@
 
 #include <torch/nn.h>
 
+#include <optional>
+#include <string>
+
 #include "options.h"
+#include "reef/chain.h"
 
 namespace bytelm {
 
@@ -35,13 +39,24 @@ class ByteGPTImpl : public torch::nn::Module {
   /// Bytes [batch, length] (int64) to logits of the byte after each: [batch * length, 256].
   torch::Tensor forward(const torch::Tensor& bytes);
 
+  /// From now on a step's forward and backward pass through the blocks need no more than so many bytes,
+  /// gradients included; ranks of the group do so alike.
+  void recompute_within(std::int64_t bytes, const reef::ProcessGroupPtr& group);
+  /// What that came to; "" before the first step.
+  const std::string& recomputation() const { return recomputation_; }
+
  private:
   void initialize(std::int64_t depth);
+  torch::Tensor through_blocks(const torch::Tensor& x, std::int64_t length);
 
   torch::nn::Embedding bytes_;
   torch::nn::Embedding positions_;
   torch::nn::ModuleList blocks_;
   torch::nn::LayerNorm norm_;
+  std::int64_t context_;
+  std::optional<reef::PlannedChain> recomputed_;
+  std::int64_t recompute_bytes_ = 0;
+  std::string recomputation_;
 };
 TORCH_MODULE(ByteGPT);
 

@@ -55,6 +55,9 @@ po::options_description describe(Options& options) {
       "train inside so many bytes (12MiB), bit for bit the same");
   add("spill", po::value(&options.spill)->value_name("FOLDER"),
       "what leaves goes to a file there, by default to host memory");
+  add("recompute-within", po::value<std::string>()->value_name("SIZE"),
+      "blocks keep no more than so many bytes for backward, and compute the rest once more, bit for bit the "
+      "same");
   add("no-ledger", "do not count memory, to measure what counting costs");
   return all;
 }
@@ -126,6 +129,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   options.ledger = !given.count("no-ledger");
   if (given.count("budget")) options.budget_bytes = reef::parse_bytes(given["budget"].as<std::string>());
+  if (given.count("recompute-within"))
+    options.recompute_within_bytes = reef::parse_bytes(given["recompute-within"].as<std::string>());
   if (given.count("stage")) options.stage = stage_of(given["stage"].as<std::string>());
   check(options, given);
   return options;

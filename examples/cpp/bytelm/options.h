@@ -37,8 +37,9 @@ struct Options {
   std::string losses;   ///< "": none
   std::string summary;  ///< "": none
   bool ledger = true;
-  std::optional<std::int64_t> budget_bytes;  ///< nullopt: none
-  std::string spill;                         ///< folder for pages; "": host memory
+  std::optional<std::int64_t> budget_bytes;            ///< nullopt: none
+  std::string spill;                                   ///< folder for pages; "": host memory
+  std::optional<std::int64_t> recompute_within_bytes;  ///< nullopt: nothing is computed twice
 };
 
 /// Reads the command line; nullopt if it asked for help, which is then on stdout. Throws reef::ConfigError.
