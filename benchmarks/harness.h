@@ -59,6 +59,14 @@ inline void print(const std::string& name, double value, const std::string& unit
   std::fflush(stdout);
 }
 
+/// A point of a chart, as a JSON line.
+inline void print_point(const std::string& chart, const std::string& series, const std::string& x_name,
+                        double x, const std::string& y_name, double y) {
+  std::printf(R"({"chart": "%s", "series": "%s", "x_name": "%s", "x": %.6g, "y_name": "%s", "y": %.6g})"
+              "\n",
+              chart.c_str(), series.c_str(), x_name.c_str(), x, y_name.c_str(), y);
+}
+
 /// Medians of all, with their spread, and each one's difference from the first.
 inline void print(const std::string& name, const std::vector<Result>& results, const std::string& unit) {
   for (const Result& result : results) {

@@ -1,4 +1,5 @@
-"""Runs every benchmark and its peers, or those asked for, and writes benchmarks/RESULTS.md. Each program prints JSON lines.
+"""Runs every benchmark and its peers, or those asked for, and writes benchmarks/RESULTS.md. Each program prints JSON lines:
+rows of a table, and points of charts.
 
     run.py --only shard    measures what has "shard" in its name, and leaves the other sections as they are
 """
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import charts
 import torch
 
 HERE = Path(__file__).resolve().parent
@@ -49,9 +51,11 @@ def where() -> str:
             f"{platform.system()} {platform.release()}; {gpu}; torch {torch.__version__}, Python {platform.python_version()}")
 
 
-def section(rows: list[dict]) -> str:
+def section(rows: list[dict], folder: Path) -> str:
     lines = [where(), "", "| what | value | unit | how |", "| --- | ---: | --- | --- |"]
-    lines += [f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['context']} |" for r in rows]
+    lines += [f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['context']} |" for r in rows if "name" in r]
+    for image in charts.draw([r for r in rows if "chart" in r], folder):
+        lines += ["", image]
     return "\n".join(lines)
 
 
@@ -73,7 +77,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--only", default="", help="a part of the names of the sections to measure")
     arguments = parser.parse_args()
-    os.environ["REEF_BUILD_DIR"] = str(arguments.build.resolve())
+    build = arguments.build.resolve()
+    os.environ["REEF_BUILD_DIR"] = str(build)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(build / "python"), os.environ.get("PYTHONPATH"))))
     before = read_sections(arguments.results)
     sections = {}
     for name, command in programs(arguments.build):
@@ -85,7 +91,7 @@ def main() -> None:
         for row in rows:
             print(json.dumps(row), flush=True)
         if rows:  # else it needs a device that is not here
-            sections[name] = section(rows)
+            sections[name] = section(rows, arguments.results.resolve().parent / "charts")
     arguments.results.write_text(markdown(sections))
 
 

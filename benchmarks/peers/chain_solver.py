@@ -18,7 +18,7 @@ import types
 import numpy as np
 
 LENGTHS, SLOTS, SHARE, ROUNDS = (20, 50, 100, 200, 339), 500, 0.5, 3
-MORE_SLOTS = (250, 1000, 2000)
+MORE_SLOTS = (125, 250, 500, 1000, 2000, 4000)
 """For the cost against slots, of 100 stages."""
 TEXTBOOK_UP_TO = 200
 """Stages; it takes ten seconds there."""
@@ -95,7 +95,7 @@ def profile_of(chain: dict):
     for i in range(length):
         output, tape = a[i + 1], chain["abar"][i]
         stages.append(reef.StageProfile(
-            name=str(i), output_bytes=output, tape_bytes=tape, tape_has_output=True, forward_bytes=output, taped_bytes=tape,
+            name=str(i), output_bytes=output, tape_bytes=tape, tape_has_input=True, tape_has_output=True, forward_bytes=output, taped_bytes=tape,
             retape_bytes=tape, backward_bytes=max(0, a[i] - output), gradient_bytes=0, forward_seconds=chain["uf"][i],
             retape_seconds=chain["uf"][i], backward_seconds=chain["ub"][i]))  # fmt: skip
     return reef.ChainProfile(tuple(stages)), chain["budget"] - chain["a"][0]
@@ -109,6 +109,11 @@ def timed(work) -> tuple[float, object]:
 
 def row(name: str, seconds: float, context: str) -> None:
     print(json.dumps({"name": name, "value": seconds, "unit": "s", "context": context}), flush=True)
+
+
+def point(against: str, series: str, x: int, seconds: float) -> None:
+    print(json.dumps({"chart": f"Time to choose a schedule, against {against}", "series": series, "x_name": against, "x": x,
+                      "y_name": "s", "y": seconds, "scale": "log"}), flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -130,16 +135,20 @@ def main() -> None:
         if length <= TEXTBOOK_UP_TO:
             seconds, wanted = timed(lambda c=chain: textbook(c))
             row(f"{length} stages/textbook in numpy", seconds, f"cost {wanted:.4f}")
+            point("stages, 500 slots", "textbook in numpy", length, seconds)
         middle = statistics.median(ours)
         if theirs and theirs[0][1] is not None:
             peer = statistics.median(seconds for seconds, _ in theirs)
             row(f"{length} stages/rockmate's C solver", peer, f"median of {ROUNDS} rounds; cost {theirs[0][1]:.4f}")
             how += f"; {peer / middle:.1f} times faster than rockmate's"
+            point("stages, 500 slots", "rockmate's C solver", length, peer)
         row(f"{length} stages/reef", middle, how)
+        point("stages, 500 slots", "reef", length, middle)
     for slots in MORE_SLOTS:
         profile, budget = profile_of(make_chain(100, slots))
         seconds, schedule = timed(lambda p=profile, b=budget, n=slots: reef.plan_chain(p, b, slots=n))
         row(f"100 stages, {slots} slots/reef", seconds, f"cost {schedule.cost(profile).seconds:.4f}")
+        point("slots, 100 stages", "reef", slots, seconds)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ def row(name: str, value: float, unit: str, context: str) -> None:
     print(json.dumps({"name": name, "value": value, "unit": unit, "context": context}), flush=True)
 
 
+def point(net: str, series: str, peak_bytes: int, times_plain: float) -> None:
+    print(json.dumps({"chart": f"{net} in Python", "series": series, "x_name": "peak, MiB", "x": peak_bytes / 2**20,
+                      "y_name": "a step, times plain", "y": times_plain}), flush=True)  # fmt: skip
+
+
 def measure(name: str, net: nn.Sequential, x: torch.Tensor) -> None:
     import reef
 
@@ -112,9 +117,12 @@ def measure(name: str, net: nn.Sequential, x: torch.Tensor) -> None:
                    f"{cost.seconds:.3f} s ({100 * (seconds[part] / cost.seconds - 1):+.1f} %)")  # fmt: skip
         context += f"; {seconds[part] / seconds[best]:.3f} times checkpoint_sequential's best that fits, {best}" if best else "; no checkpoint_sequential fits"
         row(f"{name}/{budget / 2**20:.1f} MiB", seconds[part], "s", context)
+        point(name, "reef", peak[part], seconds[part] / seconds["plain"])
+        point(name, "reef, predicted", cost.peak_bytes, cost.seconds / (cost.seconds - cost.recomputed_seconds))
     for key in calls:
         if str(key).endswith("segments"):
             row(f"{name}/checkpoint_sequential, {key}", seconds[key], "s", f"peak {peak[key] / 2**20:.1f} MiB; {seconds[key] / seconds['plain']:.3f} times plain")
+            point(name, "torch checkpoint_sequential", peak[key], seconds[key] / seconds["plain"])
 
 
 def main() -> None:
