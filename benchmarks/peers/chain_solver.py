@@ -20,6 +20,7 @@ import numpy as np
 LENGTHS, SLOTS, SHARE, ROUNDS = (20, 50, 100, 200, 339), 500, 0.5, 3
 MORE_SLOTS = (125, 250, 500, 1000, 2000, 4000)
 """For the cost against slots, of 100 stages."""
+ROCKMATE = importlib.util.find_spec("rockmate")
 TEXTBOOK_UP_TO = 200
 """Stages; it takes ten seconds there."""
 
@@ -65,15 +66,14 @@ def textbook(chain: dict) -> float:
 
 def rockmate(chain: dict) -> float | None:
     """Its C solver alone: the package's own import needs more than its wheel brings."""
-    found = importlib.util.find_spec("rockmate")
-    if found is None:
+    if ROCKMATE is None:
         return None
     name = "rockmate.solvers.rk_rotor"
     for depth in range(1, 4):
         part = ".".join(name.split(".")[:depth])
-        if part not in sys.modules or depth == 1:
+        if part not in sys.modules:
             sys.modules[part] = types.ModuleType(part)
-            sys.modules[part].__path__ = [os.path.join(found.submodule_search_locations[0], *part.split(".")[1:])]
+            sys.modules[part].__path__ = [os.path.join(ROCKMATE.submodule_search_locations[0], *part.split(".")[1:])]
     solver = importlib.import_module(name + ".csolver")
     length, given = len(chain["uf"]), types.SimpleNamespace()
     given.ln = length

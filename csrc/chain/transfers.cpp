@@ -24,7 +24,6 @@ struct IdleItem {
   std::size_t evicted = kNever, prefetched = kNever;
 
   bool moves() const { return evicted != kNever; }
-  bool away_at(std::size_t operation) const { return evicted <= operation && operation < prefetched; }
   bool may_be_away_at(std::size_t operation) const { return last_use < operation && operation < next_use; }
 };
 

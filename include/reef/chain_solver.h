@@ -18,8 +18,9 @@ enum class ChainSolver : std::uint8_t {
   /// all stages were alike; the largest number that fits.
   kRevolve,
   /// The least time of all schedules that keep what they have stored until it has been used: a dynamic
-  /// program over stages and memory (Beaumont et al., 1911.13214, theorem 1). O(slots L^3) time, 4 slots L^2
-  /// bytes for L stages (up to twice that where outputs are saved by their own stages alone).
+  /// program over stages and memory (Beaumont et al., 1911.13214, theorem 1); where none fits, and there are
+  /// at most six stages, of all schedules. O(slots L^3) time, 4 slots L^2 bytes for L stages (up to twice
+  /// that where outputs are saved by their own stages alone).
   kDynamic,
   /// The least time of all schedules without transfers, by search; for at most kExactStages stages.
   kExact,
