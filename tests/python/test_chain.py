@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import reef
@@ -192,3 +193,23 @@ def test_one_line_with_a_tier():
     assert measured <= peak * 0.85
     assert "by way of the tier" in str(reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier))
     assert reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier).profile.tier_bytes_per_second > 0
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("place", ["alone", "behind", "before", "twice"])
+@pytest.mark.parametrize("way", ["run", "one line"])
+def test_inside_torchs_own_checkpoint(way, place, early_stop):
+    net, x = blocks(3)
+    chain = reef.Chain(net)
+    schedule = reef.plan_chain(profile := chain.profile(x, repeats=1), profile.minimum_bytes)
+    call = {"run": lambda x: chain.run(schedule, x), "one line": lambda x: reef.checkpoint_sequential(net, x, "1GiB")}[way]
+    put = {
+        "alone": lambda f: f,
+        "behind": lambda f: lambda x: f(x.sin()),
+        "before": lambda f: lambda x: f(x).sin(),
+        "twice": lambda f: lambda x: f(f(x)),
+    }[place]
+    plain, _ = step(net, x, put(net))
+    with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+        left, _ = step(net, x, lambda x: torch.utils.checkpoint.checkpoint(put(call), x, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True))
