@@ -227,22 +227,35 @@ class StageMeasurement {
     begin();
     Tensor output = taped(tape, from);
     profile_.taped_bytes = peak();
-    const std::uint64_t with_output = more();
-    profile_.tape_has_input =
-        from.has_storage() && tape->references(*from.storage().unsafeGetStorageImpl()) > 0;
+    const auto holds = [&](const Tensor& tensor) {
+      return tensor.has_storage() && tape->references(*tensor.storage().unsafeGetStorageImpl()) > 0;
+    };
+    profile_.tape_has_input = holds(from);
+    profile_.tape_has_output = profile_.output_bytes > 0 && holds(output);
     Backward backward(output, from, began);
     output.reset();
     profile_.tape_bytes = more();
-    profile_.tape_has_output =
-        profile_.output_bytes > 0 && with_output - profile_.tape_bytes < profile_.output_bytes;
     begin();
     profile_.gradient_bytes = backward.run(begin);
     profile_.backward_bytes = peak();
 
     begin();
     tape->retake([&] { run(input()); }, Tape::Stop::kOnceWhole);
-    profile_.retape_bytes = std::max(peak(), profile_.tape_bytes);
+    profile_.retape_bytes = peak();
+    settle();
   }
+
+  // Inside a budget memory leaves while it is being counted.
+  void settle() {
+    if (profile_.tape_has_output) raise(profile_.tape_bytes, profile_.output_bytes);
+    raise(profile_.forward_bytes, profile_.output_bytes);
+    raise(profile_.retape_bytes, profile_.tape_bytes);
+    raise(profile_.taped_bytes, profile_.tape_bytes + (profile_.tape_has_output ? 0 : profile_.output_bytes));
+    const std::uint64_t left = input_.nbytes() + profile_.gradient_bytes;
+    const std::uint64_t gone = profile_.tape_bytes + profile_.output_bytes;
+    raise(profile_.backward_bytes, left - std::min(left, gone));
+  }
+  static void raise(std::uint64_t& bytes, std::uint64_t least) { bytes = std::max(bytes, least); }
 
   const Chain& chain_;
   std::size_t stage_;

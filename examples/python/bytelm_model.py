@@ -55,7 +55,9 @@ class ByteGPT(nn.Module):
     def recompute_within(self, size: int, group) -> None:
         """From now on a step's forward and backward pass through the blocks need no more than `size` bytes, gradients
         included; ranks of the group do so alike."""
-        self.recomputed = reef.PlannedChain([lambda x, b=block: b(x, self.context) for block in self.blocks], group=group)
+        # Stages that had `self` would keep it alive for good.
+        stages = [lambda x, b=block, length=self.context: b(x, length) for block in self.blocks]
+        self.recomputed = reef.PlannedChain(stages, group=group)
         self.recompute_bytes = size
 
     @torch.no_grad()

@@ -158,11 +158,11 @@ TEST(ChainRun, InsideABudgetAndACheckpoint) {
                         return checkpoint([&](const Tensor& in) { return run(chain, schedule, in); }, x);
                       }),
                  plain, net.name);
-    Budget budget(3_MiB, {net.layers.get()});
+    Budget budget(4_MiB, {net.layers.get()});
     for (int repeat = 0; repeat < 3; ++repeat) {
       expect_equal(step(net, [&](const Tensor& x) { return run(chain, schedule, x); }), plain, net.name);
     }
-    EXPECT_LE(budget.use().peak_bytes, static_cast<std::uint64_t>(3_MiB));
+    EXPECT_LE(budget.use().peak_bytes, static_cast<std::uint64_t>(4_MiB));
   }
 }
 

@@ -123,7 +123,7 @@ TEST(ChainTier, ABudgetMovesByItself) {
     const Profiled of(net);
     const Schedule schedule = of.schedule(5, ChainSolver::kCombined);
     const auto tier = host_tier(1 << 30);
-    const Budget budget(3_MiB, {net.layers.get()});
+    const Budget budget(4_MiB, {net.layers.get()});
     for (int repeat = 0; repeat < 3; ++repeat) {
       expect_equal(step(net, [&](const Tensor& x) { return run(of.chain, schedule, x, {}, tier); }), of.plain,
                    net.name);

@@ -69,7 +69,8 @@ class ChainPlan:
 class PlannedChain:
     """A chain that is profiled and planned for when it meets an input of another shape, dtype or device. ``group``: ranks
     train together, and all take rank 0's profile. ``tier``: outputs and tapes may also be moved there, where that is faster
-    than computing them once more; its speed is measured if it is not given."""
+    than computing them once more; its speed is measured if it is not given. Stages live as long as this does, whatever they
+    refer to: one that refers to what this is kept in keeps both for good."""
 
     def __init__(
         self,
