@@ -203,6 +203,8 @@ void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tens
 void Gatherer::close() {
   observation_.reset();
   listener().remove(*this);
+  // All ranks have asked for the same. Whoever left out what it has not begun would leave the others waiting.
+  if (lane_) lane_->drain();
   lane_.reset();
 }
 
