@@ -83,7 +83,7 @@ TEST(ShardHybrid, BytesAreTheFormula) {
   Tensor sent = torch::zeros({1}, torch::kLong);
   for (const Stage stage : kDivided) {
     for (const int degree : degrees()) {
-      const std::int64_t before = allocator_live_bytes();
+      const std::int64_t before = settled_live_bytes();
       torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
       const std::int64_t bytes = 4 * layer->weight.numel();
       Shard sharded = shard(
@@ -94,7 +94,7 @@ TEST(ShardHybrid, BytesAreTheFormula) {
       const std::int64_t d = degree;
       if (stage != Stage::kParameters) {
         sharded.gather();
-        EXPECT_EQ(allocator_live_bytes() - before,
+        EXPECT_EQ(settled_live_bytes() - before,
                   stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / d : bytes + 3 * bytes / d)
             << "stage " << static_cast<int>(stage) << " among " << degree;
       }

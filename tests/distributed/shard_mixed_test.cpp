@@ -191,7 +191,7 @@ TEST(ShardMixed, BytesAliveAndOnTheWireAreTheFormula) {
   const Ledger ledger;
   for (const MixedPrecision& mixed : {MixedPrecision{}, MixedPrecision{.sums = at::kBFloat16}}) {
     for (const Stage stage : kStages) {
-      const std::int64_t before = allocator_live_bytes();
+      const std::int64_t before = settled_live_bytes();
       torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
       const std::int64_t p = layer->weight.numel();
       const std::int64_t n = size();
@@ -209,7 +209,7 @@ TEST(ShardMixed, BytesAliveAndOnTheWireAreTheFormula) {
       const std::int64_t own = stage == Stage::kReplicate ? p : p / n;
       const std::int64_t gradients = (keeps_sums ? sum * p : 0) + (keeps_sums && sum == 4 ? 0 : 4 * own);
       const std::int64_t whole = stage == Stage::kParameters ? 0 : 2 * p;
-      EXPECT_EQ(allocator_live_bytes() - before - static_cast<std::int64_t>(input.nbytes()),
+      EXPECT_EQ(settled_live_bytes() - before - static_cast<std::int64_t>(input.nbytes()),
                 whole + 12 * own + gradients)
           << where(mixed, stage);
       const std::int64_t parameters = stage == Stage::kReplicate ? sum : 2;  // are gathered, or sums

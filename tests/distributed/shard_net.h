@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,18 @@ inline const ProcessGroupPtr& group() {
   static const ProcessGroupPtr the_group = init_process_group();
   return the_group;
 }
+/// The backend lets go of what it has sent a moment after it says that it has.
+inline std::int64_t settled_live_bytes() {
+  std::int64_t bytes = allocator_live_bytes();
+  for (int i = 0, still = 0; i < 2000 && still < 10; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::int64_t now = allocator_live_bytes();
+    still = now == bytes ? still + 1 : 0;
+    bytes = now;
+  }
+  return bytes;
+}
+
 inline int rank() { return group()->getRank(); }
 inline int size() { return group()->getSize(); }
 

@@ -95,17 +95,17 @@ TEST(ShardParameters, EveryRoomGivesTheSameBits) {
 // other ranks send of those two, and what autograd has just made.
 TEST(ShardParameters, AStepsPeakIsTheFormula) {
   const Ledger ledger;
-  const std::int64_t before = allocator_live_bytes();
+  const std::int64_t before = settled_live_bytes();
   torch::nn::Sequential net = chain();
   Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
   torch::optim::Adam optimizer(sharded.parameters());
   train(net, optimizer, 0);
   train(net, optimizer, 1);
   const std::int64_t kept = 4 * kLayers * layer_bytes() / size();
-  EXPECT_EQ(allocator_live_bytes() - before, kept);
+  EXPECT_EQ(settled_live_bytes() - before, kept);
   optimizer.zero_grad();
   const Tensor x = input(rank(), 2);
-  const std::int64_t without_gradients = allocator_live_bytes();
+  const std::int64_t without_gradients = settled_live_bytes();
   Ledger peak;
   net->forward(x).pow(2).mean().backward();
   const std::int64_t activations = (2 * kLayers + 6) * x.nbytes();
@@ -125,7 +125,7 @@ TEST(ShardParameters, AModelLargerThanARanksMemoryIsServed) {
     answers.push_back(chain()->forward(requests.back()));
   }
   for (const bool spilled : {false, true}) {
-    const std::int64_t before = allocator_live_bytes();
+    const std::int64_t before = settled_live_bytes();
     torch::nn::Sequential net = chain();
     Shard sharded = shard(*net, group(), {.stage = Stage::kParameters, .bucket_bytes = layer_bytes()});
     // The backend lets go of what it has broadcast a moment after it says that it has.
@@ -243,7 +243,7 @@ constexpr int kStepsToSettle = 2 + kLayers;
 Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> resident_bytes,
                      bool looks = false, std::int64_t bytes_between_steps = 0,
                      int steps_to_settle = kStepsToSettle) {
-  const std::int64_t before = allocator_live_bytes();
+  const std::int64_t before = settled_live_bytes();
   torch::nn::Sequential net = chain();
   Shard sharded =
       shard(*net, group(),

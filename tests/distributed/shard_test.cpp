@@ -175,7 +175,7 @@ TEST(Shard, BytesAliveAfterAStepAreTheFormula) {
     for (const Stage stage : kStages) {
       const std::string what =
           "stage " + std::to_string(static_cast<int>(stage)) + (within ? ", within" : "");
-      const std::int64_t before = allocator_live_bytes();
+      const std::int64_t before = settled_live_bytes();
       torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
       const std::int64_t bytes = 4 * layer->weight.numel();
       Shard sharded = shard(*layer, group(), {.stage = stage});
@@ -191,15 +191,15 @@ TEST(Shard, BytesAliveAfterAStepAreTheFormula) {
                                     : stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / n
                                     : stage == Stage::kGradients ? bytes + 3 * bytes / n
                                                                  : 4 * bytes / n;
-      EXPECT_EQ(allocator_live_bytes() - before, expected) << what;
+      EXPECT_EQ(settled_live_bytes() - before, expected) << what;
       if (stage == Stage::kReplicate) {
         optimizer.zero_grad(/*set_to_none=*/false);  // their memory is used again
         train();
-        EXPECT_EQ(allocator_live_bytes() - before, expected) << what;
+        EXPECT_EQ(settled_live_bytes() - before, expected) << what;
       }
       optimizer.zero_grad();
       const std::int64_t gradients = stage >= Stage::kGradients ? bytes / n : within ? bytes : 0;
-      EXPECT_EQ(allocator_live_bytes() - before, expected - gradients) << what;
+      EXPECT_EQ(settled_live_bytes() - before, expected - gradients) << what;
     }
   }
 }
