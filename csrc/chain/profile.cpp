@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "chain/terms.h"
 #include "reef/bytes.h"
 #include "reef/chain_profile.h"
 #include "reef/error.h"
@@ -93,7 +94,7 @@ void check(const ChainProfile& profile) {
     }
     const std::uint64_t input_bytes = i > 0 ? profile.stages[i - 1].output_bytes : 0;
     if (stage.forward_bytes < stage.output_bytes || stage.retape_bytes < stage.tape_bytes ||
-        stage.taped_bytes < stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes) ||
+        stage.taped_bytes < kept_bytes(stage) ||
         stage.backward_bytes + stage.tape_bytes + stage.output_bytes < input_bytes + stage.gradient_bytes) {
       refuse(profile, i, "has a peak that is below what is left of it");
     }

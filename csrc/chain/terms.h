@@ -13,6 +13,11 @@ inline std::uint64_t own_tape_bytes(const StageProfile& stage) {
   return stage.tape_bytes - (stage.tape_has_output ? stage.output_bytes : 0);
 }
 
+/// Of a stage that keeps its tape: with the output, once.
+inline std::uint64_t kept_bytes(const StageProfile& stage) {
+  return stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes);
+}
+
 /// A profile as the solvers see it: stages from 1, and behind the last one the loss as a stage of its own,
 /// `count`, which makes the gradient of the last output. What is needed of a piece s..t of the chain is above
 /// what lies outside it: the input of s among that. Inside are the gradient of output t, and those of the
@@ -68,7 +73,7 @@ struct ChainTerms {
   void add(const StageProfile& stage) {
     output.push_back(stage.output_bytes);
     tape.push_back(stage.tape_bytes);
-    kept.push_back(stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes));
+    kept.push_back(kept_bytes(stage));
     has_input.push_back(stage.tape_has_input);
     has_output.push_back(stage.tape_has_output);
     forward.push_back(stage.forward_bytes);

@@ -15,6 +15,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "chain/terms.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
@@ -250,7 +251,7 @@ class StageMeasurement {
     if (profile_.tape_has_output) raise(profile_.tape_bytes, profile_.output_bytes);
     raise(profile_.forward_bytes, profile_.output_bytes);
     raise(profile_.retape_bytes, profile_.tape_bytes);
-    raise(profile_.taped_bytes, profile_.tape_bytes + (profile_.tape_has_output ? 0 : profile_.output_bytes));
+    raise(profile_.taped_bytes, kept_bytes(profile_));
     const std::uint64_t left = input_.nbytes() + profile_.gradient_bytes;
     const std::uint64_t gone = profile_.tape_bytes + profile_.output_bytes;
     raise(profile_.backward_bytes, left - std::min(left, gone));

@@ -4,7 +4,8 @@ The same program as examples/cpp/bytelm.cpp: for the same options it draws the s
 begins with the same parameters and, on the CPU with --optimizer sgd or any --state, computes the same losses bit for bit.
 
 An ordinary PyTorch program. What Reef adds to it: a ledger that watches the model and the optimizer, with --budget and
---recompute-within memory that suffices, and, when several ranks were started (torchrun, mpirun, srun), a process group among which reef.shard divides as much as --stage says.
+--recompute-within memory that suffices, and, when several ranks were started (torchrun, mpirun, srun), a process group
+among which reef.shard divides as much as --stage says.
 """
 
 from __future__ import annotations

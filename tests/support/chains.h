@@ -1,11 +1,16 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 
 #include "reef/chain_profile.h"
+#include "reef/chain_solver.h"
+#include "reef/error.h"
 #include "reef/schedule.h"
 
 namespace reef {
@@ -20,6 +25,21 @@ inline Schedule schedule_of(std::uint32_t stages, const std::string& words) {
   }
   return schedule_from_json(R"({"stages": )" + std::to_string(stages) + R"(, "operations": [)" + quoted +
                             "]}");
+}
+
+/// Of a budget for which a solver finds nothing.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Of what the solver finds, which keeps to the budget.
+inline double seconds_of(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver) {
+  try {
+    const ScheduleCost cost = simulate(profile, plan_chain(profile, budget_bytes, {.solver = solver}));
+    EXPECT_LE(cost.peak_bytes, budget_bytes) << name(solver);
+    return cost.seconds;
+  } catch (const BudgetError& error) {
+    EXPECT_GT(error.smallest_budget_bytes(), budget_bytes) << name(solver);
+    return kNever;
+  }
 }
 
 /// A sound profile of small whole numbers, so that costs add up without rounding.

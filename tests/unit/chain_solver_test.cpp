@@ -17,8 +17,6 @@
 namespace reef {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 /// All persistent schedules, by sets of what is there: an output that was kept when the next one was made of
 /// it stays until the backward pass of the stage that reads it, or until that has a tape that does without;
 /// so does a tape, and the output with it, until its own. After the loss a tape is made while there is none
@@ -146,17 +144,6 @@ class PersistentSearch {
   std::priority_queue<Open, std::vector<Open>, Later> open_;
   std::set<State> closed_;
 };
-
-double seconds_of(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver) {
-  try {
-    const ScheduleCost cost = simulate(profile, plan_chain(profile, budget_bytes, {.solver = solver}));
-    EXPECT_LE(cost.peak_bytes, budget_bytes) << name(solver);
-    return cost.seconds;
-  } catch (const BudgetError& error) {
-    EXPECT_GT(error.smallest_budget_bytes(), budget_bytes) << name(solver);
-    return kNever;
-  }
-}
 
 TEST(ChainSolver, DynamicIsTheBestOfAllPersistentSchedules) {
   std::mt19937_64 random(1);

@@ -15,8 +15,6 @@
 namespace reef {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 ChainProfile beside_a_tier(ChainProfile profile, double bytes_per_second,
                            std::uint64_t capacity_bytes = 1 << 20) {
   profile.tier_bytes_per_second = bytes_per_second;
@@ -98,17 +96,6 @@ TEST(ChainTransfers, WhatIsNotLegalIsRefusedByName) {
   EXPECT_THROW(simulate(beside_a_tier(three_alike(), 50, 99), moves), ConfigError);
   EXPECT_NO_THROW(simulate(beside_a_tier(three_alike(), 50, 100), moves));
   EXPECT_THROW(check(beside_a_tier(three_alike(), -1)), ConfigError);
-}
-
-double seconds_of(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver) {
-  try {
-    const ScheduleCost cost = simulate(profile, plan_chain(profile, budget_bytes, {.solver = solver}));
-    EXPECT_LE(cost.peak_bytes, budget_bytes) << name(solver);
-    return cost.seconds;
-  } catch (const BudgetError& error) {
-    EXPECT_GT(error.smallest_budget_bytes(), budget_bytes) << name(solver);
-    return kNever;
-  }
 }
 
 TEST(ChainTransfers, TogetherTheyAreNeverSlowerThanEither) {
