@@ -17,7 +17,7 @@
 namespace reef::bench {
 namespace {
 
-constexpr int kBudgets = 10;
+constexpr std::uint64_t kBudgets = 10;
 constexpr ChainSolver kSolvers[] = {ChainSolver::kDynamic, ChainSolver::kOffload, ChainSolver::kCombined};
 
 /// Host memory behind a link of so many bytes a second, one transfer at a time.
@@ -61,14 +61,41 @@ class PacedTier final : public Tier {
   Clock::time_point free_at_{};
 };
 
-struct Variant {
-  std::string budget;
+struct Planned {
   ChainSolver solver;
   Schedule schedule;
   ScheduleCost cost;
-  std::vector<double> seconds;
+  std::vector<double> seconds = {};  ///< an entry a round
   std::int64_t peak_bytes = 0;
+
+  double alone() const { return cost.seconds - cost.recomputed_seconds - cost.waited_seconds; }
 };
+/// The solvers that find a schedule within the bytes.
+struct Budget {
+  std::string name;
+  std::vector<Planned> planned;
+};
+
+double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
+
+/// How many times as long as the faster of the others what both together give takes; in each round.
+std::string against_the_better(const Budget& budget, const Planned& combined) {
+  const Planned* better = nullptr;
+  for (const Planned& other : budget.planned) {
+    if (&other == &combined) continue;
+    if (other.schedule.text() == combined.schedule.text())
+      return "; the schedule of " + std::string(name(other.solver));
+    if (better == nullptr || median(other.seconds) < median(better->seconds)) better = &other;
+  }
+  if (better == nullptr) return "; alone";
+  std::vector<double> ratios;
+  for (std::size_t round = 0; round < combined.seconds.size(); ++round)
+    ratios.push_back(combined.seconds[round] / better->seconds[round]);
+  char text[96];
+  std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
+                std::string(name(better->solver)).c_str(), combined.cost.seconds / better->cost.seconds);
+  return text;
+}
 
 void measure(const Net& net) {
   Ledger ledger;
@@ -88,54 +115,58 @@ void measure(const Net& net) {
   const auto tier = std::make_shared<PacedTier>(profile.tier_bytes_per_second);
 
   const std::uint64_t least = minimum_bytes(profile), most = natural_peak_bytes(profile);
-  std::vector<Variant> variants;
-  for (int i = 0; i < kBudgets; ++i) {
-    const std::uint64_t budget = least + (most - least) * static_cast<std::uint64_t>(i) / kBudgets;
+  std::vector<Budget> budgets;
+  for (std::uint64_t i = 0; i < kBudgets; ++i) {
+    const std::uint64_t budget_bytes = least + (most - least) * i / kBudgets;
+    Budget& budget = budgets.emplace_back(std::to_string(budget_bytes >> 20) + " MiB");
     for (const ChainSolver solver : kSolvers) {
       try {
-        const Schedule schedule = plan_chain(profile, budget, {.solver = solver});
-        variants.push_back(
-            {std::to_string(budget >> 20) + " MiB", solver, schedule, simulate(profile, schedule), {}});
+        const Schedule schedule = plan_chain(profile, budget_bytes, {.solver = solver});
+        budget.planned.push_back({solver, schedule, simulate(profile, schedule)});
       } catch (const BudgetError&) {  // moving alone needs more
       }
     }
   }
-  int equal = 0;
-  for (const Variant& variant : variants) {
-    const std::vector<Tensor> found =
-        gradients(net, ledger, [&](const Tensor& x) { return run(chain, variant.schedule, x, {}, tier); });
-    equal += std::equal(found.begin(), found.end(), wanted.begin(),
-                        [](const Tensor& a, const Tensor& b) { return a.equal(b); });
-  }
+  int equal = 0, schedules = 0;
   std::vector<double> plain_seconds;
   for (int round = 0; round < net.rounds; ++round) {
     plain_seconds.push_back(step(net, ledger, plain).seconds);
-    for (Variant& variant : variants) {
-      const Found ours =
-          step(net, ledger, [&](const Tensor& x) { return run(chain, variant.schedule, x, {}, tier); });
-      variant.seconds.push_back(ours.seconds);
-      variant.peak_bytes = std::max(variant.peak_bytes, ours.peak_bytes);
+    for (Budget& budget : budgets) {
+      for (Planned& planned : budget.planned) {
+        const Call call = [&](const Tensor& x) { return run(chain, planned.schedule, x, {}, tier); };
+        if (round == 0) {
+          const std::vector<Tensor> found = gradients(net, ledger, call);
+          equal += std::equal(found.begin(), found.end(), wanted.begin(),
+                              [](const Tensor& a, const Tensor& b) { return a.equal(b); });
+          ++schedules;
+        }
+        const Found found = step(net, ledger, call);
+        planned.seconds.push_back(found.seconds);
+        planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
+      }
     }
   }
   const double once = median(plain_seconds);
   char text[320];
-  std::snprintf(text, sizeof text, "%d of %zu schedules bit-equal; the tier moves %.0f MiB a second", equal,
-                variants.size(), profile.tier_bytes_per_second / 0x1p20);
+  std::snprintf(text, sizeof text, "%d of %d schedules bit-equal; the tier moves %.0f MiB a second", equal,
+                schedules, mebibytes(profile.tier_bytes_per_second));
   print(net.name + "/plain", once, "s", text);
-  for (const Variant& variant : variants) {
-    const double seconds = median(variant.seconds);
-    const double none = variant.cost.seconds - variant.cost.recomputed_seconds - variant.cost.waited_seconds;
-    std::snprintf(text, sizeof text,
-                  "peak %.1f MiB, predicted %.1f; %.3f times plain, predicted %.3f; %.0f MiB moved, %.0f ms "
-                  "of computing "
-                  "once more",
-                  static_cast<double>(variant.peak_bytes) / 0x1p20,
-                  static_cast<double>(variant.cost.peak_bytes) / 0x1p20, seconds / once,
-                  variant.cost.seconds / none, static_cast<double>(variant.cost.offloaded_bytes) / 0x1p20,
-                  variant.cost.recomputed_seconds * 1e3);
-    print(net.name + "/" + variant.budget + "/" + std::string(name(variant.solver)), seconds, "s", text);
-    print_point(net.name + " beside a tier", std::string(name(variant.solver)), "peak, MiB",
-                static_cast<double>(variant.peak_bytes) / 0x1p20, "a step, times plain", seconds / once);
+  for (const Budget& budget : budgets) {
+    for (const Planned& planned : budget.planned) {
+      const ScheduleCost& cost = planned.cost;
+      const double seconds = median(planned.seconds);
+      std::snprintf(text, sizeof text,
+                    "peak %.1f MiB, predicted %.1f; %.3f times plain, predicted %.3f; %.0f MiB moved, "
+                    "%.0f ms of computing once more",
+                    mebibytes(planned.peak_bytes), mebibytes(cost.peak_bytes), seconds / once,
+                    cost.seconds / planned.alone(), mebibytes(cost.offloaded_bytes),
+                    cost.recomputed_seconds * 1e3);
+      std::string how = text;
+      if (planned.solver == ChainSolver::kCombined) how += against_the_better(budget, planned);
+      print(net.name + "/" + budget.name + "/" + std::string(name(planned.solver)), seconds, "s", how);
+      print_point(net.name + " beside a tier", std::string(name(planned.solver)), "peak, MiB",
+                  mebibytes(planned.peak_bytes), "a step, times plain", seconds / once);
+    }
   }
 }
 
@@ -143,5 +174,6 @@ void measure(const Net& net) {
 }  // namespace reef::bench
 
 int main() {
+  reef::bench::keep_pages();
   for (const reef::bench::Net& net : reef::bench::nets()) reef::bench::measure(net);
 }

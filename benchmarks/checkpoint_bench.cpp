@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -13,89 +15,131 @@
 namespace reef::bench {
 namespace {
 
-constexpr int kBudgets = 20;
+constexpr std::size_t kBudgets = 20;
 
-void measure(const Net& net) {
-  Ledger ledger;
-  const Call plain = [&](const Tensor& x) { return net.layers.ptr()->forward(x); };
-  step(net, ledger, plain);
-  net.layers.ptr()->zero_grad();
-  net.input.mutable_grad() = Tensor();
-  Chain chain(net.layers);
-  const ChainProfile profile = profile_chain(chain, net.input, {.repeats = 5});
-  std::fputs(profile.table().c_str(), stderr);
-  const std::uint64_t least = minimum_bytes(profile), most = natural_peak_bytes(profile);
+struct Planned {
+  std::string name;
+  Schedule schedule;
+  ScheduleCost cost;
+  std::vector<double> of_plain = {}, of_predicted = {};  ///< in the same round
+  std::vector<double> seconds = {};
+  std::int64_t peak_bytes = 0;
 
-  struct Variant {
-    std::string name;
-    std::uint64_t budget_bytes;
-    Schedule schedule;
-    ScheduleCost cost;
-    std::vector<double> seconds = {}, predicted = {};  ///< by the profile of the same round
-    std::int64_t peak_bytes = 0;
-  };
-  std::vector<Variant> variants;
-  for (int i = 0; i < kBudgets; ++i) {
-    const std::uint64_t budget = least + (most - least) * static_cast<std::uint64_t>(i) / (kBudgets - 1);
-    const Schedule schedule = plan_chain(profile, budget);
-    variants.push_back(
-        {std::to_string(budget >> 20) + " MiB", budget, schedule, simulate(profile, schedule)});
-  }
-  const std::vector<Tensor> wanted = gradients(net, ledger, plain);
-  int equal = 0;
-  for (const Variant& variant : variants) {
-    const std::vector<Tensor> found =
-        gradients(net, ledger, [&](const Tensor& x) { return run(chain, variant.schedule, x); });
-    equal += std::equal(found.begin(), found.end(), wanted.begin(),
-                        [](const Tensor& a, const Tensor& b) { return a.equal(b); });
-  }
-  std::vector<double> plain_seconds;
-  std::int64_t plain_peak = 0;
-  for (int round = 0; round < net.rounds; ++round) {
-    net.layers.ptr()->zero_grad();
-    net.input.mutable_grad() = Tensor();
-    const ChainProfile now = profile_chain(chain, net.input, {.repeats = 1});
-    const Found found = step(net, ledger, plain);
-    plain_seconds.push_back(found.seconds);
-    plain_peak = std::max(plain_peak, found.peak_bytes);
-    for (Variant& variant : variants) {
-      const Found ours = step(net, ledger, [&](const Tensor& x) { return run(chain, variant.schedule, x); });
-      variant.seconds.push_back(ours.seconds);
-      variant.predicted.push_back(simulate(now, variant.schedule).seconds);
-      variant.peak_bytes = std::max(variant.peak_bytes, ours.peak_bytes);
+  double predicted_of_plain() const { return cost.seconds / (cost.seconds - cost.recomputed_seconds); }
+};
+
+class Measurement {
+ public:
+  explicit Measurement(const Net& net)
+      : net_(net), plain_([layers = net.layers](const Tensor& x) { return layers.ptr()->forward(x); }) {
+    step(net_, ledger_, plain_);
+    clear();
+    profile_ = profile_chain(chain_, net_.input, {.repeats = 5});
+    std::fputs(profile_.table().c_str(), stderr);
+    const std::uint64_t least = minimum_bytes(profile_), most = natural_peak_bytes(profile_);
+    for (std::size_t i = 0; i < kBudgets; ++i) {
+      const std::uint64_t budget = least + (most - least) * i / (kBudgets - 1);
+      plan(std::to_string(budget >> 20) + " MiB", budget);
     }
+    std::uint64_t gradients = 0;
+    for (const StageProfile& stage : profile_.stages) gradients += stage.gradient_bytes;
+    plan("half of store-all", gradients + (most - gradients) / 2);
   }
-  const double once = median(plain_seconds);
-  char text[256];
-  std::snprintf(text, sizeof text, "peak %.1f MiB, predicted %.1f; %d of %d budgets bit-equal",
-                static_cast<double>(plain_peak) / 0x1p20, static_cast<double>(most) / 0x1p20, equal,
-                kBudgets);
-  print(net.name + "/plain", once, "s", text);
-  for (const Variant& variant : variants) {
-    const double seconds = median(variant.seconds);
-    const auto predicted = static_cast<double>(variant.cost.peak_bytes);
-    std::vector<double> ratios;
-    for (std::size_t round = 0; round < variant.seconds.size(); ++round)
-      ratios.push_back(variant.seconds[round] / variant.predicted[round]);
+
+  void run() {
+    const std::vector<Tensor> wanted = gradients(net_, ledger_, plain_);
+    int equal = 0;
+    for (const Planned& planned : planned_) {
+      const std::vector<Tensor> found = gradients(net_, ledger_, call_of(planned));
+      equal += std::equal(found.begin(), found.end(), wanted.begin(),
+                          [](const Tensor& a, const Tensor& b) { return a.equal(b); });
+    }
+    std::vector<double> plain_seconds;
+    std::int64_t plain_peak = 0;
+    for (int round = 0; round < net_.rounds; ++round) {
+      clear();
+      const ChainProfile now = profile_chain(chain_, net_.input, {.repeats = 1});
+      std::vector<std::size_t> order(planned_.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(round)));
+      std::vector<double> plain;
+      for (std::size_t turn = 0; turn < order.size(); ++turn) {
+        if (turn % 7 == 0) {
+          const Found found = step(net_, ledger_, plain_);
+          plain.push_back(found.seconds);
+          plain_peak = std::max(plain_peak, found.peak_bytes);
+        }
+        Planned& planned = planned_[order[turn]];
+        take(planned);
+        planned.of_predicted.push_back(planned.seconds.back() / simulate(now, planned.schedule).seconds);
+      }
+      plain_seconds.push_back(median(plain));
+      for (Planned& planned : planned_)
+        planned.of_plain.push_back(planned.seconds.back() / plain_seconds.back());
+    }
+    char text[256];
+    std::snprintf(text, sizeof text, "peak %.1f MiB, predicted %.1f; %d of %zu schedules bit-equal",
+                  mebibytes(plain_peak), mebibytes(natural_peak_bytes(profile_)), equal, planned_.size());
+    print(net_.name + "/plain", median(plain_seconds), "s", text);
+    // Where a figure is asked for to a few hundredths: with a plain step before each.
+    planned_.back().of_plain.clear();
+    for (int pair = 0; pair < 5 * net_.rounds; ++pair) {
+      const double once = step(net_, ledger_, plain_).seconds;
+      take(planned_.back());
+      planned_.back().of_plain.push_back(planned_.back().seconds.back() / once);
+    }
+    for (const Planned& planned : planned_) tell(planned);
+  }
+
+ private:
+  static double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
+
+  void plan(const std::string& name, std::uint64_t budget_bytes) {
+    const Schedule schedule = plan_chain(profile_, budget_bytes);
+    planned_.push_back({name, schedule, simulate(profile_, schedule)});
+  }
+  Call call_of(const Planned& planned) {
+    return [&](const Tensor& x) { return reef::run(chain_, planned.schedule, x); };
+  }
+  void take(Planned& planned) {
+    const Found found = step(net_, ledger_, call_of(planned));
+    planned.seconds.push_back(found.seconds);
+    planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
+  }
+  void clear() {
+    net_.layers.ptr()->zero_grad();
+    net_.input.mutable_grad() = Tensor();
+  }
+
+  void tell(const Planned& planned) const {
+    const double times_plain = median(planned.of_plain);
+    char text[256];
     std::snprintf(text, sizeof text,
                   "peak %.1f MiB, predicted %.1f (%+.1f percent); %.3f times plain, predicted %.3f; "
                   "%+.1f percent of what the profile of the same round predicts",
-                  static_cast<double>(variant.peak_bytes) / 0x1p20, predicted / 0x1p20,
-                  (static_cast<double>(variant.peak_bytes) / predicted - 1) * 100, seconds / once,
-                  variant.cost.seconds / (variant.cost.seconds - variant.cost.recomputed_seconds),
-                  (median(ratios) - 1) * 100);
-    print(net.name + "/" + variant.name, seconds, "s", text);
-    const double mebibytes = static_cast<double>(variant.peak_bytes) / 0x1p20;
-    print_point(net.name + " in C++", "measured", "peak, MiB", mebibytes, "a step, times plain",
-                seconds / once);
-    print_point(net.name + " in C++", "predicted", "peak, MiB", predicted / 0x1p20, "a step, times plain",
-                variant.cost.seconds / (variant.cost.seconds - variant.cost.recomputed_seconds));
+                  mebibytes(planned.peak_bytes), mebibytes(planned.cost.peak_bytes),
+                  (mebibytes(planned.peak_bytes) / mebibytes(planned.cost.peak_bytes) - 1) * 100, times_plain,
+                  planned.predicted_of_plain(), (median(planned.of_predicted) - 1) * 100);
+    print(net_.name + "/" + planned.name, median(planned.seconds), "s", text);
+    const auto point = [&](const char* series, double peak, double times) {
+      print_point(net_.name + " in C++", series, "peak, MiB", peak, "a step, times plain", times);
+    };
+    point("measured", mebibytes(planned.peak_bytes), times_plain);
+    point("predicted", mebibytes(planned.cost.peak_bytes), planned.predicted_of_plain());
   }
-}
+
+  Net net_;
+  Call plain_;
+  Ledger ledger_;
+  Chain chain_{net_.layers};
+  ChainProfile profile_;
+  std::vector<Planned> planned_;
+};
 
 }  // namespace
 }  // namespace reef::bench
 
 int main() {
-  for (const reef::bench::Net& net : reef::bench::nets()) reef::bench::measure(net);
+  reef::bench::keep_pages();
+  for (const reef::bench::Net& net : reef::bench::nets()) reef::bench::Measurement(net).run();
 }

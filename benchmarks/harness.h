@@ -3,6 +3,8 @@
 // What every benchmark here shares: variants measured in turn within one run, medians and spread, JSON lines
 // out. Machines drift by tens of per cent in an hour, so what is compared is measured in alternating rounds.
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +14,13 @@
 #include <vector>
 
 namespace reef::bench {
+
+/// From here on the process keeps the pages of what it frees, as with the allocators that people train with.
+/// glibc's gives those of large tensors back, and then what holds more at once pays for more page faults.
+inline void keep_pages() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+}
 
 struct Variant {
   std::string name;

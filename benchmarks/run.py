@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import charts
@@ -30,10 +31,18 @@ def programs(build: Path) -> list[tuple[str, list[str]]]:
 
 
 def rows_of(command: list[str]) -> list[dict]:
-    out = subprocess.run(command, capture_output=True, text=True, check=False)
-    if out.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed with exit code {out.returncode}:\n{out.stderr[-2000:]}")
-    return [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
+    """Shows each as it comes."""
+    rows = []
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as program:
+            for line in program.stdout:
+                if line.startswith("{"):
+                    rows.append(json.loads(line))
+                    print(line, end="", flush=True)
+        if program.returncode != 0:
+            errors.seek(0)
+            sys.exit(f"{' '.join(command)} failed with exit code {program.returncode}:\n{errors.read()[-2000:]}")
+    return rows
 
 
 def cpu_model() -> str:
@@ -88,8 +97,6 @@ def main() -> None:
                 sections[name] = before[name]
             continue
         rows = rows_of(command)
-        for row in rows:
-            print(json.dumps(row), flush=True)
         if rows:  # else it needs a device that is not here
             sections[name] = section(rows, arguments.results.resolve().parent / "charts")
     arguments.results.write_text(markdown(sections))

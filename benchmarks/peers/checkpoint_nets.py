@@ -1,21 +1,24 @@
 """Real nets at budgets from the least to what nothing is recomputed with: what reef.plan_chain predicts, what a step then takes
 and needs, and the best of torch.utils.checkpoint.checkpoint_sequential over all numbers of segments that fit into the same
 bytes. ResNet-50 from torchvision, if it is installed, and 24 blocks of transformers' GPT-2. Bytes are those of the ledger, gradients
-of parameters included; steps take turns, round by round."""
+of parameters included; steps take turns, round by round, and what is compared takes turns with it."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
+import random
 import statistics
 import time
 
+import reef
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 BUDGETS = 20
-ROUNDS = {"ResNet-50": 5, "GPT-2": 3}
+HALF = "half of store-all"  # of all but the gradients of parameters
 
 
 class Hidden(nn.Module):
@@ -34,10 +37,10 @@ def gpt2():
     from transformers import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-    config = GPT2Config(n_embd=512, n_head=8, n_positions=512, resid_pdrop=0.1, embd_pdrop=0, attn_pdrop=0)
+    config = GPT2Config(n_embd=512, n_head=8, n_positions=256, resid_pdrop=0.1, embd_pdrop=0, attn_pdrop=0)
     config._attn_implementation = "sdpa"
     blocks = [Hidden(GPT2Block(config, layer_idx=i)) for i in range(24)]
-    return nn.Sequential(*blocks), torch.randn(2, 512, 512, requires_grad=True)
+    return nn.Sequential(*blocks), torch.randn(2, 256, 512, requires_grad=True)
 
 
 def resnet50():
@@ -53,8 +56,6 @@ class Step:
     """Trains a step and gives its seconds and its peak."""
 
     def __init__(self, net: nn.Module, x: torch.Tensor) -> None:
-        import reef
-
         self.net, self.x, self.ledger = net, x, reef.Ledger()
 
     def __call__(self, call) -> tuple[float, int]:
@@ -81,61 +82,115 @@ def point(net: str, series: str, peak_bytes: int, times_plain: float) -> None:
                       "y_name": "a step, times plain", "y": times_plain}), flush=True)  # fmt: skip
 
 
-def measure(name: str, net: nn.Sequential, x: torch.Tensor) -> None:
-    import reef
+def keep_pages() -> None:
+    """What benchmarks/harness.h says of it."""
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_max = -1, -4
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, -1)
 
-    step = Step(net, x)
-    step(net)
-    net.zero_grad()
-    x.grad = None
-    chain = reef.Chain(net)
-    profile = chain.profile(x, repeats=5)
-    least, most = profile.minimum_bytes, profile.natural_peak_bytes
-    calls = {"plain": net}
-    plans = {}
-    for part in range(BUDGETS):
-        budget = least + (most - least) * part // (BUDGETS - 1)
-        schedule = reef.plan_chain(profile, budget)
-        plans[part] = (budget, schedule.cost(profile), schedule)
-        calls[part] = lambda x, schedule=schedule: chain.run(schedule, x)
-    for segments in range(1, len(net) + 1):
-        calls[f"{segments} segments"] = lambda x, n=segments: checkpoint_sequential(net, n, x, use_reentrant=False)
-    plain = step.gradients(net)
-    equal = sum(all(map(torch.equal, plain, step.gradients(calls[part]))) for part in range(BUDGETS))
-    found = {key: [] for key in calls}
-    of_predicted = {part: [] for part in plans}
-    for _ in range(ROUNDS[name]):
-        net.zero_grad()
-        x.grad = None
-        now = chain.profile(x, repeats=1)  # machines drift
-        for key, call in calls.items():
-            found[key].append(step(call))
-            if key in plans:
-                of_predicted[key].append(found[key][-1][0] / plans[key][2].cost(now).seconds)
-    seconds = {key: statistics.median(s for s, _ in runs) for key, runs in found.items()}
-    peak = {key: max(p for _, p in runs) for key, runs in found.items()}
-    row(f"{name}/plain", seconds["plain"], "s", f"peak {peak['plain'] / 2**20:.1f} MiB; {equal} of {BUDGETS} budgets bit-equal")
-    for part, (budget, cost, _) in plans.items():
-        rivals = [key for key in calls if str(key).endswith("segments") and peak[key] <= max(budget, peak[part])]
-        best = min(rivals, key=seconds.get, default=None)
-        context = (f"peak {peak[part] / 2**20:.1f} MiB, predicted {cost.peak_bytes / 2**20:.1f} ({100 * (peak[part] / cost.peak_bytes - 1):+.1f} %); "
-                   f"{seconds[part] / seconds['plain']:.3f} times plain, predicted {cost.seconds / (cost.seconds - cost.recomputed_seconds):.3f}; "
-                   f"{100 * (statistics.median(of_predicted[part]) - 1):+.1f} % of what the profile of the same round predicts")  # fmt: skip
-        context += f"; {seconds[part] / seconds[best]:.3f} times checkpoint_sequential's best that fits, {best}" if best else "; no checkpoint_sequential fits"
-        row(f"{name}/{budget / 2**20:.1f} MiB", seconds[part], "s", context)
-        point(name, "reef", peak[part], seconds[part] / seconds["plain"])
-        point(name, "reef, predicted", cost.peak_bytes, cost.seconds / (cost.seconds - cost.recomputed_seconds))
-    for key in calls:
-        if str(key).endswith("segments"):
-            row(f"{name}/checkpoint_sequential, {key}", seconds[key], "s", f"peak {peak[key] / 2**20:.1f} MiB; {seconds[key] / seconds['plain']:.3f} times plain")
-            point(name, "torch checkpoint_sequential", peak[key], seconds[key] / seconds["plain"])
+
+class Planned:
+    """A schedule, and what was found when it ran."""
+
+    def __init__(self, chain: reef.Chain, profile: reef.ChainProfile, budget: int) -> None:
+        self.budget, self.schedule = budget, reef.plan_chain(profile, budget)
+        self.cost = self.schedule.cost(profile)
+        self.of_plain_predicted = self.cost.seconds / (self.cost.seconds - self.cost.recomputed_seconds)
+        self.call = lambda x: chain.run(self.schedule, x)
+        self.of_predicted: list[float] = []
+
+
+class Measurement:
+    def __init__(self, name: str, net: nn.Sequential, x: torch.Tensor) -> None:
+        self.name, self.net, self.x, self.step = name, net, x, Step(net, x)
+        self.step(net)
+        self.clear()
+        self.chain = reef.Chain(net)
+        profile = self.chain.profile(x, repeats=5)
+        least, most = profile.minimum_bytes, profile.natural_peak_bytes
+        gradients = sum(stage.gradient_bytes for stage in profile.stages)
+        budgets = {f"{budget / 2**20:.1f} MiB": budget
+                   for budget in (least + (most - least) * part // (BUDGETS - 1) for part in range(BUDGETS))}  # fmt: skip
+        budgets[HALF] = gradients + (most - gradients) // 2
+        self.planned = {key: Planned(self.chain, profile, budget) for key, budget in budgets.items()}
+        self.calls = {"plain": net} | {key: planned.call for key, planned in self.planned.items()}
+        for segments in range(1, len(net) + 1):
+            self.calls[f"{segments} segments"] = lambda x, n=segments: checkpoint_sequential(net, n, x, use_reentrant=False)
+        self.seconds: dict[str, list[float]] = {key: [] for key in self.calls}
+        self.peak = dict.fromkeys(self.calls, 0)
+
+    def clear(self) -> None:
+        self.net.zero_grad()
+        self.x.grad = None
+
+    def take(self, key: str) -> float:
+        seconds, peak = self.step(self.calls[key])
+        self.seconds[key].append(seconds)
+        self.peak[key] = max(self.peak[key], peak)
+        return seconds
+
+    def all_in_turn(self, rounds: int) -> None:
+        for number in range(rounds):
+            self.clear()
+            now = self.chain.profile(self.x, repeats=1)  # machines drift
+            for key in random.Random(number).sample(list(self.calls), len(self.calls)):
+                seconds = self.take(key)
+                if planned := self.planned.get(key):
+                    planned.of_predicted.append(seconds / planned.schedule.cost(now).seconds)
+
+    def of(self, key: str, others: list[str], turns: int) -> list[float]:
+        """How many times as long as each of the others a step takes: medians over so many turns, one after the other."""
+        ratios = [[] for _ in others]
+        for _ in range(turns):
+            ours = self.take(key)
+            for other, found in zip(others, ratios, strict=True):
+                found.append(ours / self.take(other))
+        return [statistics.median(found) for found in ratios]
+
+    def rival(self, key: str) -> str | None:
+        """The fastest number of segments that fits."""
+        room = max(self.planned[key].budget, self.peak[key])
+        fits = [other for other in self.calls if other.endswith("segments") and self.peak[other] <= room]
+        return min(fits, key=lambda other: statistics.median(self.seconds[other]), default=None)
+
+    def run(self, rounds: int) -> None:
+        plain = self.step.gradients(self.net)
+        equal = sum(all(map(torch.equal, plain, self.step.gradients(planned.call))) for planned in self.planned.values())
+        self.all_in_turn(rounds)
+        rivals = {key: self.rival(key) for key in self.planned}
+        others = {key: ["plain"] + ([rival] if rival else []) for key, rival in rivals.items()}
+        ratios = {key: self.of(key, others[key], 3 * rounds if key == HALF else rounds) for key in self.planned}
+        once = statistics.median(self.seconds["plain"])
+        row(f"{self.name}/plain", once, "s",
+            f"peak {self.peak['plain'] / 2**20:.1f} MiB; {equal} of {len(self.planned)} schedules bit-equal")  # fmt: skip
+        for key, planned in self.planned.items():
+            peak, cost = self.peak[key], planned.cost
+            of_plain, *of_rival = ratios[key]
+            context = (f"peak {peak / 2**20:.1f} MiB, predicted {cost.peak_bytes / 2**20:.1f} ({100 * (peak / cost.peak_bytes - 1):+.1f} %); "
+                       f"{of_plain:.3f} times plain, predicted {planned.of_plain_predicted:.3f}; "
+                       f"{100 * (statistics.median(planned.of_predicted) - 1):+.1f} % of what the profile of the same round predicts; ")  # fmt: skip
+            if of_rival:
+                context += f"{of_rival[0]:.3f} times checkpoint_sequential's best that fits, {rivals[key]}"
+            else:
+                context += "no checkpoint_sequential fits"
+            row(f"{self.name}/{key}", statistics.median(self.seconds[key]), "s", context)
+            point(self.name, "reef", peak, of_plain)
+            point(self.name, "reef, predicted", cost.peak_bytes, planned.of_plain_predicted)
+        for key in self.calls:
+            if key.endswith("segments"):
+                seconds = statistics.median(self.seconds[key])
+                row(f"{self.name}/checkpoint_sequential, {key}", seconds, "s",
+                    f"peak {self.peak[key] / 2**20:.1f} MiB; {seconds / once:.3f} times plain")  # fmt: skip
+                point(self.name, "torch checkpoint_sequential", self.peak[key], seconds / once)
 
 
 def main() -> None:
+    keep_pages()
     torch.manual_seed(0)
     if importlib.util.find_spec("torchvision"):
-        measure("ResNet-50", *resnet50())
-    measure("GPT-2", *gpt2())
+        Measurement("ResNet-50", *resnet50()).run(rounds=9)
+    Measurement("GPT-2", *gpt2()).run(rounds=5)
 
 
 if __name__ == "__main__":
