@@ -34,24 +34,25 @@ class PacedTier final : public Tier {
   }
   void give_back(Slot slot) noexcept override { host_->give_back(slot); }
   void write(Slot slot, const void* data) override {
+    const Clock::time_point until = sent(slot);
     host_->write(slot, data);
-    wait_for(slot);
+    std::this_thread::sleep_until(until);
   }
   void read(Slot slot, void* data) override {
+    const Clock::time_point until = sent(slot);
     host_->read(slot, data);
-    wait_for(slot);
+    std::this_thread::sleep_until(until);
   }
   TierUse use() const override { return host_->use(); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  void wait_for(Slot slot) {
-    std::unique_lock lock(mutex_);
+  // When the link is through with it.
+  Clock::time_point sent(Slot slot) {
+    const std::lock_guard lock(mutex_);
     const std::chrono::duration<double> taken(static_cast<double>(bytes_.at(slot)) / bytes_per_second_);
     free_at_ = std::max(free_at_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
-    const Clock::time_point until = free_at_;
-    lock.unlock();
-    std::this_thread::sleep_until(until);
+    return free_at_;
   }
 
   double bytes_per_second_;
@@ -113,6 +114,7 @@ void measure(const Net& net) {
   profile.tier_bytes_per_second = bytes / (3 * forward);
   profile.tier_capacity_bytes = std::uint64_t{1} << 40;
   const auto tier = std::make_shared<PacedTier>(profile.tier_bytes_per_second);
+  profile.tier_work_share = tier_speed(tier, c10::kCPU).work_share;
 
   const std::uint64_t least = minimum_bytes(profile), most = natural_peak_bytes(profile);
   std::vector<Budget> budgets;
@@ -129,7 +131,7 @@ void measure(const Net& net) {
   }
   int equal = 0, schedules = 0;
   std::vector<double> plain_seconds;
-  for (int round = 0; round < net.rounds; ++round) {
+  for (int round = 0; round < net.rounds + 2; ++round) {
     plain_seconds.push_back(step(net, ledger, plain).seconds);
     for (Budget& budget : budgets) {
       for (Planned& planned : budget.planned) {
@@ -148,8 +150,10 @@ void measure(const Net& net) {
   }
   const double once = median(plain_seconds);
   char text[320];
-  std::snprintf(text, sizeof text, "%d of %d schedules bit-equal; the tier moves %.0f MiB a second", equal,
-                schedules, mebibytes(profile.tier_bytes_per_second));
+  std::snprintf(text, sizeof text,
+                "%d of %d schedules bit-equal; the tier moves %.0f MiB a second, and for %.3f of that time "
+                "takes a core",
+                equal, schedules, mebibytes(profile.tier_bytes_per_second), profile.tier_work_share);
   print(net.name + "/plain", once, "s", text);
   for (const Budget& budget : budgets) {
     for (const Planned& planned : budget.planned) {

@@ -103,6 +103,7 @@ std::string ChainProfile::json() const {
   }
   return json::serialize(json::object{{"stages", std::move(all)},
                                       {"tier_bytes_per_second", tier_bytes_per_second},
+                                      {"tier_work_share", tier_work_share},
                                       {"tier_capacity_bytes", tier_capacity_bytes}});
 }
 
@@ -112,6 +113,7 @@ ChainProfile chain_profile_from_json(std::string_view text) {
   const json::object chain = read(kWhat, "stages", [&] { return value.as_object(); });
   ChainProfile profile;
   profile.tier_bytes_per_second = real(chain, kWhat, "tier_bytes_per_second");
+  profile.tier_work_share = real(chain, kWhat, "tier_work_share");
   profile.tier_capacity_bytes = count(chain, kWhat, "tier_capacity_bytes");
   for (const json::value& each : read(kWhat, "stages", [&] { return chain.at("stages").as_array(); })) {
     const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });

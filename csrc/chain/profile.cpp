@@ -83,6 +83,10 @@ void check(const ChainProfile& profile) {
     throw ConfigError("ChainProfile: a tier of " + std::to_string(profile.tier_bytes_per_second) +
                       " bytes a second; give what was measured, or 0 for none");
   }
+  if (!(profile.tier_work_share >= 0 && profile.tier_work_share <= 1)) {
+    throw ConfigError("ChainProfile: transfers that take a core for " +
+                      std::to_string(profile.tier_work_share) + " of their time; give 0 to 1");
+  }
   for (std::size_t i = 0; i < profile.stages.size(); ++i) {
     const StageProfile& stage = profile.stages[i];
     for (const double seconds : {stage.forward_seconds, stage.retape_seconds, stage.backward_seconds}) {

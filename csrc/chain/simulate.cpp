@@ -105,11 +105,14 @@ class ChainSimulation {
     cost_.waited_seconds += when - cost_.seconds;
     cost_.seconds = cost_.end_seconds.back() = when;
   }
-  // The end of a transfer that is given to the lane now.
+  // The end of a transfer that is given to the lane now. As soon as that, the stages wait for its work.
   double transfer(std::uint64_t bytes) {
     const double begin = std::max(lane_free_at_, cost_.seconds);
-    lane_free_at_ = begin + static_cast<double>(bytes) / profile_.tier_bytes_per_second;
+    const double taken = static_cast<double>(bytes) / profile_.tier_bytes_per_second;
+    lane_free_at_ = begin + taken;
     cost_.begin_seconds.back() = begin;
+    cost_.seconds += taken * profile_.tier_work_share;
+    cost_.waited_seconds += taken * profile_.tier_work_share;
     return cost_.end_seconds.back() = lane_free_at_;
   }
 

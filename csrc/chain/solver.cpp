@@ -45,6 +45,11 @@ std::vector<Schedule> periodic_schedules(std::uint32_t stages) {
   return schedules;
 }
 
+Schedule store_all(const ChainProfile& profile) {
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  return periodic_schedule(stages, stages);
+}
+
 // What dynamic programming does not see fits into less in a few chains, which a search may find.
 Schedule search(const ChainProfile& profile, std::uint64_t budget_bytes, ChainSolver solver) {
   if (auto found = exact_schedule(profile, budget_bytes)) return std::move(*found);
@@ -80,8 +85,7 @@ Schedule combined(const ChainProfile& profile, std::uint64_t budget_bytes,
   const std::uint64_t minimum = minimum_bytes(profile);
   if (minimum <= budget_bytes) candidates.push_back(dynamic(profile, budget_bytes, options));
   std::vector<Schedule> larger = dynamic_schedules(profile, options, kCandidates);
-  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
-  larger.push_back(periodic_schedule(stages, stages));
+  larger.push_back(store_all(profile));
   larger.push_back(least_peak(profile).schedule);
   for (const Schedule& schedule : larger) {
     if (auto moved = with_transfers(profile, schedule, budget_bytes)) candidates.push_back(std::move(*moved));
@@ -96,8 +100,7 @@ Schedule combined(const ChainProfile& profile, std::uint64_t budget_bytes,
 }
 
 Schedule offload(const ChainProfile& profile, std::uint64_t budget_bytes) {
-  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
-  const Schedule all = periodic_schedule(stages, stages);
+  const Schedule all = store_all(profile);
   if (auto moved = with_transfers(profile, all, budget_bytes)) return std::move(*moved);
   refuse(ChainSolver::kOffload, budget_bytes, least_with_transfers(profile, all));
 }
@@ -131,7 +134,7 @@ Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
   const auto stages = static_cast<std::uint32_t>(profile.stages.size());
   switch (options.solver) {
     case ChainSolver::kStoreAll:
-      return fastest(profile, budget_bytes, options.solver, {periodic_schedule(stages, stages)});
+      return fastest(profile, budget_bytes, options.solver, {store_all(profile)});
     case ChainSolver::kPeriodic:
       return fastest(profile, budget_bytes, options.solver, periodic_schedules(stages));
     case ChainSolver::kRevolve:
@@ -160,8 +163,7 @@ std::uint64_t minimum_bytes(const ChainProfile& profile) {
 
 std::uint64_t natural_peak_bytes(const ChainProfile& profile) {
   check(profile);
-  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
-  return simulate(profile, periodic_schedule(stages, stages)).peak_bytes;
+  return simulate(profile, store_all(profile)).peak_bytes;
 }
 
 }  // namespace reef

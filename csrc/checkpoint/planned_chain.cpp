@@ -39,10 +39,10 @@ ChainProfile agreed(const ChainProfile& own, const ProcessGroupPtr& group, c10::
 }
 
 // Needs no more memory than a stage does.
-double measured(const ChainProfile& profile, const std::shared_ptr<Tier>& tier, c10::Device device) {
+TierSpeed measured(const ChainProfile& profile, const std::shared_ptr<Tier>& tier, c10::Device device) {
   std::uint64_t bytes = 4096;
   for (const StageProfile& stage : profile.stages) bytes = std::max(bytes, stage.tape_bytes);
-  return tier_bytes_per_second(tier, device, std::min(bytes, std::uint64_t{16} << 20));
+  return tier_speed(tier, device, std::min(bytes, std::uint64_t{16} << 20));
 }
 
 ChainPlan planned(const ChainProfile& profile, std::int64_t budget_bytes, const ChainSolverOptions& solver) {
@@ -78,9 +78,11 @@ struct PlannedChain::State {
     Known of{chain, {}, {}};
     ChainProfile own = profile_chain(of.chain, input, options.profile);
     if (options.tier) {
-      own.tier_bytes_per_second = options.tier_bytes_per_second > 0
-                                      ? options.tier_bytes_per_second
-                                      : measured(own, options.tier, input.device());
+      const TierSpeed speed = options.tier_speed.bytes_per_second > 0
+                                  ? options.tier_speed
+                                  : measured(own, options.tier, input.device());
+      own.tier_bytes_per_second = speed.bytes_per_second;
+      own.tier_work_share = speed.work_share;
       const TierUse use = options.tier->use();
       own.tier_capacity_bytes = use.capacity_bytes - use.used_bytes;
     }

@@ -228,9 +228,8 @@ void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
   });
   if (moves && !has_tier) {
     throw ConfigError(
-        "run: the schedule moves outputs and tapes to a tier, and none was given; give the one whose speed "
-        "it "
-        "was made for");
+        "run: the schedule moves outputs and tapes to a tier, and none was given; give the one that it was "
+        "made for");
   }
 }
 

@@ -4,8 +4,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
+#include <vector>
 
 #include "reef/chain.h"
 
@@ -13,12 +15,19 @@ namespace reef {
 namespace {
 
 /// Module, whether it trains, the group, and what is asked for besides the budget.
-using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool, const void*, double>;
+using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool, std::string,
+                       const void*, double, double>;
 
 struct Entry {
   std::weak_ptr<torch::nn::Module> module;
   std::shared_ptr<PlannedChain> chain;
 };
+
+std::string names_of(const std::vector<c10::Device>& devices) {
+  std::string text;
+  for (const c10::Device device : devices) text += device.str() + " ";
+  return text;
+}
 
 std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
                                        const PlannedChainOptions& options) {
@@ -28,7 +37,8 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
   Entry& entry =
       (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver, options.solver.slots,
-              options.checkpoint.check_values, options.tier.get(), options.tier_bytes_per_second}];
+              options.checkpoint.check_values, names_of(options.checkpoint.devices), options.tier.get(),
+              options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
   if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(modules), group, options)};
   return entry.chain;
 }
@@ -48,7 +58,13 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at:
 
 const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
                          std::int64_t budget_bytes, const PlannedChainOptions& options) {
-  return chain_of(modules, ProcessGroupPtr(), options)->plan(input, budget_bytes);
+  return plan_of(modules, input, budget_bytes, ProcessGroupPtr(), options);
+}
+
+const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                         std::int64_t budget_bytes, const ProcessGroupPtr& group,
+                         const PlannedChainOptions& options) {
+  return chain_of(modules, group, options)->plan(input, budget_bytes);
 }
 
 }  // namespace reef

@@ -233,8 +233,7 @@ void follow_agent(Rendezvous& rendezvous, const ProcessGroupOptions& options, co
   if (agent_serves && !restarts) {
     throw ConfigError(
         "TORCHELASTIC_USE_AGENT_STORE is True, but TORCHELASTIC_RESTART_COUNT is not set: start the program "
-        "with "
-        "torchrun, or unset both.");
+        "with torchrun, or unset both.");
   }
   if (restarts) rendezvous.prefix += "/attempt_" + std::to_string(*restarts);
   if (agent_serves && options.store.empty()) rendezvous.serves = false;

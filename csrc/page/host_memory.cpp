@@ -28,7 +28,7 @@ TransferLane::Copy copy_of(const PageCopy& copy) {
         copy.tier->read(copy.slot, copy.data);
         return std::uint64_t{0};
       }
-      const std::uint64_t hash = hash_bytes(copy.data, copy.bytes);
+      const std::uint64_t hash = copy.hashed ? hash_bytes(copy.data, copy.bytes) : 0;
       copy.tier->write(copy.slot, copy.data);
       return hash;
     };

@@ -23,6 +23,7 @@ struct PageCopy {
   Tier::Slot slot;
   void* data;
   std::uint64_t bytes;
+  bool hashed = true;  ///< whether Transfer::hash is wanted
 };
 
 /// "reef::evict to host, 4.00 MiB", for the profiler.

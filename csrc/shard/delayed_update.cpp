@@ -24,8 +24,7 @@ UpdateBeside::UpdateBeside(Shard& shard) : parts_(shard.parts_.get()) {
   if (!parts_->gatherer || !parts_->gatherer->can_hold()) {
     throw ConfigError(
         "reef::UpdateBeside was given a shard whose parameters() are not copies beside whole parameters: "
-        "give "
-        "ShardOptions::offload, and a stage below kParameters.");
+        "give ShardOptions::offload, and a stage below kParameters.");
   }
   parts_->update = this;
   parts_->reducer->when_giving([this] { wait(); });

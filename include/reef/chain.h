@@ -82,11 +82,18 @@ REEF_API ChainProfile profile_chain(Chain& chain, const at::Tensor& input,
 REEF_API at::Tensor run(const Chain& chain, const Schedule& schedule, const at::Tensor& input,
                         const CheckpointOptions& options = {}, const std::shared_ptr<Tier>& tier = nullptr);
 
-/// Measures a tier by copying `bytes` from and to the device's memory: bytes a second, of the slower way. For
-/// ChainProfile::tier_bytes_per_second. Throws ConfigError if the tier has no room, or the device is neither
-/// the CPU nor CUDA, and what the tier throws.
-REEF_API double tier_bytes_per_second(const std::shared_ptr<Tier>& tier, c10::Device device,
-                                      std::uint64_t bytes = std::uint64_t{16} << 20);
+/// How a tier copies from and to a device's memory; for the members of ChainProfile that are called so.
+struct TierSpeed {
+  double bytes_per_second = 0;  ///< of the slower way
+  /// For what share of a copy's time it takes a core that stages would use, of the slower way by that: about
+  /// 1 for copies within host memory, less for a disk's; 0 for a device's own, and where the process may use
+  /// more cores than LibTorch has threads.
+  double work_share = 0;
+};
+/// Measures it by copying `bytes` there and back. Throws ConfigError if the tier has no room, or the device
+/// is neither the CPU nor CUDA, and what the tier throws.
+REEF_API TierSpeed tier_speed(const std::shared_ptr<Tier>& tier, c10::Device device,
+                              std::uint64_t bytes = std::uint64_t{16} << 20);
 
 /// What was chosen for a chain, an input and a budget.
 struct ChainPlan {
@@ -106,8 +113,8 @@ struct PlannedChainOptions {
   CheckpointOptions checkpoint = {};
   /// Or none. Outputs and tapes may also be moved there, where that is faster than computing them once more.
   std::shared_ptr<Tier> tier = {};
-  /// 0: measured when a chain is profiled, with as much as the largest tape, 16 MiB at most.
-  double tier_bytes_per_second = 0;
+  /// 0 bytes a second: measured when a chain is profiled, with as much as the largest tape, 16 MiB at most.
+  TierSpeed tier_speed = {};
 };
 
 /// A chain that is profiled and planned for when it meets an input of another shape, dtype or device.
@@ -145,8 +152,12 @@ REEF_API at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, 
                                           std::int64_t budget_bytes, const ProcessGroupPtr& group,
                                           const PlannedChainOptions& options = {});
 
-/// What checkpoint_sequential() without a group has chosen, or chooses now. Good as long as the modules live.
+/// What checkpoint_sequential() has chosen, or chooses now, for the same arguments. Good as long as the
+/// modules live.
 REEF_API const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
                                   std::int64_t budget_bytes, const PlannedChainOptions& options = {});
+REEF_API const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                                  std::int64_t budget_bytes, const ProcessGroupPtr& group,
+                                  const PlannedChainOptions& options = {});
 
 }  // namespace reef

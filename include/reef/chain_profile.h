@@ -40,6 +40,9 @@ struct ChainProfile {
   std::vector<StageProfile> stages;
   /// Of transfers between memory and a tier, one at a time; 0: there is no tier.
   double tier_bytes_per_second = 0;
+  /// For what share of a transfer's time the stages wait, as it takes a core that they would use: see
+  /// TierSpeed.
+  double tier_work_share = 0;
   std::uint64_t tier_capacity_bytes = 0;
 
   /// A line a stage, and one of sums.
@@ -52,7 +55,7 @@ REEF_API ChainProfile chain_profile_from_json(std::string_view text);
 
 /// Throws ConfigError, naming the stage, if there is none, if seconds are negative or not finite, if a peak
 /// is below what is left of it, or a tape below the output that it has; and if the tier's speed is negative
-/// or not finite.
+/// or not finite, or its share of work not within 0 and 1.
 REEF_API void check(const ChainProfile& profile);
 
 }  // namespace reef

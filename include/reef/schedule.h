@@ -66,7 +66,7 @@ struct ScheduleCost {
   std::size_t peak_operation = 0;  ///< the first at which it is reached
   double seconds = 0;
   double recomputed_seconds = 0;      ///< of these, of forward passes after the loss
-  double waited_seconds = 0;          ///< of these, for transfers
+  double waited_seconds = 0;          ///< of these, for transfers, or for the cores that they take
   std::uint64_t offloaded_bytes = 0;  ///< copied to the tier
   std::uint64_t tier_bytes = 0;       ///< the most that is there at once
   std::vector<ScheduleLoad> load;     ///< of each operation

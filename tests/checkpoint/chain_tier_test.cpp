@@ -193,8 +193,17 @@ TEST(ChainTier, WhatHasNoRoomOrNoTierIsRefused) {
   const auto small = host_tier(8192);
   EXPECT_THROW(run(of.chain, schedule, net.input, {}, small), BudgetError);
   EXPECT_EQ(small->use().used_bytes, 0U);
-  EXPECT_THROW(tier_bytes_per_second(small, c10::kCPU), ConfigError);
-  EXPECT_GT(tier_bytes_per_second(host_tier(1 << 30), c10::kCPU), 1e6);
+  EXPECT_THROW(tier_speed(small, c10::kCPU), ConfigError);
+}
+
+TEST(ChainTier, CopiesOnTheComputingCoresAreWork) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(static_cast<int>(std::thread::hardware_concurrency()));
+  const TierSpeed busy = tier_speed(host_tier(1 << 30), c10::kCPU);
+  at::set_num_threads(before);
+  EXPECT_GT(busy.bytes_per_second, 1e6);
+  EXPECT_GT(busy.work_share, 0);
+  EXPECT_LE(busy.work_share, 1);
 }
 
 TEST(CheckpointSequential, ATierMayTakeWhatDoesNotFit) {
@@ -202,7 +211,7 @@ TEST(CheckpointSequential, ATierMayTakeWhatDoesNotFit) {
     const Profiled of(net);
     const auto tier = host_tier(1 << 30);
     const PlannedChainOptions options{
-        .solver = {.solver = ChainSolver::kOffload}, .tier = tier, .tier_bytes_per_second = 1e12};
+        .solver = {.solver = ChainSolver::kOffload}, .tier = tier, .tier_speed = {.bytes_per_second = 1e12}};
     std::uint64_t least = 0;
     try {
       plan_chain(of.profile, 0, {.solver = ChainSolver::kOffload});

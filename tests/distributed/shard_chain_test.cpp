@@ -1,5 +1,6 @@
 // Stages that are run again in backward, of a module that is sharded.
 #include "reef/chain.h"
+#include "reef/tier.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
@@ -29,18 +30,20 @@ Tensor input(int of_rank, int step) {
   return torch::randn({64, 48});
 }
 
-void expect_one_process(const Case& tested, Stage stage, std::optional<std::int64_t> resident_bytes) {
+void expect_one_process(const Case& tested, Stage stage, std::optional<std::int64_t> resident_bytes,
+                        const PlannedChainOptions& options = {}) {
   nn::Sequential expected = layers(7);
   const Optimizer alone = tested.make(expected->parameters());
   nn::Sequential net = layers(7 + static_cast<std::uint64_t>(rank()));
   Shard sharded =
       shard(*net, group(), {.stage = stage, .bucket_bytes = 20'000, .resident_bytes = resident_bytes});
   const Optimizer optimizer = tested.make(sharded.parameters());
-  PlannedChain chain{Chain(net), group()};
-  const ChainProfile& profile = chain.plan(input(rank(), 0), std::int64_t{1} << 40).profile;
-  const auto budget_bytes =
-      static_cast<std::int64_t>((2 * minimum_bytes(profile) + natural_peak_bytes(profile)) / 3);
-  EXPECT_GT(chain.plan(input(rank(), 0), budget_bytes).cost.recomputed_seconds, 0);
+  const ChainProfile& profile =
+      plan_of(net, input(rank(), 0), std::int64_t{1} << 40, group(), options).profile;
+  const std::uint64_t least = minimum_bytes(profile), most = natural_peak_bytes(profile);
+  const auto budget_bytes = static_cast<std::int64_t>(least + (most - least) / (options.tier ? 2 : 3));
+  const ScheduleCost& cost = plan_of(net, input(rank(), 0), budget_bytes, group(), options).cost;
+  EXPECT_EQ(cost.recomputed_seconds == 0, cost.offloaded_bytes > 0);
   for (int step = 0; step < kSteps; ++step) {
     alone->zero_grad();
     for (int of = 0; of < size(); ++of) expected->forward(input(of, step)).pow(2).mean().backward();
@@ -48,7 +51,7 @@ void expect_one_process(const Case& tested, Stage stage, std::optional<std::int6
     alone->step();
 
     optimizer->zero_grad();
-    chain(input(rank(), step), budget_bytes).pow(2).mean().backward();
+    checkpoint_sequential(net, input(rank(), step), budget_bytes, group(), options).pow(2).mean().backward();
     optimizer->step();
   }
   sharded.gather();
@@ -67,6 +70,13 @@ TEST(ShardChain, InsideABudget) {
     Budget budget(kPlenty, std::vector<const nn::Module*>{});
     expect_one_process(kCases[2], stage, std::nullopt);
   }
+}
+
+TEST(ShardChain, WithATierBesideEachRank) {
+  PlannedChainOptions options;
+  options.solver.solver = ChainSolver::kOffload;
+  options.tier = host_tier(std::uint64_t{1} << 30);
+  for (const Stage stage : kStages) expect_one_process(kCases[0], stage, 0, options);
 }
 
 }  // namespace

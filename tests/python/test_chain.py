@@ -164,7 +164,7 @@ def test_a_tier_takes_what_does_not_fit(solver):
     net.zero_grad()
     chain = reef.Chain(net)
     tier = reef.host_tier("1GiB")
-    profile = chain.profile(x, repeats=1).with_tier(1e12)
+    profile = chain.profile(x, repeats=1).with_tier(reef.TierSpeed(1e12, work_share=0.25))
     assert reef.ChainProfile.from_json(profile.json()) == profile
     schedule = reef.plan_chain(profile, profile.natural_peak_bytes * 3 // 4, solver)
     cost = schedule.cost(profile)
@@ -187,7 +187,9 @@ def test_one_line_with_a_tier():
     plain, peak = step(net, x, net)
     net.zero_grad()
     tier = reef.host_tier("1GiB")
-    assert tier.bytes_per_second() > 1e6
+    speed = tier.speed()
+    assert speed.bytes_per_second > 1e6
+    assert 0 <= speed.work_share <= 1
     left, measured = step(net, x, lambda x: reef.checkpoint_sequential(net, x, int(peak * 0.8), solver="offload", tier=tier))
     assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True))
     assert measured <= peak * 0.85

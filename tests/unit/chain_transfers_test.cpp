@@ -57,6 +57,19 @@ TEST(ChainTransfers, CostsAreAddedUpByHand) {
   EXPECT_EQ(cost.peak_bytes, 250U);
   EXPECT_EQ(cost.peak_operation, 7U);
 
+  // Half of a copy's time is work that the stages wait for, T2 and B2 at once.
+  ChainProfile on_their_cores = three_alike();
+  on_their_cores.tier_work_share = 0.5;
+  const ScheduleCost slower =
+      simulate(on_their_cores, schedule_of(3, "T1 >t1 T2 ~t1 T3 L -a3 B3 -a2 <t1 B2 -a1 B1"));
+  EXPECT_EQ(slower.begin_seconds[2], 2);
+  EXPECT_EQ(slower.begin_seconds[4], 3);  // T3, and tape 1 has left
+  EXPECT_EQ(slower.begin_seconds[9], 6);
+  EXPECT_EQ(slower.begin_seconds[10], 7);
+  EXPECT_EQ(slower.seconds, 11);
+  EXPECT_EQ(slower.waited_seconds, 2);
+  EXPECT_EQ(slower.peak_bytes, cost.peak_bytes);
+
   // One lane: output 1 waits for tape 1, and B2 for both to come back.
   const ScheduleCost two =
       simulate(three_alike(), schedule_of(3, "T1 >t1 >a1 T2 ~t1 ~a1 T3 L -a3 B3 -a2 <a1 <t1 B2 -a1 B1"));
@@ -96,14 +109,20 @@ TEST(ChainTransfers, WhatIsNotLegalIsRefusedByName) {
   EXPECT_THROW(simulate(beside_a_tier(three_alike(), 50, 99), moves), ConfigError);
   EXPECT_NO_THROW(simulate(beside_a_tier(three_alike(), 50, 100), moves));
   EXPECT_THROW(check(beside_a_tier(three_alike(), -1)), ConfigError);
+  for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    ChainProfile profile = three_alike();
+    profile.tier_work_share = share;
+    EXPECT_THROW(check(profile), ConfigError);
+  }
 }
 
 TEST(ChainTransfers, TogetherTheyAreNeverSlowerThanEither) {
   std::mt19937_64 random(11);
   int better = 0, budgets = 0;
   for (int row = 0; row < 1500; ++row) {
-    const ChainProfile profile =
+    ChainProfile profile =
         beside_a_tier(random_chain(random, 1 + row % 12), std::array{0.25, 0.5, 1.0, 2.0, 8.0}[row % 5]);
+    profile.tier_work_share = std::array{0.0, 0.0, 0.1, 1.0}[row % 4];
     const std::uint64_t most = natural_peak_bytes(profile);
     const std::uint64_t budget_bytes = random_chain_budget(random, minimum_bytes(profile), most);
     const double recomputed = seconds_of(profile, budget_bytes, ChainSolver::kDynamic);

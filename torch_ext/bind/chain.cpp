@@ -41,13 +41,13 @@ struct Planned : torch::CustomClassHolder {
   Planned(const c10::intrusive_ptr<Chain>& chain, const std::string& solver, std::int64_t slots,
           std::int64_t repeats, bool check_values,
           const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& group, const OptionalTier& tier,
-          double tier_bytes_per_second)
+          std::vector<double> tier_speed)
       : planned(chain->chain, group.value_or(nullptr),
                 {.solver = solver_of(solver, slots, 0),
                  .profile = {.repeats = static_cast<int>(repeats)},
                  .checkpoint = {.check_values = check_values},
                  .tier = tier_of(tier),
-                 .tier_bytes_per_second = tier_bytes_per_second}) {}
+                 .tier_speed = {tier_speed.at(0), tier_speed.at(1)}}) {}
   reef::PlannedChain planned;
 };
 
@@ -100,7 +100,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<Planned>("PlannedChain")
       .def(torch::init<const Self&, const std::string&, std::int64_t, std::int64_t, bool,
                        const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>&, const OptionalTier&,
-                       double>());
+                       std::vector<double>>());
 
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def("profile_chain(__torch__.torch.classes.reef.Chain chain, Tensor input, int repeats) -> str",
@@ -115,9 +115,10 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         return reef::run(self->chain, reef::schedule_from_json(schedule), input,
                          {.check_values = check_values}, tier_of(tier));
       });
-  m.def("tier_bytes_per_second(__torch__.torch.classes.reef.Tier tier, str device) -> float",
+  m.def("tier_speed(__torch__.torch.classes.reef.Tier tier, str device) -> (float, float)",
         [](const c10::intrusive_ptr<BoundTier>& tier, const std::string& device) {
-          return reef::tier_bytes_per_second(tier->tier, c10::Device(device));
+          const reef::TierSpeed speed = reef::tier_speed(tier->tier, c10::Device(device));
+          return std::make_tuple(speed.bytes_per_second, speed.work_share);
         });
   m.def(
       "run_planned_chain(__torch__.torch.classes.reef.PlannedChain chain, Tensor input, int budget_bytes) -> "

@@ -48,7 +48,7 @@ from .swap import (
     plan_swaps,
     simulate,
 )
-from .tier import Tier, TierUse, disk_tier, host_tier, pinned_tier
+from .tier import Tier, TierSpeed, TierUse, disk_tier, host_tier, pinned_tier
 
 __version__: str = build_info().version
 
@@ -82,6 +82,7 @@ __all__ = [
     "SwapPlan",
     "SwapSpeeds",
     "Tier",
+    "TierSpeed",
     "TierUse",
     "Timeline",
     "Trace",

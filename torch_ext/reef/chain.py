@@ -11,7 +11,7 @@ import torch
 from ._function import number_of
 from .bytes import _bytes
 from .schedule import ChainProfile, Schedule, ScheduleCost
-from .tier import Tier
+from .tier import Tier, TierSpeed
 
 Stage = Callable[[torch.Tensor], torch.Tensor]
 
@@ -82,11 +82,12 @@ class PlannedChain:
         check_values: bool = False,
         group: torch.distributed.ProcessGroup | None = None,
         tier: Tier | None = None,
-        tier_bytes_per_second: float = 0.0,
+        tier_speed: TierSpeed | None = None,
     ) -> None:
         boxed = None if group is None else group.boxed()
+        speed = list(tier_speed or (0.0, 0.0))
         self._planned = torch.classes.reef.PlannedChain(
-            Chain(stages)._chain, solver, slots, repeats, check_values, boxed, tier and tier._tier, tier_bytes_per_second
+            Chain(stages)._chain, solver, slots, repeats, check_values, boxed, tier and tier._tier, speed
         )
 
     def __call__(self, x: torch.Tensor, budget: str | int) -> torch.Tensor:

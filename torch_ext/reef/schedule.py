@@ -10,6 +10,7 @@ import torch
 
 from . import _library  # noqa: F401  (the operators)
 from .bytes import _bytes
+from .tier import TierSpeed
 
 CHAIN_SOLVERS: tuple[str, ...] = tuple(torch.ops.reef.chain_solvers())
 """``"store_all"`` recomputes nothing; ``"periodic"`` keeps every k-th output, for the fastest k that fits; ``"revolve"`` is the
@@ -51,7 +52,9 @@ class ChainProfile:
 
     stages: tuple[StageProfile, ...]
     tier_bytes_per_second: float = 0.0
-    """Of transfers between memory and a tier, one at a time (see ``Tier.bytes_per_second``); 0: there is no tier."""
+    """Of transfers between memory and a tier, one at a time (see ``Tier.speed``); 0: there is no tier."""
+    tier_work_share: float = 0.0
+    """For what share of a transfer's time the stages wait, as it takes a core that they would use."""
     tier_capacity_bytes: int = 0
 
     @staticmethod
@@ -64,9 +67,11 @@ class ChainProfile:
     def json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
-    def with_tier(self, bytes_per_second: float, capacity_bytes: int = 1 << 62) -> ChainProfile:
+    def with_tier(self, speed: TierSpeed, capacity_bytes: int = 1 << 62) -> ChainProfile:
         """The same chain, beside a tier."""
-        return dataclasses.replace(self, tier_bytes_per_second=bytes_per_second, tier_capacity_bytes=capacity_bytes)
+        return dataclasses.replace(
+            self, tier_bytes_per_second=speed.bytes_per_second, tier_work_share=speed.work_share, tier_capacity_bytes=capacity_bytes
+        )
 
     def table(self) -> str:
         """A line a stage, and one of sums."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +25,15 @@ class TierUse:
     read_bytes: int
 
 
+class TierSpeed(NamedTuple):
+    """How a tier copies from and to a device's memory, the slower way."""
+
+    bytes_per_second: float
+    work_share: float = 0.0
+    """For what share of a copy's time it takes a core that stages would use: about 1 for copies within host memory, less for
+    a disk's; 0 for a device's own, and where the process may use more cores than torch has threads."""
+
+
 class Tier:
     """Where the bytes of a page are kept while it is not in memory; made by ``host_tier``, ``pinned_tier`` and ``disk_tier``."""
 
@@ -37,9 +47,9 @@ class Tier:
     def use(self) -> TierUse:
         return TierUse(*self._tier.use())
 
-    def bytes_per_second(self, device: str | torch.device = "cpu") -> float:
-        """Measured with 16 MiB from and to the device's memory: the slower way. For ``ChainProfile.with_tier``."""
-        return torch.ops.reef.tier_bytes_per_second(self._tier, str(torch.device(device)))
+    def speed(self, device: str | torch.device = "cpu") -> TierSpeed:
+        """Measured with 16 MiB from and to the device's memory. For ``ChainProfile.with_tier``."""
+        return TierSpeed(*torch.ops.reef.tier_speed(self._tier, str(torch.device(device))))
 
 
 def host_tier(capacity: str | int = _UNLIMITED) -> Tier:
