@@ -18,6 +18,7 @@ namespace reef::bench {
 namespace {
 
 constexpr std::uint64_t kBudgets = 10;
+constexpr int kRounds = 2;
 constexpr ChainSolver kSolvers[] = {ChainSolver::kDynamic, ChainSolver::kOffload, ChainSolver::kCombined};
 
 /// Host memory behind a link of so many bytes a second, one transfer at a time.
@@ -79,23 +80,15 @@ struct Budget {
 
 double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-/// How many times as long as the faster of the others what both together give takes; in each round.
-std::string against_the_better(const Budget& budget, const Planned& combined) {
-  const Planned* better = nullptr;
-  for (const Planned& other : budget.planned) {
+/// The faster of the others; nullptr if none else fits, or one has this schedule.
+Planned* rival_of(Budget& budget, const Planned& combined) {
+  Planned* better = nullptr;
+  for (Planned& other : budget.planned) {
     if (&other == &combined) continue;
-    if (other.schedule.text() == combined.schedule.text())
-      return "; the schedule of " + std::string(name(other.solver));
+    if (other.schedule.text() == combined.schedule.text()) return nullptr;
     if (better == nullptr || median(other.seconds) < median(better->seconds)) better = &other;
   }
-  if (better == nullptr) return "; alone";
-  std::vector<double> ratios;
-  for (std::size_t round = 0; round < combined.seconds.size(); ++round)
-    ratios.push_back(combined.seconds[round] / better->seconds[round]);
-  char text[96];
-  std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
-                std::string(name(better->solver)).c_str(), combined.cost.seconds / better->cost.seconds);
-  return text;
+  return better;
 }
 
 void measure(const Net& net) {
@@ -129,22 +122,28 @@ void measure(const Net& net) {
       }
     }
   }
+  const auto call_of = [&](const Planned& planned) -> Call {
+    return [&](const Tensor& x) { return run(chain, planned.schedule, x, {}, tier); };
+  };
+  const auto take = [&](Planned& planned) {
+    const Found found = step(net, ledger, call_of(planned));
+    planned.seconds.push_back(found.seconds);
+    planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
+    return found.seconds;
+  };
   int equal = 0, schedules = 0;
   std::vector<double> plain_seconds;
-  for (int round = 0; round < net.rounds + 2; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     plain_seconds.push_back(step(net, ledger, plain).seconds);
     for (Budget& budget : budgets) {
       for (Planned& planned : budget.planned) {
-        const Call call = [&](const Tensor& x) { return run(chain, planned.schedule, x, {}, tier); };
         if (round == 0) {
-          const std::vector<Tensor> found = gradients(net, ledger, call);
+          const std::vector<Tensor> found = gradients(net, ledger, call_of(planned));
           equal += std::equal(found.begin(), found.end(), wanted.begin(),
                               [](const Tensor& a, const Tensor& b) { return a.equal(b); });
           ++schedules;
         }
-        const Found found = step(net, ledger, call);
-        planned.seconds.push_back(found.seconds);
-        planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
+        take(planned);
       }
     }
   }
@@ -155,7 +154,17 @@ void measure(const Net& net) {
                 "takes a core",
                 equal, schedules, mebibytes(profile.tier_bytes_per_second), profile.tier_work_share);
   print(net.name + "/plain", once, "s", text);
-  for (const Budget& budget : budgets) {
+  for (Budget& budget : budgets) {
+    std::string against;
+    if (Planned& combined = budget.planned.back(); Planned* rival = rival_of(budget, combined)) {
+      std::vector<double> ratios;  // of steps one after the other
+      for (int pair = 0; pair < 2 * net.rounds + 1; ++pair) ratios.push_back(take(combined) / take(*rival));
+      std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
+                    std::string(name(rival->solver)).c_str(), combined.cost.seconds / rival->cost.seconds);
+      against = text;
+    } else {
+      against = "; the schedule of another, or alone";
+    }
     for (const Planned& planned : budget.planned) {
       const ScheduleCost& cost = planned.cost;
       const double seconds = median(planned.seconds);
@@ -166,7 +175,7 @@ void measure(const Net& net) {
                     cost.seconds / planned.alone(), mebibytes(cost.offloaded_bytes),
                     cost.recomputed_seconds * 1e3);
       std::string how = text;
-      if (planned.solver == ChainSolver::kCombined) how += against_the_better(budget, planned);
+      if (planned.solver == ChainSolver::kCombined) how += against;
       print(net.name + "/" + budget.name + "/" + std::string(name(planned.solver)), seconds, "s", how);
       print_point(net.name + " beside a tier", std::string(name(planned.solver)), "peak, MiB",
                   mebibytes(planned.peak_bytes), "a step, times plain", seconds / once);
