@@ -80,15 +80,14 @@ struct Budget {
 
 double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-/// The faster of the others; nullptr if none else fits, or one has this schedule.
+/// The faster of those that have other schedules; nullptr if none has.
 Planned* rival_of(Budget& budget, const Planned& combined) {
-  Planned* better = nullptr;
+  Planned* faster = nullptr;
   for (Planned& other : budget.planned) {
-    if (&other == &combined) continue;
-    if (other.schedule.text() == combined.schedule.text()) return nullptr;
-    if (better == nullptr || median(other.seconds) < median(better->seconds)) better = &other;
+    if (other.schedule.text() == combined.schedule.text()) continue;
+    if (faster == nullptr || median(other.seconds) < median(faster->seconds)) faster = &other;
   }
-  return better;
+  return faster;
 }
 
 void measure(const Net& net) {
@@ -162,8 +161,6 @@ void measure(const Net& net) {
       std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
                     std::string(name(rival->solver)).c_str(), combined.cost.seconds / rival->cost.seconds);
       against = text;
-    } else {
-      against = "; the schedule of another, or alone";
     }
     for (const Planned& planned : budget.planned) {
       const ScheduleCost& cost = planned.cost;
