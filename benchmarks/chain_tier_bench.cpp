@@ -133,8 +133,8 @@ void measure(const Net& net) {
   int equal = 0, schedules = 0;
   std::vector<double> plain_seconds;
   for (int round = 0; round < kRounds; ++round) {
-    plain_seconds.push_back(step(net, ledger, plain).seconds);
     for (Budget& budget : budgets) {
+      if (round > 0) plain_seconds.push_back(step(net, ledger, plain).seconds);
       for (Planned& planned : budget.planned) {
         if (round == 0) {
           const std::vector<Tensor> found = gradients(net, ledger, call_of(planned));
