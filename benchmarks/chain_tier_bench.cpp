@@ -1,5 +1,5 @@
 // Chains within bytes that do not hold what backward needs: computed once more, moved to a tier and back, or
-// both. The tier is host memory at a pace at which a third of everything could leave during forward.
+// both. The tier is host memory at a pace at which two thirds of everything could leave during forward.
 
 #include <algorithm>
 #include <cstdio>
@@ -17,8 +17,7 @@
 namespace reef::bench {
 namespace {
 
-constexpr std::uint64_t kBudgets = 8;
-constexpr int kRounds = 2;
+constexpr std::uint64_t kBudgets = 6;
 constexpr ChainSolver kSolvers[] = {ChainSolver::kDynamic, ChainSolver::kOffload, ChainSolver::kCombined};
 
 /// Host memory behind a link of so many bytes a second, one transfer at a time.
@@ -67,123 +66,134 @@ struct Planned {
   ChainSolver solver;
   Schedule schedule;
   ScheduleCost cost;
-  std::vector<double> seconds = {}, of_plain = {};
+  std::vector<double> seconds = {}, of_plain = {};  ///< an entry a turn
   std::int64_t peak_bytes = 0;
+  bool equal = false;
 
   double alone() const { return cost.seconds - cost.recomputed_seconds - cost.waited_seconds; }
-};
-/// The solvers that find a schedule within the bytes.
-struct Budget {
-  std::string name;
-  std::vector<Planned> planned;
 };
 
 double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-/// The faster of those that have other schedules; nullptr if none has.
-Planned* rival_of(Budget& budget, const Planned& combined) {
-  Planned* faster = nullptr;
-  for (Planned& other : budget.planned) {
+/// How many times as long as with the faster of the others a step takes, in the same turn.
+std::string against_the_others(const std::vector<Planned>& all, const Planned& combined) {
+  const Planned* faster = nullptr;
+  for (const Planned& other : all) {
     if (other.schedule.text() == combined.schedule.text()) continue;
     if (faster == nullptr || median(other.of_plain) < median(faster->of_plain)) faster = &other;
   }
-  return faster;
+  if (faster == nullptr) return "";
+  std::vector<double> ratios;
+  for (std::size_t turn = 0; turn < combined.seconds.size(); ++turn)
+    ratios.push_back(combined.seconds[turn] / faster->seconds[turn]);
+  char text[96];
+  std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
+                std::string(name(faster->solver)).c_str(), combined.cost.seconds / faster->cost.seconds);
+  return text;
 }
 
-void measure(const Net& net) {
-  Ledger ledger;
-  const Call plain = [&](const Tensor& x) { return net.layers.ptr()->forward(x); };
-  const std::vector<Tensor> wanted = gradients(net, ledger, plain);
-  net.layers.ptr()->zero_grad();
-  net.input.mutable_grad() = Tensor();
-  Chain chain(net.layers);
-  ChainProfile profile = profile_chain(chain, net.input, {.repeats = 5});
-  double bytes = 0, forward = 0;
-  for (const StageProfile& stage : profile.stages) {
-    bytes += static_cast<double>(stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes));
-    forward += stage.forward_seconds;
+class Measurement {
+ public:
+  explicit Measurement(const Net& net)
+      : net_(net), plain_([layers = net.layers](const Tensor& x) { return layers.ptr()->forward(x); }) {
+    wanted_ = gradients(net_, ledger_, plain_);
+    const ChainProfile profile = profiled();
+    double bytes = 0, forward = 0;
+    for (const StageProfile& stage : profile.stages) {
+      bytes += static_cast<double>(stage.tape_bytes + (stage.tape_has_output ? 0 : stage.output_bytes));
+      forward += stage.forward_seconds;
+    }
+    const double bytes_per_second = bytes / (1.5 * forward);
+    tier_ = std::make_shared<PacedTier>(bytes_per_second);
+    speed_ = {bytes_per_second, tier_speed(tier_, c10::kCPU).work_share};
+    char text[128];
+    std::snprintf(text, sizeof text, "which takes a core for %.3f of that time", speed_.work_share);
+    print(net_.name + "/tier", mebibytes(bytes_per_second), "MiB/s", text);
+    least_ = minimum_bytes(profile);
+    most_ = natural_peak_bytes(profile);
   }
-  profile.tier_bytes_per_second = bytes / (3 * forward);
-  profile.tier_capacity_bytes = std::uint64_t{1} << 40;
-  const auto tier = std::make_shared<PacedTier>(profile.tier_bytes_per_second);
-  profile.tier_work_share = tier_speed(tier, c10::kCPU).work_share;
 
-  const std::uint64_t least = minimum_bytes(profile), most = natural_peak_bytes(profile);
-  std::vector<Budget> budgets;
-  for (std::uint64_t i = 0; i < kBudgets; ++i) {
-    const std::uint64_t budget_bytes = least + (most - least) * i / kBudgets;
-    Budget& budget = budgets.emplace_back(std::to_string(budget_bytes >> 20) + " MiB");
+  void run() {
+    for (std::uint64_t i = 0; i < kBudgets; ++i) measure(least_ + (most_ - least_) * i / kBudgets);
+  }
+
+ private:
+  ChainProfile profiled() {
+    net_.layers.ptr()->zero_grad();
+    net_.input.mutable_grad() = Tensor();
+    return profile_chain(chain_, net_.input, {.repeats = 3});
+  }
+
+  // By a profile of this minute: where stages have become faster than they were, and the tier has not, what
+  // moves much waits.
+  std::vector<Planned> planned(std::uint64_t budget_bytes) {
+    ChainProfile profile = profiled();
+    profile.tier_bytes_per_second = speed_.bytes_per_second;
+    profile.tier_work_share = speed_.work_share;
+    profile.tier_capacity_bytes = std::uint64_t{1} << 40;
+    std::vector<Planned> all;
     for (const ChainSolver solver : kSolvers) {
       try {
         const Schedule schedule = plan_chain(profile, budget_bytes, {.solver = solver});
-        budget.planned.push_back({solver, schedule, simulate(profile, schedule)});
+        all.push_back({solver, schedule, simulate(profile, schedule)});
       } catch (const BudgetError&) {  // moving alone needs more
       }
     }
+    return all;
   }
-  const auto call_of = [&](const Planned& planned) -> Call {
-    return [&](const Tensor& x) { return run(chain, planned.schedule, x, {}, tier); };
-  };
-  const auto take = [&](Planned& planned) {
-    const Found found = step(net, ledger, call_of(planned));
-    planned.seconds.push_back(found.seconds);
-    planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
-    return found.seconds;
-  };
-  int equal = 0, schedules = 0;
-  for (Budget& budget : budgets) {
-    for (Planned& planned : budget.planned) {
-      const std::vector<Tensor> found = gradients(net, ledger, call_of(planned));
-      equal += std::equal(found.begin(), found.end(), wanted.begin(),
-                          [](const Tensor& a, const Tensor& b) { return a.equal(b); });
-      ++schedules;
+
+  void measure(std::uint64_t budget_bytes) {
+    std::vector<Planned> all = planned(budget_bytes);
+    const auto call_of = [&](const Planned& planned) -> Call {
+      return [&](const Tensor& x) { return reef::run(chain_, planned.schedule, x, {}, tier_); };
+    };
+    for (Planned& planned : all) {
+      const std::vector<Tensor> found = gradients(net_, ledger_, call_of(planned));
+      planned.equal = std::equal(found.begin(), found.end(), wanted_.begin(),
+                                 [](const Tensor& a, const Tensor& b) { return a.equal(b); });
     }
-  }
-  std::vector<double> plain_seconds;
-  for (int round = 0; round < kRounds; ++round) {
-    for (Budget& budget : budgets) {
-      plain_seconds.push_back(step(net, ledger, plain).seconds);
-      for (Planned& planned : budget.planned)
-        planned.of_plain.push_back(take(planned) / plain_seconds.back());
+    for (int turn = 0; turn < 2 * net_.rounds - 2; ++turn) {
+      const double once = step(net_, ledger_, plain_).seconds;
+      for (Planned& planned : all) {
+        const Found found = step(net_, ledger_, call_of(planned));
+        planned.seconds.push_back(found.seconds);
+        planned.of_plain.push_back(found.seconds / once);
+        planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
+      }
     }
-  }
-  char text[320];
-  std::snprintf(text, sizeof text,
-                "%d of %d schedules bit-equal; the tier moves %.0f MiB a second, and for %.3f of that time "
-                "takes a core",
-                equal, schedules, mebibytes(profile.tier_bytes_per_second), profile.tier_work_share);
-  print(net.name + "/plain", median(plain_seconds), "s", text);
-  for (Budget& budget : budgets) {
-    std::string against;
-    if (Planned& combined = budget.planned.back(); Planned* rival = rival_of(budget, combined)) {
-      std::vector<double> ratios;  // of steps one after the other
-      for (int pair = 0; pair < net.rounds + 2; ++pair) ratios.push_back(take(combined) / take(*rival));
-      std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
-                    std::string(name(rival->solver)).c_str(), combined.cost.seconds / rival->cost.seconds);
-      against = text;
-    }
-    for (const Planned& planned : budget.planned) {
+    for (const Planned& planned : all) {
       const ScheduleCost& cost = planned.cost;
-      const double seconds = median(planned.seconds);
+      char text[256];
       std::snprintf(text, sizeof text,
-                    "peak %.1f MiB, predicted %.1f; %.3f times plain, predicted %.3f; %.0f MiB moved, "
+                    "%s; peak %.1f MiB, predicted %.1f; %.3f times plain, predicted %.3f; %.0f MiB moved, "
                     "%.0f ms of computing once more",
-                    mebibytes(planned.peak_bytes), mebibytes(cost.peak_bytes), median(planned.of_plain),
-                    cost.seconds / planned.alone(), mebibytes(cost.offloaded_bytes),
-                    cost.recomputed_seconds * 1e3);
+                    planned.equal ? "bit-equal" : "not equal", mebibytes(planned.peak_bytes),
+                    mebibytes(cost.peak_bytes), median(planned.of_plain), cost.seconds / planned.alone(),
+                    mebibytes(cost.offloaded_bytes), cost.recomputed_seconds * 1e3);
       std::string how = text;
-      if (planned.solver == ChainSolver::kCombined) how += against;
-      print(net.name + "/" + budget.name + "/" + std::string(name(planned.solver)), seconds, "s", how);
-      print_point(net.name + " beside a tier", std::string(name(planned.solver)), "peak, MiB",
+      if (planned.solver == ChainSolver::kCombined) how += against_the_others(all, planned);
+      print(
+          net_.name + "/" + std::to_string(budget_bytes >> 20) + " MiB/" + std::string(name(planned.solver)),
+          median(planned.seconds), "s", how);
+      print_point(net_.name + " beside a tier", std::string(name(planned.solver)), "peak, MiB",
                   mebibytes(planned.peak_bytes), "a step, times plain", median(planned.of_plain));
     }
   }
-}
+
+  Net net_;
+  Call plain_;
+  Ledger ledger_;
+  Chain chain_{net_.layers};
+  std::vector<Tensor> wanted_;
+  std::shared_ptr<Tier> tier_;
+  TierSpeed speed_;
+  std::uint64_t least_ = 0, most_ = 0;
+};
 
 }  // namespace
 }  // namespace reef::bench
 
 int main() {
   reef::bench::keep_pages();
-  for (const reef::bench::Net& net : reef::bench::nets()) reef::bench::measure(net);
+  for (const reef::bench::Net& net : reef::bench::nets()) reef::bench::Measurement(net).run();
 }
