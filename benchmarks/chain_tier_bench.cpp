@@ -62,24 +62,31 @@ class PacedTier final : public Tier {
   Clock::time_point free_at_{};
 };
 
+/// A schedule, and the solvers that have chosen it.
 struct Planned {
-  ChainSolver solver;
+  std::vector<ChainSolver> solvers;
   Schedule schedule;
   ScheduleCost cost;
   std::vector<double> seconds = {}, of_plain = {};  ///< an entry a turn
   std::int64_t peak_bytes = 0;
   bool equal = false;
 
+  bool combined() const { return solvers.back() == ChainSolver::kCombined; }
+  std::string names() const {
+    std::string all;
+    for (const ChainSolver solver : solvers) all += (all.empty() ? "" : " and ") + std::string(name(solver));
+    return all;
+  }
   double alone() const { return cost.seconds - cost.recomputed_seconds - cost.waited_seconds; }
 };
 
 double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-/// How many times as long as with the faster of the others a step takes, in the same turn.
+/// How many times as long as with the faster of the other schedules a step takes, in the same turn.
 std::string against_the_others(const std::vector<Planned>& all, const Planned& combined) {
   const Planned* faster = nullptr;
   for (const Planned& other : all) {
-    if (other.schedule.text() == combined.schedule.text()) continue;
+    if (&other == &combined) continue;
     if (faster == nullptr || median(other.of_plain) < median(faster->of_plain)) faster = &other;
   }
   if (faster == nullptr) return "";
@@ -87,8 +94,8 @@ std::string against_the_others(const std::vector<Planned>& all, const Planned& c
   for (std::size_t turn = 0; turn < combined.seconds.size(); ++turn)
     ratios.push_back(combined.seconds[turn] / faster->seconds[turn]);
   char text[96];
-  std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios),
-                std::string(name(faster->solver)).c_str(), combined.cost.seconds / faster->cost.seconds);
+  std::snprintf(text, sizeof text, "; %.3f times %s, predicted %.3f", median(ratios), faster->names().c_str(),
+                combined.cost.seconds / faster->cost.seconds);
   return text;
 }
 
@@ -135,7 +142,14 @@ class Measurement {
     for (const ChainSolver solver : kSolvers) {
       try {
         const Schedule schedule = plan_chain(profile, budget_bytes, {.solver = solver});
-        all.push_back({solver, schedule, simulate(profile, schedule)});
+        const auto known = std::find_if(all.begin(), all.end(), [&](const Planned& other) {
+          return other.schedule.text() == schedule.text();
+        });
+        if (known != all.end()) {
+          known->solvers.push_back(solver);
+        } else {
+          all.push_back({{solver}, schedule, simulate(profile, schedule)});
+        }
       } catch (const BudgetError&) {  // moving alone needs more
       }
     }
@@ -171,12 +185,13 @@ class Measurement {
                     mebibytes(cost.peak_bytes), median(planned.of_plain), cost.seconds / planned.alone(),
                     mebibytes(cost.offloaded_bytes), cost.recomputed_seconds * 1e3);
       std::string how = text;
-      if (planned.solver == ChainSolver::kCombined) how += against_the_others(all, planned);
-      print(
-          net_.name + "/" + std::to_string(budget_bytes >> 20) + " MiB/" + std::string(name(planned.solver)),
-          median(planned.seconds), "s", how);
-      print_point(net_.name + " beside a tier", std::string(name(planned.solver)), "peak, MiB",
-                  mebibytes(planned.peak_bytes), "a step, times plain", median(planned.of_plain));
+      if (planned.combined()) how += against_the_others(all, planned);
+      print(net_.name + "/" + std::to_string(budget_bytes >> 20) + " MiB/" + planned.names(),
+            median(planned.seconds), "s", how);
+      for (const ChainSolver solver : planned.solvers) {
+        print_point(net_.name + " beside a tier", std::string(name(solver)), "peak, MiB",
+                    mebibytes(planned.peak_bytes), "a step, times plain", median(planned.of_plain));
+      }
     }
   }
 
