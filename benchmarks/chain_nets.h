@@ -109,9 +109,17 @@ struct Found {
   std::int64_t peak_bytes;
 };
 
-inline Found step(const Net& net, Ledger& ledger, const Call& call) {
+inline Call plain_call(const Net& net) {
+  return [layers = net.layers](const Tensor& x) { return layers.ptr()->forward(x); };
+}
+
+inline void clear_gradients(const Net& net) {
   net.layers.ptr()->zero_grad();
   net.input.mutable_grad() = Tensor();
+}
+
+inline Found step(const Net& net, Ledger& ledger, const Call& call) {
+  clear_gradients(net);
   const std::int64_t before = ledger.live().total();
   ledger.reset_peak();
   const auto begin = std::chrono::steady_clock::now();
@@ -127,6 +135,13 @@ inline std::vector<Tensor> gradients(const Net& net, Ledger& ledger, const Call&
   for (const Tensor& parameter : net.layers->parameters()) all.push_back(parameter.grad().clone());
   return all;
 }
+
+inline bool bit_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Tensor& one, const Tensor& other) { return one.equal(other); });
+}
+
+double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());

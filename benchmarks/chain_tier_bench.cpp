@@ -80,8 +80,6 @@ struct Planned {
   double alone() const { return cost.seconds - cost.recomputed_seconds - cost.waited_seconds; }
 };
 
-double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
-
 /// How many times as long as with the faster of the other schedules a step takes, in the same turn.
 std::string against_the_others(const std::vector<Planned>& all, const Planned& combined) {
   const Planned* faster = nullptr;
@@ -101,8 +99,7 @@ std::string against_the_others(const std::vector<Planned>& all, const Planned& c
 
 class Measurement {
  public:
-  explicit Measurement(const Net& net)
-      : net_(net), plain_([layers = net.layers](const Tensor& x) { return layers.ptr()->forward(x); }) {
+  explicit Measurement(const Net& net) : net_(net), plain_(plain_call(net)) {
     wanted_ = gradients(net_, ledger_, plain_);
     const ChainProfile profile = profiled();
     double bytes = 0, forward = 0;
@@ -126,8 +123,7 @@ class Measurement {
 
  private:
   ChainProfile profiled() {
-    net_.layers.ptr()->zero_grad();
-    net_.input.mutable_grad() = Tensor();
+    clear_gradients(net_);
     return profile_chain(chain_, net_.input, {.repeats = 3});
   }
 
@@ -162,11 +158,10 @@ class Measurement {
       return [&](const Tensor& x) { return reef::run(chain_, planned.schedule, x, {}, tier_); };
     };
     for (Planned& planned : all) {
-      const std::vector<Tensor> found = gradients(net_, ledger_, call_of(planned));
-      planned.equal = std::equal(found.begin(), found.end(), wanted_.begin(),
-                                 [](const Tensor& a, const Tensor& b) { return a.equal(b); });
+      planned.equal = bit_equal(gradients(net_, ledger_, call_of(planned)), wanted_);
     }
-    for (int turn = 0; turn < 2 * net_.rounds - 2; ++turn) {
+    const int turns = 2 * net_.rounds - 2;  // more than elsewhere: it is about a few hundredths
+    for (int turn = 0; turn < turns; ++turn) {
       const double once = step(net_, ledger_, plain_).seconds;
       for (Planned& planned : all) {
         const Found found = step(net_, ledger_, call_of(planned));

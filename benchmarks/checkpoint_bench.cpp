@@ -30,10 +30,9 @@ struct Planned {
 
 class Measurement {
  public:
-  explicit Measurement(const Net& net)
-      : net_(net), plain_([layers = net.layers](const Tensor& x) { return layers.ptr()->forward(x); }) {
+  explicit Measurement(const Net& net) : net_(net), plain_(plain_call(net)) {
     step(net_, ledger_, plain_);
-    clear();
+    clear_gradients(net_);
     profile_ = profile_chain(chain_, net_.input, {.repeats = 5});
     std::fputs(profile_.table().c_str(), stderr);
     const std::uint64_t least = minimum_bytes(profile_), most = natural_peak_bytes(profile_);
@@ -50,14 +49,12 @@ class Measurement {
     const std::vector<Tensor> wanted = gradients(net_, ledger_, plain_);
     int equal = 0;
     for (const Planned& planned : planned_) {
-      const std::vector<Tensor> found = gradients(net_, ledger_, call_of(planned));
-      equal += std::equal(found.begin(), found.end(), wanted.begin(),
-                          [](const Tensor& a, const Tensor& b) { return a.equal(b); });
+      equal += bit_equal(gradients(net_, ledger_, call_of(planned)), wanted) ? 1 : 0;
     }
     std::vector<double> plain_seconds;
     std::int64_t plain_peak = 0;
     for (int round = 0; round < net_.rounds; ++round) {
-      clear();
+      clear_gradients(net_);
       const ChainProfile now = profile_chain(chain_, net_.input, {.repeats = 1});
       std::vector<std::size_t> order(planned_.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
@@ -92,8 +89,6 @@ class Measurement {
   }
 
  private:
-  static double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
-
   void plan(const std::string& name, std::uint64_t budget_bytes) {
     const Schedule schedule = plan_chain(profile_, budget_bytes);
     planned_.push_back({name, schedule, simulate(profile_, schedule)});
@@ -105,10 +100,6 @@ class Measurement {
     const Found found = step(net_, ledger_, call_of(planned));
     planned.seconds.push_back(found.seconds);
     planned.peak_bytes = std::max(planned.peak_bytes, found.peak_bytes);
-  }
-  void clear() {
-    net_.layers.ptr()->zero_grad();
-    net_.input.mutable_grad() = Tensor();
   }
 
   void tell(const Planned& planned) const {
