@@ -49,7 +49,8 @@ GlooNetwork network_of(const ProcessGroupOptions& options, const Members& member
 
 GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, const std::string& name,
                  Deadline deadline) {
-  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, open_store(rendezvous, deadline));
+  const StorePtr store =
+      c10::make_intrusive<c10d::PrefixStore>(name, open_store(rendezvous, options.timeout, deadline));
   const StorePtr members_store = c10::make_intrusive<c10d::PrefixStore>("members", store);
   const auto members = std::make_shared<Members>(members_store, rendezvous, options.timeout);
   const int rank = rendezvous.rank;

@@ -86,8 +86,7 @@ void keep_serving(const std::string& address, const StorePtr& store) {
   served->emplace(address, store);
 }
 
-StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
-  const auto patience = time_left(deadline);
+StorePtr open_tcp(const Rendezvous& rendezvous, milliseconds timeout, Deadline deadline) {
   const auto address = address_text(rendezvous);
   if (!rendezvous.serves) {
     const auto why =
@@ -96,7 +95,7 @@ StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
         }).value_or("the host name could not be resolved in time");
     if (!why.empty()) {
       throw ProcessGroupError(
-          who(rendezvous) + " could not reach the store at " + address + " within " + seconds_text(patience) +
+          who(rendezvous) + " could not reach the store at " + address + " within " + seconds_text(timeout) +
               " (" + why +
               "): check that rank 0 runs, and that the address is its host and reachable from here.",
           rendezvous.rank);
@@ -131,9 +130,9 @@ StorePtr open_tcp(const Rendezvous& rendezvous, Deadline deadline) {
         who(rendezvous) +
             (rendezvous.serves
                  ? " serves the store, but cannot reach itself at " + address + " within " +
-                       seconds_text(patience) + ": the address must be one of this host."
+                       seconds_text(timeout) + ": the address must be one of this host."
                  : " found something listening at " + address + " that did not answer as a store within " +
-                       seconds_text(patience) + ": choose a port that no other program uses."),
+                       seconds_text(timeout) + ": choose a port that no other program uses."),
         rendezvous.rank);
   }
   if (rendezvous.serves) keep_serving(address, store);
@@ -176,9 +175,9 @@ std::string address_text(const Rendezvous& rendezvous) {
          std::to_string(rendezvous.port);
 }
 
-StorePtr open_store(const Rendezvous& rendezvous, Deadline deadline) {
-  auto store =
-      rendezvous.store == StoreKind::kFile ? open_file(rendezvous, deadline) : open_tcp(rendezvous, deadline);
+StorePtr open_store(const Rendezvous& rendezvous, milliseconds timeout, Deadline deadline) {
+  auto store = rendezvous.store == StoreKind::kFile ? open_file(rendezvous, deadline)
+                                                    : open_tcp(rendezvous, timeout, deadline);
   store->setTimeout(time_left(deadline));
   return store;
 }
