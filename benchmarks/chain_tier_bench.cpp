@@ -12,6 +12,7 @@
 #include "paced.h"
 #include "reef/chain.h"
 #include "reef/error.h"
+#include "reef/tier_speed.h"
 
 namespace reef::bench {
 namespace {
@@ -96,8 +97,7 @@ class Measurement {
 
   std::vector<Planned> planned(std::uint64_t budget_bytes) const {
     ChainProfile profile = profile_;
-    profile.tier_bytes_per_second = speed_.bytes_per_second;
-    profile.tier_work_share = speed_.work_share;
+    profile.tier_speed = speed_;
     profile.tier_capacity_bytes = std::uint64_t{1} << 40;
     std::vector<Planned> all;
     for (const ChainSolver solver : kSolvers) {

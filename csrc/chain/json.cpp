@@ -101,10 +101,10 @@ std::string ChainProfile::json() const {
     for_each_time(stage, write);
     all.push_back(std::move(one));
   }
-  return json::serialize(json::object{{"stages", std::move(all)},
-                                      {"tier_bytes_per_second", tier_bytes_per_second},
-                                      {"tier_work_share", tier_work_share},
-                                      {"tier_capacity_bytes", tier_capacity_bytes}});
+  const json::object speed{{"bytes_per_second", tier_speed.bytes_per_second},
+                           {"work_share", tier_speed.work_share}};
+  return json::serialize(json::object{
+      {"stages", std::move(all)}, {"tier_speed", speed}, {"tier_capacity_bytes", tier_capacity_bytes}});
 }
 
 ChainProfile chain_profile_from_json(std::string_view text) {
@@ -112,8 +112,8 @@ ChainProfile chain_profile_from_json(std::string_view text) {
   const json::value value = parsed(text, kWhat);
   const json::object chain = read(kWhat, "stages", [&] { return value.as_object(); });
   ChainProfile profile;
-  profile.tier_bytes_per_second = real(chain, kWhat, "tier_bytes_per_second");
-  profile.tier_work_share = real(chain, kWhat, "tier_work_share");
+  const json::object speed = read(kWhat, "tier_speed", [&] { return chain.at("tier_speed").as_object(); });
+  profile.tier_speed = {real(speed, kWhat, "bytes_per_second"), real(speed, kWhat, "work_share")};
   profile.tier_capacity_bytes = count(chain, kWhat, "tier_capacity_bytes");
   for (const json::value& each : read(kWhat, "stages", [&] { return chain.at("stages").as_array(); })) {
     const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });

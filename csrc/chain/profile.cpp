@@ -79,13 +79,13 @@ std::string ChainProfile::table() const {
 
 void check(const ChainProfile& profile) {
   if (profile.stages.empty()) throw ConfigError("ChainProfile: a chain without a stage; give at least one");
-  if (!(profile.tier_bytes_per_second >= 0) || !std::isfinite(profile.tier_bytes_per_second)) {
-    throw ConfigError("ChainProfile: a tier of " + std::to_string(profile.tier_bytes_per_second) +
+  if (!(profile.tier_speed.bytes_per_second >= 0) || !std::isfinite(profile.tier_speed.bytes_per_second)) {
+    throw ConfigError("ChainProfile: a tier of " + std::to_string(profile.tier_speed.bytes_per_second) +
                       " bytes a second; give what was measured, or 0 for none");
   }
-  if (!(profile.tier_work_share >= 0 && profile.tier_work_share <= 1)) {
+  if (!(profile.tier_speed.work_share >= 0 && profile.tier_speed.work_share <= 1)) {
     throw ConfigError("ChainProfile: transfers that take a core for " +
-                      std::to_string(profile.tier_work_share) + " of their time; give 0 to 1");
+                      std::to_string(profile.tier_speed.work_share) + " of their time; give 0 to 1");
   }
   for (std::size_t i = 0; i < profile.stages.size(); ++i) {
     const StageProfile& stage = profile.stages[i];

@@ -108,11 +108,11 @@ class ChainSimulation {
   // The end of a transfer that is given to the lane now. As soon as that, the stages wait for its work.
   double transfer(std::uint64_t bytes) {
     const double begin = std::max(lane_free_at_, cost_.seconds);
-    const double taken = static_cast<double>(bytes) / profile_.tier_bytes_per_second;
+    const double taken = static_cast<double>(bytes) / profile_.tier_speed.bytes_per_second;
     lane_free_at_ = begin + taken;
     cost_.begin_seconds.back() = begin;
-    cost_.seconds += taken * profile_.tier_work_share;
-    cost_.waited_seconds += taken * profile_.tier_work_share;
+    cost_.seconds += taken * profile_.tier_speed.work_share;
+    cost_.waited_seconds += taken * profile_.tier_speed.work_share;
     return cost_.end_seconds.back() = lane_free_at_;
   }
 
@@ -152,7 +152,7 @@ class ChainSimulation {
         op.kind == Kind::kOffloadOutput || op.kind == Kind::kEvictOutput || op.kind == Kind::kPrefetchOutput;
     Item& item = output ? outputs_[op.stage] : tapes_[op.stage];
     const std::uint64_t bytes = output ? output_bytes(op.stage) : own_tape_bytes(of(op.stage));
-    require(profile_.tier_bytes_per_second > 0, "moves something, and the profile knows of no tier");
+    require(profile_.tier_speed.bytes_per_second > 0, "moves something, and the profile knows of no tier");
     require(!output || op.stage < stages(), "moves the last output, which the program has");
     if (op.kind == Kind::kOffloadOutput || op.kind == Kind::kOffloadTape) {
       require(item.there && !item.copied, "copies what is not there, or has been copied");

@@ -79,7 +79,7 @@ Schedule dynamic(const ChainProfile& profile, std::uint64_t budget_bytes, ChainS
 // budgets are made to fit by transfers, and simulate() chooses.
 Schedule combined(const ChainProfile& profile, std::uint64_t budget_bytes,
                   const ChainSolverOptions& options) {
-  if (profile.tier_bytes_per_second == 0) return dynamic(profile, budget_bytes, options);
+  if (profile.tier_speed.bytes_per_second == 0) return dynamic(profile, budget_bytes, options);
   constexpr std::size_t kCandidates = 64;
   std::vector<Schedule> candidates;
   const std::uint64_t minimum = minimum_bytes(profile);

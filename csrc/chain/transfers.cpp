@@ -197,7 +197,7 @@ class Moves {
 
 std::optional<Schedule> with_transfers(const ChainProfile& profile, const Schedule& schedule,
                                        std::uint64_t budget_bytes) {
-  const bool has_tier = profile.tier_bytes_per_second > 0;
+  const bool has_tier = profile.tier_speed.bytes_per_second > 0;
   Moves moves(profile, schedule);
   if (!moves.choose(budget_bytes, has_tier ? profile.tier_capacity_bytes : 0)) return std::nullopt;
   return moves.schedule();

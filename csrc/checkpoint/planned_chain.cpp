@@ -15,6 +15,7 @@
 #include "reef/bytes.h"
 #include "reef/chain.h"
 #include "reef/error.h"
+#include "reef/tier_speed.h"
 
 namespace reef {
 namespace {
@@ -78,11 +79,8 @@ struct PlannedChain::State {
     Known of{chain, {}, {}};
     ChainProfile own = profile_chain(of.chain, input, options.profile);
     if (options.tier) {
-      const TierSpeed speed = options.tier_speed.bytes_per_second > 0
-                                  ? options.tier_speed
-                                  : measured(own, options.tier, input.device());
-      own.tier_bytes_per_second = speed.bytes_per_second;
-      own.tier_work_share = speed.work_share;
+      own.tier_speed = options.tier_speed.bytes_per_second > 0 ? options.tier_speed
+                                                               : measured(own, options.tier, input.device());
       const TierUse use = options.tier->use();
       own.tier_capacity_bytes = use.capacity_bytes - use.used_bytes;
     }

@@ -220,7 +220,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
 // Sizes do not matter to whether it is legal.
 void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
   ChainProfile profile;
-  profile.tier_bytes_per_second = 1;
+  profile.tier_speed.bytes_per_second = 1;
   for (std::size_t i = 0; i < chain.size(); ++i) profile.stages.push_back({chain.name(i)});
   simulate(profile, schedule);
   const bool moves = std::any_of(schedule.operations.begin(), schedule.operations.end(), [](const auto& op) {

@@ -16,6 +16,8 @@ namespace reef {
 /// A tier, and how this device's memory is copied to it and back, beside the program.
 struct TierLane {
   TierLane(std::shared_ptr<Tier> tier, c10::Device device);
+  /// Nobody else may write to what is copied, so nobody asks.
+  static constexpr bool kHashed = false;
 
   std::shared_ptr<Tier> tier;
   std::unique_ptr<Memory> memory;

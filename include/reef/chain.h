@@ -82,19 +82,6 @@ REEF_API ChainProfile profile_chain(Chain& chain, const at::Tensor& input,
 REEF_API at::Tensor run(const Chain& chain, const Schedule& schedule, const at::Tensor& input,
                         const CheckpointOptions& options = {}, const std::shared_ptr<Tier>& tier = nullptr);
 
-/// How a tier copies from and to a device's memory; for the members of ChainProfile that are called so.
-struct TierSpeed {
-  double bytes_per_second = 0;  ///< of the slower way
-  /// For what share of a copy's time it takes a core that stages would use, of the slower way by that: about
-  /// 1 for copies within host memory, less for a disk's; 0 for a device's own, and where the process may use
-  /// more cores than LibTorch has threads.
-  double work_share = 0;
-};
-/// Measures it by copying `bytes` there and back. Throws ConfigError if the tier has no room, or the device
-/// is neither the CPU nor CUDA, and what the tier throws.
-REEF_API TierSpeed tier_speed(const std::shared_ptr<Tier>& tier, c10::Device device,
-                              std::uint64_t bytes = std::uint64_t{16} << 20);
-
 /// What was chosen for a chain, an input and a budget.
 struct ChainPlan {
   ChainProfile profile;

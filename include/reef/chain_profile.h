@@ -36,13 +36,18 @@ struct StageProfile {
   double spread = 0;
 };
 
+/// How a tier copies from and to a device's memory, one copy at a time: see tier_speed().
+struct TierSpeed {
+  double bytes_per_second = 0;  ///< of the slower way; 0: there is no tier
+  /// For what share of a copy's time stages wait, as it takes a core that they would use, of the slower way
+  /// by that: about 1 for copies within host memory, less for a disk's; 0 for a device's own, and where the
+  /// process may use more cores than LibTorch has threads.
+  double work_share = 0;
+};
+
 struct ChainProfile {
   std::vector<StageProfile> stages;
-  /// Of transfers between memory and a tier, one at a time; 0: there is no tier.
-  double tier_bytes_per_second = 0;
-  /// For what share of a transfer's time the stages wait, as it takes a core that they would use: see
-  /// TierSpeed.
-  double tier_work_share = 0;
+  TierSpeed tier_speed = {};
   std::uint64_t tier_capacity_bytes = 0;
 
   /// A line a stage, and one of sums.

@@ -27,5 +27,6 @@
 #include "reef/shard_layout.h"
 #include "reef/swap.h"
 #include "reef/tier.h"
+#include "reef/tier_speed.h"
 #include "reef/timeline.h"
 #include "reef/trace.h"

@@ -194,7 +194,7 @@ def test_one_line_with_a_tier():
     assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True))
     assert measured <= peak * 0.85
     assert "by way of the tier" in str(reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier))
-    assert reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier).profile.tier_bytes_per_second > 0
+    assert reef.plan_of(net, x, int(peak * 0.8), solver="offload", tier=tier).profile.tier_speed.bytes_per_second > 0
 
 
 @pytest.mark.parametrize("early_stop", [True, False])

@@ -17,7 +17,7 @@ namespace {
 
 ChainProfile beside_a_tier(ChainProfile profile, double bytes_per_second,
                            std::uint64_t capacity_bytes = 1 << 20) {
-  profile.tier_bytes_per_second = bytes_per_second;
+  profile.tier_speed.bytes_per_second = bytes_per_second;
   profile.tier_capacity_bytes = capacity_bytes;
   return profile;
 }
@@ -59,7 +59,7 @@ TEST(ChainTransfers, CostsAreAddedUpByHand) {
 
   // Half of a copy's time is work that the stages wait for, T2 and B2 at once.
   ChainProfile on_their_cores = three_alike();
-  on_their_cores.tier_work_share = 0.5;
+  on_their_cores.tier_speed.work_share = 0.5;
   const ScheduleCost slower =
       simulate(on_their_cores, schedule_of(3, "T1 >t1 T2 ~t1 T3 L -a3 B3 -a2 <t1 B2 -a1 B1"));
   EXPECT_EQ(slower.begin_seconds[2], 2);
@@ -111,7 +111,7 @@ TEST(ChainTransfers, WhatIsNotLegalIsRefusedByName) {
   EXPECT_THROW(check(beside_a_tier(three_alike(), -1)), ConfigError);
   for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     ChainProfile profile = three_alike();
-    profile.tier_work_share = share;
+    profile.tier_speed.work_share = share;
     EXPECT_THROW(check(profile), ConfigError);
   }
 }
@@ -122,7 +122,7 @@ TEST(ChainTransfers, TogetherTheyAreNeverSlowerThanEither) {
   for (int row = 0; row < 1500; ++row) {
     ChainProfile profile =
         beside_a_tier(random_chain(random, 1 + row % 12), std::array{0.25, 0.5, 1.0, 2.0, 8.0}[row % 5]);
-    profile.tier_work_share = std::array{0.0, 0.0, 0.1, 1.0}[row % 4];
+    profile.tier_speed.work_share = std::array{0.0, 0.0, 0.1, 1.0}[row % 4];
     const std::uint64_t most = natural_peak_bytes(profile);
     const std::uint64_t budget_bytes = random_chain_budget(random, minimum_bytes(profile), most);
     const double recomputed = seconds_of(profile, budget_bytes, ChainSolver::kDynamic);
@@ -275,7 +275,9 @@ class AllSchedules {
     return bytes + (state.lost && state.top > 0 ? of(state.top).output_bytes : 0);
   }
   bool fits(const State& state, std::uint64_t bytes) const { return live(state) + bytes <= budget_bytes_; }
-  int copy_time(int bytes) const { return static_cast<int>(16 * bytes / profile_.tier_bytes_per_second); }
+  int copy_time(int bytes) const {
+    return static_cast<int>(16 * bytes / profile_.tier_speed.bytes_per_second);
+  }
 
   void go(State state, double cost, int wait, double seconds) {
     const int time = wait + static_cast<int>(16 * seconds);

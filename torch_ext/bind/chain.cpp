@@ -115,11 +115,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         return reef::run(self->chain, reef::schedule_from_json(schedule), input,
                          {.check_values = check_values}, tier_of(tier));
       });
-  m.def("tier_speed(__torch__.torch.classes.reef.Tier tier, str device) -> (float, float)",
-        [](const c10::intrusive_ptr<BoundTier>& tier, const std::string& device) {
-          const reef::TierSpeed speed = reef::tier_speed(tier->tier, c10::Device(device));
-          return std::make_tuple(speed.bytes_per_second, speed.work_share);
-        });
   m.def(
       "run_planned_chain(__torch__.torch.classes.reef.PlannedChain chain, Tensor input, int budget_bytes) -> "
       "Tensor",

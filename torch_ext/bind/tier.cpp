@@ -1,10 +1,12 @@
 #include "tier.h"
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bytes.h"
 #include "reef/error.h"
+#include "reef/tier_speed.h"
 
 namespace reef::bind {
 namespace {
@@ -53,6 +55,11 @@ void register_tier(torch::Library& m) {
                        .direct = direct,
                        .io = disk_io_of(io)}));
       });
+  m.def("tier_speed(__torch__.torch.classes.reef.Tier tier, str device) -> (float, float)",
+        [](const c10::intrusive_ptr<BoundTier>& tier, const std::string& device) {
+          const TierSpeed speed = tier_speed(tier->tier, c10::Device(device));
+          return std::make_tuple(speed.bytes_per_second, speed.work_share);
+        });
 }
 
 }  // namespace reef::bind

@@ -82,12 +82,11 @@ class PlannedChain:
         check_values: bool = False,
         group: torch.distributed.ProcessGroup | None = None,
         tier: Tier | None = None,
-        tier_speed: TierSpeed | None = None,
+        tier_speed: TierSpeed = TierSpeed(),
     ) -> None:
         boxed = None if group is None else group.boxed()
-        speed = list(tier_speed or (0.0, 0.0))
         self._planned = torch.classes.reef.PlannedChain(
-            Chain(stages)._chain, solver, slots, repeats, check_values, boxed, tier and tier._tier, speed
+            Chain(stages)._chain, solver, slots, repeats, check_values, boxed, tier and tier._tier, list(tier_speed)
         )
 
     def __call__(self, x: torch.Tensor, budget: str | int) -> torch.Tensor:

@@ -51,10 +51,8 @@ class ChainProfile:
     """What each stage of a chain costs."""
 
     stages: tuple[StageProfile, ...]
-    tier_bytes_per_second: float = 0.0
-    """Of transfers between memory and a tier, one at a time (see ``Tier.speed``); 0: there is no tier."""
-    tier_work_share: float = 0.0
-    """For what share of a transfer's time the stages wait, as it takes a core that they would use."""
+    tier_speed: TierSpeed = TierSpeed()
+    """See ``Tier.speed``."""
     tier_capacity_bytes: int = 0
 
     @staticmethod
@@ -62,16 +60,15 @@ class ChainProfile:
         """What ``json`` has written. Raises ValueError for other texts."""
         torch.ops.reef.chain_profile_table(text)  # says what is wrong with it
         of = json.loads(text)
-        return ChainProfile(**{**of, "stages": tuple(StageProfile(**stage) for stage in of["stages"])})
+        stages = tuple(StageProfile(**stage) for stage in of["stages"])
+        return ChainProfile(stages, TierSpeed(**of["tier_speed"]), of["tier_capacity_bytes"])
 
     def json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({**dataclasses.asdict(self), "tier_speed": self.tier_speed._asdict()})
 
     def with_tier(self, speed: TierSpeed, capacity_bytes: int = 1 << 62) -> ChainProfile:
         """The same chain, beside a tier."""
-        return dataclasses.replace(
-            self, tier_bytes_per_second=speed.bytes_per_second, tier_work_share=speed.work_share, tier_capacity_bytes=capacity_bytes
-        )
+        return dataclasses.replace(self, tier_speed=speed, tier_capacity_bytes=capacity_bytes)
 
     def table(self) -> str:
         """A line a stage, and one of sums."""

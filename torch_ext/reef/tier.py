@@ -26,12 +26,13 @@ class TierUse:
 
 
 class TierSpeed(NamedTuple):
-    """How a tier copies from and to a device's memory, the slower way."""
+    """How a tier copies from and to a device's memory, one copy at a time, the slower way."""
 
-    bytes_per_second: float
+    bytes_per_second: float = 0.0
+    """0: there is no tier."""
     work_share: float = 0.0
-    """For what share of a copy's time it takes a core that stages would use: about 1 for copies within host memory, less for
-    a disk's; 0 for a device's own, and where the process may use more cores than torch has threads."""
+    """For what share of a copy's time stages wait, as it takes a core that they would use: about 1 for copies within host
+    memory, less for a disk's; 0 for a device's own, and where the process may use more cores than torch has threads."""
 
 
 class Tier:
