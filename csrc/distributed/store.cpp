@@ -24,6 +24,11 @@ namespace {
 
 constexpr milliseconds kRetryEvery{50};
 constexpr milliseconds kPatiencePerAddress{3000};  // a host name can have several
+// The one who leaves a file's store as the last removes the file if, when it began to leave, so many had
+// begun to. With the number of ranks there, which is what FileStore expects, files stay: the last to be
+// through need not have been the last to begin. And of a bring-up that failed as well, in the way of the
+// next.
+constexpr int kLeaving = 1;
 
 std::string reason(int error_number) { return std::generic_category().message(error_number); }
 
@@ -150,8 +155,8 @@ StorePtr open_file(const Rendezvous& rendezvous, Deadline deadline) {
   ::close(descriptor);
   StorePtr store;
   try {
-    store = within(deadline, [path = rendezvous.path, ranks = rendezvous.world_size]() -> StorePtr {
-              return c10::make_intrusive<c10d::FileStore>(path, ranks);
+    store = within(deadline, [path = rendezvous.path]() -> StorePtr {
+              return c10::make_intrusive<c10d::FileStore>(path, kLeaving);
             }).value_or(nullptr);
   } catch (const std::exception& error) {
     throw ProcessGroupError(

@@ -381,6 +381,20 @@ TEST(BringUp, CanBeTriedAgainAfterAFailure) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
+TEST(BringUp, CanBeTriedAgainInTheSameFileAfterAFailure) {
+  const Folder folder;
+  const auto store = "file://" + (folder.path / "meet").string();
+  const std::vector<std::string> others = {"ranks 1 and 2", "ranks 0 and 2", "ranks 0 and 1"};
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto alone = error_of(options_of(rank, 3, store, milliseconds(300)));
+    ASSERT_TRUE(alone);
+    expect_words(*alone, {others[static_cast<std::size_t>(rank)] + " of 3 did not check in"});
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path));
+  }
+  const auto errors = as_ranks(3, [&](int rank) { barrier(init_process_group(options_of(rank, 3, store))); });
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
 TEST(BringUp, RefusesAnEnvironmentThatIsHalfSet) {
   ::setenv("RANK", "0", 1);
   ::unsetenv("WORLD_SIZE");
