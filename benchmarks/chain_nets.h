@@ -143,9 +143,4 @@ inline bool bit_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b
 
 double mebibytes(auto bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace reef::bench

@@ -50,10 +50,9 @@ std::string against_the_others(const std::vector<Planned>& all, const Planned& c
   std::vector<double> ratios;
   for (std::size_t turn = 0; turn < combined.seconds.size(); ++turn)
     ratios.push_back(combined.seconds[turn] / faster->seconds[turn]);
-  const Result pairs{"", ratios};
   char text[128];
   std::snprintf(text, sizeof text, "; %.3f times %s, half of the pairs within %.3f and %.3f, predicted %.3f",
-                pairs.median(), faster->names().c_str(), pairs.quantile(0.25), pairs.quantile(0.75),
+                median(ratios), faster->names().c_str(), quantile(ratios, 0.25), quantile(ratios, 0.75),
                 combined.cost.seconds / faster->cost.seconds);
   return text;
 }

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace reef::bench {
@@ -29,15 +30,17 @@ struct Variant {
   std::function<void()> finish;   ///< untimed, after each round; may be empty
 };
 
+inline double quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(std::lround(q * static_cast<double>(values.size() - 1)))];
+}
+inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+
 struct Result {
   std::string name;
   std::vector<double> nanoseconds;  ///< per unit of work, one entry a round
 
-  double quantile(double q) const {
-    std::vector<double> sorted = nanoseconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[static_cast<std::size_t>(std::lround(q * static_cast<double>(sorted.size() - 1)))];
-  }
+  double quantile(double q) const { return bench::quantile(nanoseconds, q); }
   double median() const { return quantile(0.5); }
 };
 
