@@ -2,10 +2,12 @@
 // were predicted and that a step takes, and whether its gradients are those of the plain run.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chain_nets.h"
@@ -53,9 +55,8 @@ class Measurement {
     }
     std::vector<double> plain_seconds;
     std::int64_t plain_peak = 0;
+    ChainProfile before = profile_now();
     for (int round = 0; round < net_.rounds; ++round) {
-      clear_gradients(net_);
-      const ChainProfile now = profile_chain(chain_, net_.input, {.repeats = 1});
       std::vector<std::size_t> order(planned_.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
       std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(round)));
@@ -66,10 +67,18 @@ class Measurement {
           plain.push_back(found.seconds);
           plain_peak = std::max(plain_peak, found.peak_bytes);
         }
-        Planned& planned = planned_[order[turn]];
-        take(planned);
-        planned.of_predicted.push_back(planned.seconds.back() / simulate(now, planned.schedule).seconds);
+        take(planned_[order[turn]]);
       }
+      // Machines drift: a step is held against what lies between the profiles before and after its round.
+      ChainProfile after = profile_now();
+      for (std::size_t turn = 0; turn < order.size(); ++turn) {
+        Planned& planned = planned_[order[turn]];
+        const double predicted =
+            std::lerp(simulate(before, planned.schedule).seconds, simulate(after, planned.schedule).seconds,
+                      (static_cast<double>(turn) + 0.5) / static_cast<double>(order.size()));
+        planned.of_predicted.push_back(planned.seconds.back() / predicted);
+      }
+      before = std::move(after);
       plain_seconds.push_back(median(plain));
       for (Planned& planned : planned_)
         planned.of_plain.push_back(planned.seconds.back() / plain_seconds.back());
@@ -93,6 +102,10 @@ class Measurement {
     const Schedule schedule = plan_chain(profile_, budget_bytes);
     planned_.push_back({name, schedule, simulate(profile_, schedule)});
   }
+  ChainProfile profile_now() {
+    clear_gradients(net_);
+    return profile_chain(chain_, net_.input, {.repeats = 1});
+  }
   Call call_of(const Planned& planned) {
     return [&](const Tensor& x) { return reef::run(chain_, planned.schedule, x); };
   }
@@ -107,7 +120,7 @@ class Measurement {
     char text[256];
     std::snprintf(text, sizeof text,
                   "peak %.1f MiB, predicted %.1f (%+.1f percent); %.3f times plain, predicted %.3f; "
-                  "%+.1f percent of what the profile of the same round predicts",
+                  "%+.1f percent of what profiles around it predict",
                   mebibytes(planned.peak_bytes), mebibytes(planned.cost.peak_bytes),
                   (mebibytes(planned.peak_bytes) / mebibytes(planned.cost.peak_bytes) - 1) * 100, times_plain,
                   planned.predicted_of_plain(), (median(planned.of_predicted) - 1) * 100);

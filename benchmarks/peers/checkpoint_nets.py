@@ -10,6 +10,7 @@ import importlib.util
 import json
 import random
 import statistics
+import sys
 import time
 
 import reef
@@ -130,14 +131,21 @@ class Measurement:
         self.peak[key] = max(self.peak[key], peak)
         return seconds
 
+    def profile_now(self) -> reef.ChainProfile:
+        self.clear()
+        return self.chain.profile(self.x, repeats=1)
+
     def all_in_turn(self, rounds: int) -> None:
+        before = self.profile_now()
         for number in range(rounds):
-            self.clear()
-            now = self.chain.profile(self.x, repeats=1)  # machines drift
-            for key in random.Random(number).sample(list(self.calls), len(self.calls)):
-                seconds = self.take(key)
+            taken = {key: self.take(key) for key in random.Random(number).sample(list(self.calls), len(self.calls))}
+            # Machines drift: a step is held against what lies between the profiles before and after its round.
+            after = self.profile_now()
+            for turn, (key, seconds) in enumerate(taken.items()):
                 if planned := self.planned.get(key):
-                    planned.of_predicted.append(seconds / planned.schedule.cost(now).seconds)
+                    first, last = (planned.schedule.cost(profile).seconds for profile in (before, after))
+                    planned.of_predicted.append(seconds / (first + (last - first) * (turn + 0.5) / len(taken)))
+            before = after
 
     def of(self, key: str, others: list[str], turns: int) -> list[float]:
         """How many times as long as each of the others a step takes: medians over so many turns, one after the other."""
@@ -169,7 +177,7 @@ class Measurement:
             of_plain, *of_rival = ratios[key]
             context = (f"peak {peak / 2**20:.1f} MiB, predicted {cost.peak_bytes / 2**20:.1f} ({100 * (peak / cost.peak_bytes - 1):+.1f} %); "
                        f"{of_plain:.3f} times plain, predicted {planned.of_plain_predicted:.3f}; "
-                       f"{100 * (statistics.median(planned.of_predicted) - 1):+.1f} % of what the profile of the same round predicts; ")  # fmt: skip
+                       f"{100 * (statistics.median(planned.of_predicted) - 1):+.1f} % of what profiles around it predict; ")  # fmt: skip
             if of_rival:
                 context += f"{of_rival[0]:.3f} times checkpoint_sequential's best that fits, {rivals[key]}"
             else:
@@ -190,6 +198,8 @@ def main() -> None:
     torch.manual_seed(0)
     if importlib.util.find_spec("torchvision"):
         Measurement("ResNet-50", *resnet50()).run(rounds=9)
+    else:
+        print("checkpoint_nets: torchvision is not installed, so ResNet-50 is left out", file=sys.stderr)
     Measurement("GPT-2", *gpt2()).run(rounds=5)
 
 
