@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def draw(points: list[dict], folder: Path) -> list[str]:
-    """Of {"chart", "series", "x_name", "x", "y_name", "y"}. Gives the lines of Markdown that show them."""
+    """Of {"chart", "series", "x_name", "x", "y_name", "y"}. Gives the lines of Markdown that
+    show them, none without matplotlib."""
     charts: dict[str, list[dict]] = {}
     for point in points:
         charts.setdefault(point["chart"], []).append(point)
@@ -16,7 +17,6 @@ def draw(points: list[dict], folder: Path) -> list[str]:
     try:
         import matplotlib
     except ImportError:
-        print("charts: matplotlib is not installed, so none are drawn (pip install matplotlib)")
         return []
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "reef", "svg.fonttype": "none", "font.family": "sans-serif"})

@@ -2,12 +2,15 @@
 rows of a table, and points of charts.
 
     run.py --only shard    measures what has "shard" in its name, and leaves the other sections as they are
+
+A peer that is not installed is left out; which ones are missing is said before anything is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +24,7 @@ import charts
 import torch
 
 HERE = Path(__file__).resolve().parent
+OPTIONAL = ("bitsandbytes", "deepspeed", "matplotlib", "rockmate", "torchao", "torchvision")  # matplotlib draws the charts
 
 
 def programs(build: Path) -> list[tuple[str, list[str]]]:
@@ -89,6 +93,8 @@ def main() -> None:
     build = arguments.build.resolve()
     os.environ["REEF_BUILD_DIR"] = str(build)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(build / "python"), os.environ.get("PYTHONPATH"))))
+    if missing := [module for module in OPTIONAL if importlib.util.find_spec(module) is None]:
+        print(f"run.py: not installed, and left out of what is written: {', '.join(missing)}", file=sys.stderr)
     before = read_sections(arguments.results)
     sections = {}
     for name, command in programs(arguments.build):
