@@ -34,8 +34,7 @@ class Measurement {
  public:
   explicit Measurement(const Net& net) : net_(net), plain_(plain_call(net)) {
     step(net_, ledger_, plain_);
-    clear_gradients(net_);
-    profile_ = profile_chain(chain_, net_.input, {.repeats = 5});
+    profile_ = profile(/*repeats=*/5);
     std::fputs(profile_.table().c_str(), stderr);
     const std::uint64_t least = minimum_bytes(profile_), most = natural_peak_bytes(profile_);
     for (std::size_t i = 0; i < kBudgets; ++i) {
@@ -55,7 +54,7 @@ class Measurement {
     }
     std::vector<double> plain_seconds;
     std::int64_t plain_peak = 0;
-    ChainProfile before = profile_now();
+    ChainProfile before = profile(/*repeats=*/1);
     for (int round = 0; round < net_.rounds; ++round) {
       std::vector<std::size_t> order(planned_.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
@@ -70,7 +69,7 @@ class Measurement {
         take(planned_[order[turn]]);
       }
       // Machines drift: a step is held against what lies between the profiles before and after its round.
-      ChainProfile after = profile_now();
+      ChainProfile after = profile(/*repeats=*/1);
       for (std::size_t turn = 0; turn < order.size(); ++turn) {
         Planned& planned = planned_[order[turn]];
         const double predicted =
@@ -102,9 +101,9 @@ class Measurement {
     const Schedule schedule = plan_chain(profile_, budget_bytes);
     planned_.push_back({name, schedule, simulate(profile_, schedule)});
   }
-  ChainProfile profile_now() {
+  ChainProfile profile(int repeats) {
     clear_gradients(net_);
-    return profile_chain(chain_, net_.input, {.repeats = 1});
+    return profile_chain(chain_, net_.input, {.repeats = repeats});
   }
   Call call_of(const Planned& planned) {
     return [&](const Tensor& x) { return reef::run(chain_, planned.schedule, x); };

@@ -58,9 +58,12 @@ class Step:
     def __init__(self, net: nn.Module, x: torch.Tensor) -> None:
         self.net, self.x, self.ledger = net, x, reef.Ledger()
 
-    def __call__(self, call) -> tuple[float, int]:
+    def clear(self) -> None:
         self.net.zero_grad()
         self.x.grad = None
+
+    def __call__(self, call) -> tuple[float, int]:
+        self.clear()
         torch.manual_seed(1)
         before = sum(self.ledger.live().values())
         self.ledger.reset_peak()
@@ -105,9 +108,8 @@ class Measurement:
     def __init__(self, name: str, net: nn.Sequential, x: torch.Tensor) -> None:
         self.name, self.net, self.x, self.step = name, net, x, Step(net, x)
         self.step(net)
-        self.clear()
         self.chain = reef.Chain(net)
-        profile = self.chain.profile(x, repeats=5)
+        profile = self.profile(repeats=5)
         least, most = profile.minimum_bytes, profile.natural_peak_bytes
         gradients = sum(stage.gradient_bytes for stage in profile.stages)
         budgets = {f"{budget / 2**20:.1f} MiB": budget
@@ -120,26 +122,22 @@ class Measurement:
         self.seconds: dict[str, list[float]] = {key: [] for key in self.calls}
         self.peak = dict.fromkeys(self.calls, 0)
 
-    def clear(self) -> None:
-        self.net.zero_grad()
-        self.x.grad = None
-
     def take(self, key: str) -> float:
         seconds, peak = self.step(self.calls[key])
         self.seconds[key].append(seconds)
         self.peak[key] = max(self.peak[key], peak)
         return seconds
 
-    def profile_now(self) -> reef.ChainProfile:
-        self.clear()
-        return self.chain.profile(self.x, repeats=1)
+    def profile(self, repeats: int) -> reef.ChainProfile:
+        self.step.clear()
+        return self.chain.profile(self.x, repeats=repeats)
 
     def all_in_turn(self, rounds: int) -> None:
-        before = self.profile_now()
+        before = self.profile(repeats=1)
         for number in range(rounds):
             taken = {key: self.take(key) for key in random.Random(number).sample(list(self.calls), len(self.calls))}
             # Machines drift: a step is held against what lies between the profiles before and after its round.
-            after = self.profile_now()
+            after = self.profile(repeats=1)
             for turn, (key, seconds) in enumerate(taken.items()):
                 if planned := self.planned.get(key):
                     first, last = (planned.schedule.cost(profile).seconds for profile in (before, after))
