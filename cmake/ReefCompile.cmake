@@ -24,6 +24,15 @@ function(reef_compile target)
   endif()
 endfunction()
 
+# reef_unit(target name source...): sources of a target that are compiled together as one translation unit, unless
+# REEF_UNITY is off. LibTorch's headers cost more than most of our sources, and what they instantiate is paid for in every
+# translation unit, precompiled or not. Keep a unit below 30 s: that is what a change in one of its sources costs.
+function(reef_unit target name)
+  target_sources(${target} PRIVATE ${ARGN})
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${name})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${REEF_UNITY} UNITY_BUILD_MODE GROUP)
+endfunction()
+
 # reef_program(target source...): an executable of ours against the library, found from the build tree as it is.
 function(reef_program target)
   add_executable(${target} ${ARGN})
@@ -31,18 +40,19 @@ function(reef_program target)
   reef_compile(${target})
 endfunction()
 
-# torch's headers cost 10 to 20 s in each source that needs torch/torch.h; programs share one precompiled copy.
-# The object library exists to own the header; consumers take it with reef_precompile(target).
-function(reef_precompile target)
-  if(NOT TARGET reef_precompiled)
-    set(_source "${PROJECT_BINARY_DIR}/precompiled.cpp")
-    if(NOT EXISTS "${_source}")
-      file(WRITE "${_source}" "int main() {}\n")
-    endif()
-    reef_program(reef_precompiled "${_source}")
-    target_precompile_headers(reef_precompiled PRIVATE <torch/torch.h>)
+# reef_test_program(target source...): a program in which not speed but its compilation counts: hardly optimized, with
+# torch/torch.h and GoogleTest precompiled once for all of them (reef_precompiled, which exists to own the header).
+function(reef_test_program target)
+  reef_program(${target} ${ARGN})
+  target_link_libraries(${target} PRIVATE GTest::gtest)
+  if(NOT REEF_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
   endif()
-  target_precompile_headers(${target} REUSE_FROM reef_precompiled)
+  if(target STREQUAL reef_precompiled)
+    target_precompile_headers(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support/precompiled.h")
+  else()
+    target_precompile_headers(${target} REUSE_FROM reef_precompiled)
+  endif()
 endfunction()
 
 # reef_build_facts(source): what build_info() reports, as definitions of that one source.
