@@ -72,6 +72,7 @@ struct Lanes {
   using Floats = avx2::Floats;
   using Ints = avx2::Ints;
   static constexpr int kLanes = 8;
+  static constexpr bool kHoldsTables = false;  ///< registers hold the tables of all of a rule's states
   static Floats all(float x) { return {_mm256_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm256_set1_epi32(x)}; }
   static Ints index() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }

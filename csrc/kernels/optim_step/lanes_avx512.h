@@ -72,6 +72,7 @@ struct Lanes {
   using Floats = avx512::Floats;
   using Ints = avx512::Ints;
   static constexpr int kLanes = 16;
+  static constexpr bool kHoldsTables = true;  ///< registers hold the tables of all of a rule's states
   static Floats all(float x) { return {_mm512_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
   /// 0, 1, 2, ...
