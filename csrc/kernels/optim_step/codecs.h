@@ -103,7 +103,9 @@ class Waiting {
       L::store(units_ + i * L::kLanes, L::all(units) / max(scale, L::all(FLT_MIN * units)));
     }
   }
+  const float* values() const { return values_; }
   const float* scales() const { return scales_; }
+  const float* units() const { return units_; }
   F units(int i) const { return L::all(units_[i / kBlockElements]); }
 
  private:
@@ -135,6 +137,7 @@ class CodedState {
   using F = typename L::Floats;
   using I = typename L::Ints;
   static constexpr bool kSettles = true;
+  static constexpr bool kLooksUp = Code::kLooksUp;
 
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) { open_at(state, tile, kBytes); }
   F load(int i) const { return code_.decode(code_at(i), unit_[i / Code::kBlock]); }
@@ -229,22 +232,7 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
   }
   void close() {
     Base::close();
-    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
-      I low[4], high[4], rest[4];
-      for (int k = 0; k < 4; ++k) {
-        const int at = i + k * L::kLanes;
-        const I random = random_bits<L>(key_, at);  // sixteen bits for each
-        low[k] = number(at, random);
-        high[k] = number(at + kHalf, shift_right<16>(random));
-        rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
-        low[k] = shift_right<4>(low[k]);
-        high[k] = shift_right<4>(high[k]);
-        if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
-      }
-      L::template store_bytes<0>(Base::codes_ + i, low);
-      if constexpr (!Base::kPacked) L::template store_bytes<0>(Base::codes_ + kHalf + i, high);
-      L::template store_bytes<0>(rests() + i, rest);
-    }
+    write(Base::codes_, Base::new_.values(), Base::new_.units(), key_);
   }
   I find(int) const { return L::all(0); }
   I code(I found) const { return found; }
@@ -254,8 +242,31 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
   static constexpr int kHalf = kTileElements / 2;
 
   std::uint8_t* rests() const { return Base::codes_ + Base::kBytes; }
-  I number(int i, I random) const {
-    return Base::code_.number(Base::new_[i], Base::new_.units(i), chance<L>(random));
+
+  // A function of its own, for nothing else of a step could be done beside it.
+  [[gnu::noinline, REEF_FLAT]] static void write(std::uint8_t* codes, const float* values, const float* units,
+                                                 std::uint32_t key) {
+    const FineCode code(FineCode::map());
+    const auto number = [&](int i, I random) {
+      const F unit = L::all(units[i / FineCode::kBlock]);
+      return code.number(L::load(values + i), unit, chance<L>(random));
+    };
+    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
+      I low[4], high[4], rest[4];
+      for (int k = 0; k < 4; ++k) {
+        const int at = i + k * L::kLanes;
+        const I random = random_bits<L>(key, at);  // sixteen bits for each
+        low[k] = number(at, random);
+        high[k] = number(at + kHalf, shift_right<16>(random));
+        rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
+        low[k] = shift_right<4>(low[k]);
+        high[k] = shift_right<4>(high[k]);
+        if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
+      }
+      L::template store_bytes<0>(codes + i, low);
+      if constexpr (!Base::kPacked) L::template store_bytes<0>(codes + kHalf + i, high);
+      L::template store_bytes<0>(codes + Base::kBytes + i, rest);
+    }
   }
 
   std::uint32_t key_ = 0;

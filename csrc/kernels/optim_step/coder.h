@@ -159,7 +159,15 @@ class Staged {
   alignas(64) float values_[kTileElements] = {};
 };
 
-template <class L, class Codec>
-using InStep = std::conditional_t<Codec::kSettles && !L::kHoldsTables, Staged<L, Codec>, Codec>;
+/// Whether the codecs of a format are staged: those of signed states say it for all of a tensor's.
+template <class L, template <class, bool> class CodecOf>
+constexpr bool is_staged() {
+  using Signed = CodecOf<L, true>;
+  if constexpr (Signed::kSettles) {
+    return Signed::kLooksUp && !L::kHoldsTables;
+  } else {
+    return false;
+  }
+}
 
 }  // namespace reef::kernels

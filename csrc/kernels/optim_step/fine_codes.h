@@ -16,23 +16,23 @@
 /// is from 0 to below 1.
 namespace reef::kernels {
 
-/// Numbers as lines in the values of a region; a part of the number line has at most one edge of regions.
-template <class L>
-class Regions {
+/// Numbers as lines in the values of a region.
+template <class L, Regions::Parts kParts, class Table>
+class NumberLines {
  public:
   using F = typename L::Floats;
   template <class Map>
-  REEF_LANE explicit Regions(const Map& map)
-      : edge_(map.edge), region_(map.region), offset_(map.offset), gain_(map.gain) {}
+  REEF_LANE explicit NumberLines(const Map& map)
+      : region_(map.regions), offset_(map.offset), gain_(map.gain) {}
 
-  REEF_LANE F number(F size, typename L::Ints part) const {
-    const auto region = add_where(size >= edge_[part], bits_of(region_[part]), L::all(1));
+  REEF_LANE F number(F size) const {
+    const auto region = region_(size);
     return fma(size, gain_[region], offset_[region]);
   }
 
  private:
-  typename L::Table32 edge_, region_;
-  typename L::Table16 offset_, gain_;
+  typename L::template RegionSearch<kParts> region_;
+  Table offset_, gain_;
 };
 
 template <class L, bool kSigned>
@@ -43,27 +43,29 @@ class Int8FineCode : public Int8Scaled<L> {
   using Lines = RankLines<L>;
   using Unit = typename Lines::Unit;
   using Map = FineDynamicMap;
+  static constexpr bool kLooksUp = true;
   static constexpr float kUnits = 1;
   static const Map& map() { return kSigned ? signed_fine_map() : unsigned_fine_map(); }
 
-  REEF_LANE explicit Int8FineCode(const Map& map) : lines_(map), regions_(map) {}
+  REEF_LANE explicit Int8FineCode(const Map& map) : lines_(map), numbers_(map) {}
 
   REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I number, const Unit& unit) const {
+    constexpr int kFirst = FineDynamicMap::first_exponent(kSigned);
     const F sixteenth = L::all(1.0F / 16);
+    const F shift = L::all(FineDynamicMap::shift(kSigned));
     if constexpr (kSigned) {
       const F rank = to_floats(number - L::all(kZero)) * sixteenth;
-      return copysign(Lines::value(abs(rank) + L::all(0.5F), unit), rank);
+      return copysign(Lines::template value<kFirst>(abs(rank) + shift, unit), rank);
     } else {
-      return Lines::value(fma(to_floats(number), sixteenth, L::all(1.0F)), unit);
+      return Lines::template value<kFirst>(fma(to_floats(number), sixteenth, shift), unit);
     }
   }
 
   REEF_LANE I number(F kept, F units, F chance) const {
     const F x = kept * units;
     const F size = kSigned ? abs(x) : x;
-    const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
-    const F rank = regions_.number(size, binade) + chance;
+    const F rank = numbers_.number(size) + chance;
     if constexpr (kSigned) {
       return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
     } else {
@@ -74,7 +76,7 @@ class Int8FineCode : public Int8Scaled<L> {
  private:
   static constexpr std::int32_t kZero = 127 * 16 + 8;
   Lines lines_;
-  Regions<L> regions_;
+  NumberLines<L, Regions::Parts::kBinades, typename L::Table9> numbers_;
 };
 
 template <class L, bool kSigned>
@@ -83,10 +85,11 @@ class Int4FineCode : public Int4Scaled<L> {
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Map = FineDynamicMap4;
+  static constexpr bool kLooksUp = true;
   static constexpr float kUnits = kSigned ? 1 : 256;
   static const Map& map() { return signed_fine_map4(); }
 
-  REEF_LANE explicit Int4FineCode(const Map& map) : base_(map.base), width_(map.width), regions_(map) {}
+  REEF_LANE explicit Int4FineCode(const Map& map) : base_(map.base), width_(map.width), numbers_(map) {}
 
   using Unit = float;
   REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 256); }
@@ -105,9 +108,7 @@ class Int4FineCode : public Int4Scaled<L> {
     if constexpr (kSigned) {
       const F x = kept * units;
       const F size = abs(x);
-      const I quarter =
-          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
-      const F rank = regions_.number(size, quarter) + chance;
+      const F rank = numbers_.number(size) + chance;
       return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
     } else {
       const F rank = fma(kept, units, L::all(-1.0F)) + chance;
@@ -117,8 +118,8 @@ class Int4FineCode : public Int4Scaled<L> {
 
  private:
   static constexpr std::int32_t kZero = 7 * 16 + 8;
-  typename L::Table16 base_, width_;
-  Regions<L> regions_;
+  typename L::Table8 base_, width_;
+  NumberLines<L, Regions::Parts::kQuarters, typename L::Table8> numbers_;
 };
 
 template <class L, bool kSigned>

@@ -71,7 +71,8 @@ class Tiles {
   static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
   static constexpr bool kHalves = requires { &Rule::begin; };
   template <bool kSigned>
-  using Codec = InStep<L, CodecOf<L, kSigned>>;
+  using Codec =
+      std::conditional_t<is_staged<L, CodecOf>(), Staged<L, CodecOf<L, kSigned>>, CodecOf<L, kSigned>>;
   static constexpr bool kSettles = kStates > 0 && Codec<true>::kSettles;
   template <std::size_t... i>
   static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<Rule::is_signed(i)>...>;
