@@ -55,7 +55,9 @@ template <class L, class Codec>
   Codec codec;
   codec.open(state, tile, key);
   const PaddedValues<L> values(from, elements);
-  if constexpr (Codec::kSettles) {
+  if constexpr (requires { codec.encode(values.data); }) {
+    codec.encode(values.data);
+  } else if constexpr (Codec::kSettles) {
     put_all<L>(codec, values.data);
     codec.close();
     for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {

@@ -23,6 +23,7 @@ struct Float32Scaled {
   using Scale = float;
   static constexpr int kBlock = kElements;
   static constexpr int kBits = kCodeBits;
+  static constexpr bool kKeepsValues = true;  ///< as they are
   REEF_LANE static F kept(F x) { return x; }
   REEF_LANE static F scale(F largest) { return largest; }
 };
@@ -32,13 +33,12 @@ template <class L>
 using Int4Scaled = Float32Scaled<L, 128, 4>;
 
 /// A value as a line in its rank, chosen by the rank's exponent.
-template <class L>
+template <class L, class Table>
 class RankLines {
  public:
   using F = typename L::Floats;
-  using Table9 = typename L::Table9;
   struct Unit {
-    Table9 base, width;
+    Table base, width;
   };
   template <class Map>
   REEF_LANE explicit RankLines(const Map& map) : base_(map.base), width_(map.width) {}
@@ -53,7 +53,7 @@ class RankLines {
   }
 
  private:
-  Table9 base_, width_;
+  Table base_, width_;
 };
 
 /// On the dynamic map (maps.h), by arithmetic: few operations, for a processor that reads and writes 16 bytes
@@ -63,7 +63,7 @@ class Int8Code : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Lines = RankLines<L>;
+  using Lines = RankLines<L, typename L::LineTable>;
   using Unit = typename Lines::Unit;
   using Map = DynamicMap;
   static constexpr bool kLooksUp = true;  ///< in tables
@@ -81,15 +81,16 @@ class Int8Code : public Int8Scaled<L> {
     if constexpr (kSigned) {
       const F minus = L::all(kOne + k * kAdded) - number;
       const I exponent = shift_right<23>(bits_of(minus));
-      return fnma(unit.width[exponent], minus, copysign(unit.base[exponent], minus));
+      return fnma(unit.width[exponent], minus, unit.base[exponent] ^ sign_of(minus));
     } else {
-      return Lines::template value<128>(number - L::all(kOne + k * kAdded), unit);
+      const F value = Lines::template value<128>(number - L::all(kOne + k * kAdded), unit);
+      return L::zero_of_zero(value, code);
     }
   }
 
   struct Found {
     F x, size;
-    I region;  ///< in the place of a float's exponent
+    typename L::DecadeSearch::Region region;
   };
   REEF_LANE Found find(F kept, F units) const {
     const F x = kept * units;
@@ -99,11 +100,11 @@ class Int8Code : public Int8Scaled<L> {
   }
   REEF_LANE I code(const Found& found) const {
     constexpr float kPart = DynamicMap::part(kSigned);
-    const F gain = gain_[shift_right<23>(found.region)];
+    const F gain = gain_[found.region.number];
     const F part = fma(found.size, gain, L::all(8.0F / 9 * kPart));
     const I below_two = min(bits_of(part), bits_of(L::all(0x1.FFFFFEP0F * kPart)));
-    const F rank = floats_of_bits(below_two + found.region);
-    if constexpr (kSigned) return to_ints(copysign(rank, found.x));
+    const F rank = floats_of_bits(below_two + found.region.as_exponent);
+    if constexpr (kSigned) return with_sign(to_ints(rank), found.x);
     return min(to_ints(rank), bits_of(found.x));  // of zero: -1 when kAdded is, which is written as 0
   }
 
@@ -180,6 +181,7 @@ class Companded8Code {
     return expanded(to_floats(code) - L::all(static_cast<float>(kAdded)), unit);
   }
 
+  static constexpr bool kKeepsValues = kSigned;
   REEF_LANE static F kept(F x) {
     if constexpr (kSigned) return x;
     return min(sqrt(x), L::all(0x1.FEP63F));  // at most a bfloat16: the scale is not rounded up to 2^64

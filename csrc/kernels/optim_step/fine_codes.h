@@ -40,7 +40,7 @@ class Int8FineCode : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Lines = RankLines<L>;
+  using Lines = RankLines<L, typename L::Table9>;
   using Unit = typename Lines::Unit;
   using Map = FineDynamicMap;
   static constexpr bool kLooksUp = true;

@@ -71,10 +71,12 @@ inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
 inline Ints to_ints(Floats a) { return {_mm256_cvttps_epi32(a.v)}; }
 inline Ints rounded(Floats a) { return {_mm256_cvtps_epi32(a.v)}; }
 
-inline Ints with_sign(Ints a, Floats sign) {
-  // vpsignd makes 0 of what has the sign of 0: hence the bit.
-  return {_mm256_sign_epi32(a.v, _mm256_or_si256(_mm256_castps_si256(sign.v), _mm256_set1_epi32(1)))};
+inline Ints sign_of(Floats a) { return {_mm256_castps_si256(_mm256_and_ps(a.v, _mm256_set1_ps(-0.0F)))}; }
+inline Floats operator^(Floats size, Ints sign) {
+  return {_mm256_xor_ps(size.v, _mm256_castsi256_ps(sign.v))};
 }
+/// (Of a `sign` that is +0 the result is 0, where other lanes leave a: what has no size has a 0 there.)
+inline Ints with_sign(Ints a, Floats sign) { return {_mm256_sign_epi32(a.v, _mm256_castps_si256(sign.v))}; }
 
 /// Searches for regions (maps.h), without a table of all parts of the number line: it would take four
 /// registers and thirteen instructions.
@@ -187,13 +189,35 @@ struct Lanes {
     }
     __m256 low, last;
   };
+  /// The last entry is in the place of the first, which has the same low three bits.
+  struct LineTable {
+    LineTable() = default;
+    explicit LineTable(const float* from)
+        : v(_mm256_blend_ps(_mm256_loadu_ps(from), _mm256_set1_ps(from[8]), 1)) {}
+    Floats operator[](Ints i) const { return {_mm256_permutevar8x32_ps(v, i.v)}; }
+    LineTable operator*(float x) const {
+      LineTable product;
+      product.v = _mm256_mul_ps(v, _mm256_set1_ps(x));
+      return product;
+    }
+    __m256 v;
+  };
+  static Floats zero_of_zero(Floats value, Ints code) {
+    return {_mm256_castsi256_ps(_mm256_sign_epi32(_mm256_castps_si256(value.v), code.v))};
+  }
 
   template <Regions::Parts kParts>
   using RegionSearch = std::conditional_t<kParts == Regions::Parts::kBinades, DecadeEdges, CountedEdges>;
   struct DecadeSearch {
-    explicit DecadeSearch(const DynamicMap& map) : regions(map.regions) {}
-    Ints operator()(Floats size) const { return shift_left<23>(regions(size)); }
-    DecadeEdges regions;
+    explicit DecadeSearch(const DynamicMap& map) : edges(map.regions) {}
+    struct Region {
+      Ints number, as_exponent;
+    };
+    Region operator()(Floats size) const {
+      const Ints number = edges(size);
+      return {number, shift_left<23>(number)};
+    }
+    DecadeEdges edges;
   };
 
  private:

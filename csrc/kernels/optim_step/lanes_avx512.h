@@ -67,6 +67,12 @@ inline Floats floats_of_bits(Ints a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 /// Towards zero.
 inline Ints to_ints(Floats a) { return {_mm512_cvttps_epi32(a.v)}; }
+inline Ints sign_of(Floats a) {
+  return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN))};
+}
+inline Floats operator^(Floats size, Ints sign) {
+  return {_mm512_xor_ps(size.v, _mm512_castsi512_ps(sign.v))};
+}
 inline Ints with_sign(Ints a, Floats sign) {
   const __mmask16 minus = _mm512_movepi32_mask(_mm512_castps_si512(sign.v));
   return {_mm512_mask_sub_epi32(a.v, minus, _mm512_setzero_si512(), a.v)};
@@ -136,6 +142,8 @@ struct Lanes {
     __m512 v;
   };
   using Table9 = Table16;
+  using LineTable = Table9;
+  static Floats zero_of_zero(Floats value, Ints) { return value; }
   struct Table8 {
     explicit Table8(const float* from) : v(_mm512_broadcast_f32x8(_mm256_loadu_ps(from))) {}
     Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }
@@ -161,9 +169,13 @@ struct Lanes {
   };
   struct DecadeSearch {
     explicit DecadeSearch(const DynamicMap& map) : jump(map.jump) {}
-    Ints operator()(Floats size) const {
+    struct Region {
+      Ints number, as_exponent;
+    };
+    Region operator()(Floats size) const {
       const Ints bits = bits_of(size);
-      return (bits + bits_of(jump[shift_right<23>(bits)])) & all(-0x800000);
+      const Ints jumped = bits + bits_of(jump[shift_right<23>(bits)]);
+      return {shift_right<23>(jumped), jumped & all(-0x800000)};
     }
     Table32 jump;
   };

@@ -80,6 +80,9 @@ REEF_LANE Floats to_floats(Ints a) { return {static_cast<float>(a.v)}; }
 REEF_LANE Ints to_ints(Floats a) { return {static_cast<std::int32_t>(a.v)}; }
 REEF_LANE Ints rounded(Floats a) { return {static_cast<std::int32_t>(::rintf(a.v))}; }
 
+/// Only the sign of it; and a size that is not negative, with this sign.
+REEF_LANE Ints sign_of(Floats a) { return {bits_of(a).v & INT32_MIN}; }
+REEF_LANE Floats operator^(Floats size, Ints sign) { return floats_of_bits(bits_of(size) ^ sign); }
 /// a, negated where `sign` has the sign bit.
 REEF_LANE Ints with_sign(Ints a, Floats sign) { return bits_of(sign).v < 0 ? Ints{0} - a : a; }
 
@@ -173,6 +176,11 @@ struct Lanes {
     float v[16];
   };
 
+  /// The same where entry 0 is for the code 0 alone, whose value is 0: lanes may have entry 8 in its place,
+  /// and make it 0 by zero_of_zero().
+  using LineTable = Table9;
+  REEF_LANE static Floats zero_of_zero(Floats value, Ints) { return value; }
+
   /// The number of a size's region: how many edges it has reached.
   template <Regions::Parts kParts>
   struct RegionSearch {
@@ -186,12 +194,17 @@ struct Lanes {
     const float* edge_in_part;
     const float* region_of_part;
   };
-  /// The same of a dynamic map, for a size from its kLeast on, in the place of a float's exponent.
+  /// The same of a dynamic map, for a size from its kLeast on.
   struct DecadeSearch {
+    struct Region {
+      Ints number;
+      Ints as_exponent;  ///< the number in the place of a float's exponent
+    };
     REEF_LANE explicit DecadeSearch(const DynamicMap& map) : jump(map.jump) {}
-    REEF_LANE Ints operator()(Floats size) const {
+    REEF_LANE Region operator()(Floats size) const {
       const Ints bits = bits_of(size);
-      return (bits + bits_of(Floats{jump[shift_right<23>(bits).v & 31]})) & Ints{-0x800000};
+      const Ints jumped = bits + bits_of(Floats{jump[shift_right<23>(bits).v & 31]});
+      return {shift_right<23>(jumped), jumped & Ints{-0x800000}};
     }
     const float* jump;
   };

@@ -30,6 +30,7 @@ struct Lanes : scalar::Lanes {
     const float* v = nullptr;
     float by = 1;
   };
+  using LineTable = Table9;
 };
 using F = Lanes::Floats;
 using I = Lanes::Ints;
