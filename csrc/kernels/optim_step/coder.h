@@ -28,15 +28,11 @@ class PaddedValues {
   alignas(64) float side_[kTileElements];
 };
 
-template <class L, class Codec>
-void put_all(Codec& codec, const float* from) {
-  for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
-    const auto lanes = [&](int k) {
-      L::prefetch(from + i + k * L::kLanes, kPrefetchBytes);
-      return L::load(from + i + k * L::kLanes);
-    };
-    codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
-  }
+/// Opens a codec on a tile whose values are to be loaded.
+template <class Codec>
+void open_to_load(Codec& codec, const OptimState& state, std::int64_t tile, std::uint32_t key) {
+  codec.open(state, tile, key);
+  if constexpr (requires { codec.read_scales(); }) codec.read_scales();
 }
 
 /// `to` has room for a whole tile.
@@ -44,7 +40,7 @@ template <class L, class Codec>
 [[gnu::noinline, REEF_FLAT]] void decode_tile(const OptimState& state, std::int64_t tile, std::uint32_t key,
                                               float* to) {
   Codec codec;
-  codec.open(state, tile, key);
+  open_to_load(codec, state, tile, key);
   for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
 }
 
@@ -55,16 +51,8 @@ template <class L, class Codec>
   Codec codec;
   codec.open(state, tile, key);
   const PaddedValues<L> values(from, elements);
-  if constexpr (requires { codec.encode(values.data); }) {
+  if constexpr (Codec::kSettles) {
     codec.encode(values.data);
-  } else if constexpr (Codec::kSettles) {
-    put_all<L>(codec, values.data);
-    codec.close();
-    for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
-      typename L::Ints codes[4];
-      for (int k = 0; k < 4; ++k) codes[k] = codec.code(codec.find(i + k * L::kLanes));
-      codec.store(i, codes);
-    }
   } else {
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       L::prefetch(values.data + i, prefetch_bytes);
@@ -80,8 +68,7 @@ template <class L, class Codec>
   Codec codec;
   codec.open(state, tile, 0);
   const PaddedValues<L> values(from, elements);
-  put_all<L>(codec, values.data);
-  codec.raise();
+  codec.raise(values.data);
 }
 
 /// Values to a state in a format and back.

@@ -95,8 +95,9 @@ class Tiles {
         nonfinite += gradient.count_nonfinite(tensor, tile);
         continue;
       }
-      each_state(codecs,
-                 [&](auto& codec, int i) { codec.open(tensor.states[i], tile, key_of_state(key, i)); });
+      each_state(codecs, [&](auto& codec, int i) {
+        open_to_load(codec, tensor.states[i], tile, key_of_state(key, i));
+      });
       if constexpr (kSettles) {
         alignas(64) Values roots;
         first_pass(rule, codecs, p, g, roots, elements);
@@ -131,7 +132,7 @@ class Tiles {
         continue;
       }
       each_state(codecs, [&](auto& codec, int i) {
-        if (!Rule::is_signed(i)) codec.open(tensor.states[i], tile, 0);
+        if (!Rule::is_signed(i)) open_to_load(codec, tensor.states[i], tile, 0);
       });
       if constexpr (kSettles) {
         alignas(64) Values roots;
@@ -167,7 +168,7 @@ class Tiles {
       const float* const g = gradient.open(tensor, tile, nullptr);
       if (g == nullptr) continue;
       const float* const p = parameter.open(tensor, tile, 0);
-      each_state(codecs, [&](auto& codec, int i) { codec.open(tensor.states[i], tile, 0); });
+      each_state(codecs, [&](auto& codec, int i) { open_to_load(codec, tensor.states[i], tile, 0); });
       for (int i = 0; i < kTileElements; i += L::kLanes) {
         F s[kStates + 1];
         load(codecs, s, i);
