@@ -292,16 +292,16 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
   [[gnu::noinline, REEF_FLAT]] static void write(std::uint8_t* codes, const float* values, const float* units,
                                                  std::uint32_t key) {
     const FineCode code(FineCode::map());
-    const auto number = [&](int i, I random) {
+    const auto number = [&](int i, I drawn) {
       const F unit = L::all(units[i / FineCode::kBlock]);
-      return code.number(L::load(values + i), unit, chance<L>(random));
+      return code.number(L::load(values + i), unit, to_floats(drawn));
     };
     for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
       I low[4], high[4], rest[4];
       for (int k = 0; k < 4; ++k) {
         const int at = i + k * L::kLanes;
         const I random = random_bits<L>(key, at);  // sixteen bits for each
-        low[k] = number(at, random);
+        low[k] = number(at, random & L::all(0xFFFF));
         high[k] = number(at + kHalf, shift_right<16>(random));
         rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
         low[k] = shift_right<4>(low[k]);

@@ -12,12 +12,12 @@
 /// moving average that changes by less than the last place does not stand still. Zero is a number of its own,
 /// and nothing else becomes it in an unsigned state.
 ///
-/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, chance) gives them; chance
-/// is from 0 to below 1.
+/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, drawn) gives them; drawn is
+/// a random integer from 0 to 65535.
 namespace reef::kernels {
 
 /// Numbers as lines in the values of a region.
-template <class L, Regions::Parts kParts, class Table>
+template <class L, Regions::Parts kParts>
 class NumberLines {
  public:
   using F = typename L::Floats;
@@ -32,7 +32,7 @@ class NumberLines {
 
  private:
   typename L::template RegionSearch<kParts> region_;
-  Table offset_, gain_;
+  typename L::Table8 offset_, gain_;
 };
 
 template <class L, bool kSigned>
@@ -55,19 +55,20 @@ class Int8FineCode : public Int8Scaled<L> {
     const F sixteenth = L::all(1.0F / 16);
     const F shift = L::all(FineDynamicMap::shift(kSigned));
     if constexpr (kSigned) {
-      const F rank = to_floats(number - L::all(kZero)) * sixteenth;
-      return copysign(Lines::template value<kFirst>(abs(rank) + shift, unit), rank);
+      const F rank = to_floats(number - L::all(kZero));
+      return copysign(Lines::template value<kFirst>(fma(abs(rank), sixteenth, shift), unit), rank);
     } else {
       return Lines::template value<kFirst>(fma(to_floats(number), sixteenth, shift), unit);
     }
   }
 
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     const F x = kept * units;
     const F size = kSigned ? abs(x) : x;
-    const F rank = numbers_.number(size) + chance;
+    const F rank = fma(drawn, chance_of_one, numbers_.number(size));
     if constexpr (kSigned) {
-      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+      return with_sign(to_ints(min(rank, L::all(static_cast<float>(kZero)))), x) + L::all(kZero);
     } else {
       return max(to_ints(min(rank, L::all(4080.0F))), min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
@@ -76,7 +77,7 @@ class Int8FineCode : public Int8Scaled<L> {
  private:
   static constexpr std::int32_t kZero = 127 * 16 + 8;
   Lines lines_;
-  NumberLines<L, Regions::Parts::kBinades, typename L::Table9> numbers_;
+  NumberLines<L, Regions::Parts::kBinades> numbers_;
 };
 
 template <class L, bool kSigned>
@@ -98,20 +99,21 @@ class Int4FineCode : public Int4Scaled<L> {
       const F rank = to_floats(number - L::all(kZero));
       const F size = abs(rank);
       const I between = shift_right<4>(to_ints(size));
-      return copysign(fma(width_[between], size, base_[between]), rank) * L::all(unit);
+      return (fma(width_[between], size, base_[between]) ^ sign_of(rank)) * L::all(unit);
     } else {
       return fma(to_floats(number), L::all(unit), L::all(unit));
     }
   }
 
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     if constexpr (kSigned) {
       const F x = kept * units;
       const F size = abs(x);
-      const F rank = numbers_.number(size) + chance;
-      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+      const F rank = fma(drawn, chance_of_one, numbers_.number(size));
+      return with_sign(to_ints(min(rank, L::all(static_cast<float>(kZero)))), x) + L::all(kZero);
     } else {
-      const F rank = fma(kept, units, L::all(-1.0F)) + chance;
+      const F rank = fma(drawn, chance_of_one, fma(kept, units, L::all(-1.0F)));
       return to_ints(max(min(rank, L::all(255.0F)), L::all(0.0F)));
     }
   }
@@ -119,7 +121,7 @@ class Int4FineCode : public Int4Scaled<L> {
  private:
   static constexpr std::int32_t kZero = 7 * 16 + 8;
   typename L::Table8 base_, width_;
-  NumberLines<L, Regions::Parts::kQuarters, typename L::Table8> numbers_;
+  NumberLines<L, Regions::Parts::kQuarters> numbers_;
 };
 
 template <class L, bool kSigned>
@@ -135,13 +137,16 @@ class Companded8FineCode : public Companded8Code<L, kSigned> {
   REEF_LANE F decode(I number, Unit unit) const {
     return Base::expanded(to_floats(number - L::all(kZero)) * L::all(1.0F / 16), unit);
   }
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     const F x = kept * units;
     const F sixteen = L::all(16.0F);
     if constexpr (kSigned) {
-      return to_ints(fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero))) + chance);
+      return to_ints(
+          fma(drawn, chance_of_one, fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero)))));
     } else {
-      return max(to_ints(fma(x, sixteen, chance)), min(bits_of(x), L::all(1)));  // not 0 unless x is
+      return max(to_ints(fma(x, sixteen, drawn * chance_of_one)),
+                 min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
   }
 

@@ -123,24 +123,23 @@ const DynamicMap4& signed_dynamic_map4() {
 }
 
 FineDynamicMap::FineDynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullptr, 0) {
-  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = 0;
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = 0;
   // In a region: value = at + part * (shifted rank - begin), from `begin` on.
   const auto set = [&](int region, double begin, double at, double part) {
     width[region] = static_cast<float>(part);
     base[region] = static_cast<float>(at - part * begin);
-    gain[region] = part == 0 ? 0 : static_cast<float>(16 / part);
-    offset[region] = static_cast<float>(16 * (begin - shift(is_signed) - (part == 0 ? 0 : at / part)));
+    gain[region] = static_cast<float>(16 / part);
+    offset[region] = static_cast<float>(16 * (begin - shift(is_signed) - at / part));
   };
-  double edges[kDecades + 1];              // from edges[i] on: region i + 1
+  double edges[kDecades];                  // from edges[i] on: region i + 1
   const double codes = is_signed ? 1 : 2;  // of the first decade
   set(0, shift(is_signed), 0, 1e-7 / (codes - shift(is_signed)));
   for (int i = 0; i < kDecades; ++i) {
     edges[i] = std::pow(10.0, i - kDecades);
     set(i + 1, std::ldexp(codes, i), edges[i], 9 * edges[i] / std::ldexp(codes, i));
   }
-  edges[kDecades] = 1;
-  set(kDecades + 1, std::ldexp(codes, kDecades), 1, 0);
-  regions = Regions(Regions::Parts::kBinades, edges, kDecades + 1);
+  base[kDecades + 1] = 1;
+  regions = Regions(Regions::Parts::kBinades, edges, kDecades);
 }
 
 const FineDynamicMap& signed_fine_map() {

@@ -42,7 +42,9 @@ template <class L>
 REEF_LANE typename L::Ints random_bits(std::uint32_t key, int i) {
   using I = typename L::Ints;
   const auto all = [](std::uint32_t x) { return L::all(static_cast<std::int32_t>(x)); };
-  I x = (L::index() + all(static_cast<std::uint32_t>(i) + key)) * all(0x9E3779B1U);
+  constexpr std::uint32_t kSpread = 0x9E3779B1U;
+  // Of the sum of lane, element and key: the lane's part is the same everywhere, the others' is one number.
+  I x = L::index() * all(kSpread) + all((static_cast<std::uint32_t>(i) + key) * kSpread);
   x = (x ^ shift_right<16>(x)) * all(0x85EBCA6BU);  // as mixed()
   x = (x ^ shift_right<13>(x)) * all(0xC2B2AE35U);
   return x ^ shift_right<16>(x);
