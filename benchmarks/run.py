@@ -56,11 +56,26 @@ def cpu_model() -> str:
     return platform.processor()
 
 
+def instruction_set() -> str:
+    """What the optimizers' kernels use: as csrc/kernels/optim_step/x86.cpp finds it, or what REEF_CPU asks for."""
+    if asked := os.environ.get("REEF_CPU"):
+        return asked
+    flags = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        return "avx512"
+    return "avx2" if {"avx2", "fma", "f16c"} <= flags else "portable"
+
+
 def where() -> str:
     commit = subprocess.run(["git", "-C", str(HERE), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
                             check=False).stdout.strip()
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
-    return (f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}; {cpu_model()}, {os.cpu_count()} cores, "
+    return (f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}; {cpu_model()} ({instruction_set()}), "
+            f"{os.cpu_count()} cores, "
             f"{platform.system()} {platform.release()}; {gpu}; torch {torch.__version__}, Python {platform.python_version()}")
 
 

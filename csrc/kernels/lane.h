@@ -8,3 +8,9 @@
 #define REEF_LANE inline
 #define REEF_UNROLL
 #endif
+
+/// An attribute of functions into which all that they call is to be inlined; the build sets it where it
+/// optimizes.
+#ifndef REEF_FLAT
+#define REEF_FLAT
+#endif

@@ -14,6 +14,33 @@ std::int64_t paired_bytes(std::int64_t elements) {
 
 }  // namespace
 
+std::string_view level_name(OptimLevel level) {
+  switch (level) {
+    case OptimLevel::kAvx512:
+      return "avx512";
+    case OptimLevel::kAvx2:
+      return "avx2";
+    case OptimLevel::kPortable:
+      break;
+  }
+  return "portable";
+}
+
+std::vector<OptimLevel> levels() {
+  std::vector<OptimLevel> found;
+  for (const OptimLevel level : {OptimLevel::kAvx512, OptimLevel::kAvx2, OptimLevel::kPortable}) {
+    if (has_level(level)) found.push_back(level);
+  }
+  return found;
+}
+
+std::optional<OptimLevel> level_by_name(std::string_view name) {
+  for (const OptimLevel level : levels()) {
+    if (level_name(level) == name) return level;
+  }
+  return std::nullopt;
+}
+
 std::int64_t optim_codes_bytes(OptimFormat format, std::int64_t elements) {
   const OptimFormat plain = uncompensated(format);
   if (plain != format) return optim_codes_bytes(plain, elements) + paired_bytes(elements);

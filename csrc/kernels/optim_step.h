@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "kernels/lane.h"
 
@@ -151,6 +154,13 @@ using OptimMeasure = OptimSquares (*)(const OptimTensor& tensor, std::int64_t fi
 enum class OptimLevel : std::uint8_t { kAvx512, kAvx2, kPortable };
 inline constexpr int kOptimLevels = 3;
 bool has_level(OptimLevel level);
+
+/// By what users call them: "avx512", "avx2", "portable".
+std::string_view level_name(OptimLevel level);
+/// Those that there are, best first. There is always the last one.
+std::vector<OptimLevel> levels();
+/// Nothing if no level is called so, or if there is none of that name here.
+std::optional<OptimLevel> level_by_name(std::string_view name);
 
 /// Values to a state and back, tiles [first, last) of so many elements: what has been saved by others, and is
 /// to be read by them. Values must not be NaN.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 
 #include "kernels/parallel.h"
 #include "reef/error.h"
@@ -39,13 +40,24 @@ Enum by_name(const std::string_view (&names)[kCount], std::string_view given, co
   throw ConfigError("'" + std::string(given) + "' is no " + what + "; use one of " + all);
 }
 
+// The best that the processor has, or what the environment asks for: so that one machine can measure them
+// all.
+OptimLevel chosen_level() {
+  const char* const asked = std::getenv("REEF_CPU");
+  if (asked == nullptr || *asked == '\0') return kernels::levels().front();
+  if (const auto found = kernels::level_by_name(asked)) return *found;
+  std::string names;
+  for (const OptimLevel level : kernels::levels()) {
+    names += (names.empty() ? "" : ", ") + std::string(kernels::level_name(level));
+  }
+  throw ConfigError("REEF_CPU is '" + std::string(asked) +
+                    "', which is no instruction set that the optimizers' kernels have on this processor; "
+                    "unset it, or set it to one of " +
+                    names);
+}
+
 const OptimKernels& best_kernels() {
-  static const OptimKernels& best = []() -> const OptimKernels& {
-    for (const OptimLevel level : {OptimLevel::kAvx512, OptimLevel::kAvx2}) {
-      if (const OptimKernels* found = kernels::optim_kernels(level)) return *found;
-    }
-    return *kernels::optim_kernels(OptimLevel::kPortable);
-  }();
+  static const OptimKernels& best = *kernels::optim_kernels(chosen_level());
   return best;
 }
 

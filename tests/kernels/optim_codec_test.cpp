@@ -9,6 +9,7 @@
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/codecs.h"
 #include "kernels/optim_step/lanes_scalar.h"
+#include "kernels/optim_step/maps.h"
 #include "kernels/optim_step/rules.h"
 #include "kernels/optim_tensors.h"
 #include "kernels/reference/optim_step.h"
@@ -157,6 +158,43 @@ TEST(Codec, LevelsAndAWarpAgreeOnEverything) {
         ASSERT_EQ(encoded(f, given, fast_scales, *kernels), codes);
         ASSERT_EQ(fast_scales, scales);
         ASSERT_EQ(decoded(f, codes, scales, elements, *kernels), decoded(f, codes, scales, elements));
+      }
+    }
+  }
+}
+
+// Where regions of a map begin, and where the guess of one changes (Regions, maps.h): levels find regions in
+// ways of their own.
+TEST(Codec, LevelsAndAWarpAgreeAtTheEdgesOfRegions) {
+  std::vector<float> edges;
+  for (const Regions* regions :
+       {&signed_dynamic_map().regions, &unsigned_dynamic_map().regions, &signed_dynamic_map4().regions,
+        &signed_fine_map().regions, &unsigned_fine_map().regions, &signed_fine_map4().regions}) {
+    for (const float edge : regions->edge) edges.push_back(edge <= 1 ? edge : 1);
+  }
+  for (int guess = 0; guess < 8; ++guess) {
+    const int above = (65536 * guess + Regions::kGuessGain - 1) / Regions::kGuessGain;
+    edges.push_back(floats_of_bits(scalar::Ints{(Regions::kGuessFrom + above) << 16}).v);
+  }
+  std::vector<float> given;
+  for (const float edge : edges) {
+    given.insert(given.end(), {edge, std::nextafter(edge, 0.0F), std::nextafter(edge, 1.0F), -edge,
+                               -std::nextafter(edge, 0.0F), -std::nextafter(edge, 1.0F)});
+  }
+  given.resize((given.size() + kTileElements - 1) / kTileElements * kTileElements, 0.0F);
+  for (std::size_t i = 0; i < given.size(); i += 32)
+    given.insert(given.begin() + static_cast<std::ptrdiff_t>(i), 1.0F);  // the scale is 1
+  for (const OptimKernels* kernels :
+       {optim_kernels(OptimLevel::kAvx512), optim_kernels(OptimLevel::kAvx2), &warp_kernels()}) {
+    if (kernels == nullptr) continue;
+    for (const OptimFormat format : kFormats) {
+      for (const bool is_signed : {true, false}) {
+        std::vector<float> values = given;
+        for (float& x : values) x = is_signed ? x : std::fabs(x);
+        std::vector<std::byte> scales, fast_scales;
+        const auto codes = encoded({format, is_signed}, values, scales);
+        ASSERT_EQ(encoded({format, is_signed}, values, fast_scales, *kernels), codes);
+        ASSERT_EQ(fast_scales, scales);
       }
     }
   }

@@ -196,6 +196,24 @@ INSTANTIATE_TEST_SUITE_P(All, EveryKernel,
                                           testing::Range(0, static_cast<int>(std::size(kFormats)))),
                          kernel_name);
 
+TEST(Levels, AreFoundByTheirNamesWhereTheProcessorHasThem) {
+  const std::vector<OptimLevel> found = levels();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.back(), OptimLevel::kPortable);
+  EXPECT_TRUE(std::is_sorted(found.begin(), found.end())) << "best first";
+  for (const OptimLevel level : {OptimLevel::kAvx512, OptimLevel::kAvx2, OptimLevel::kPortable}) {
+    const auto by_name = level_by_name(level_name(level));
+    ASSERT_EQ(by_name.has_value(), has_level(level)) << level_name(level);
+    EXPECT_EQ(optim_kernels(level) != nullptr, has_level(level));
+    EXPECT_EQ(std::count(found.begin(), found.end(), level), has_level(level) ? 1 : 0);
+    if (by_name) {
+      EXPECT_EQ(*by_name, level);
+    }
+  }
+  EXPECT_EQ(level_by_name("portable"), OptimLevel::kPortable);
+  for (const char* name : {"", "sse2", "AVX2", "avx2 "}) EXPECT_FALSE(level_by_name(name)) << name;
+}
+
 // A number rounded up or down by chance is right in the mean, and never off by a whole unit.
 TEST(Stochastic, IsRightInTheMean) {
   Random random(10);

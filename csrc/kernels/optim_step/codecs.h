@@ -64,15 +64,15 @@ class BFloat16Codec {
   std::uint32_t key_ = 0;
 };
 
-/// The new values of a tile, kept until the largest of their block is known.
+/// The scales of the blocks of a tile, made of their largest values.
 template <class L, int kBlockElements, bool kSigned>
-class Waiting {
+class Blocks {
  public:
   using F = typename L::Floats;
   static constexpr int kBlocks = kTileElements / kBlockElements;
 
+  /// New values of lanes and of the three after them.
   void put(int i, const F (&x)[4]) {
-    for (int k = 0; k < 4; ++k) L::store(values_ + i + k * L::kLanes, x[k]);
     for (int k = 0; k < 4; k += kPartLanes) {
       F largest = kSigned ? abs(x[k]) : x[k];
       for (int m = 1; m < kPartLanes; ++m)
@@ -80,12 +80,12 @@ class Waiting {
       largest_[i / kPart + k / kPartLanes] = largest;
     }
   }
-  F operator[](int i) const { return L::load(values_ + i); }
 
   /// The tile is whole. The largest value of each block, rounded up by `round`, is its scale. Values will be
-  /// counted in so many units of it. An infinity (a square that overflowed) becomes the largest float.
+  /// counted in so many units of it. Returns whether a value is an infinity (a square that overflowed), which
+  /// is to become the largest float.
   template <class Round>
-  void close(float units, const Round& round) {
+  bool close(float units, const Round& round) {
     constexpr int kOfBlock = kBlockElements / kPart;
     F of_blocks[kBlocks];
     for (int block = 0; block < kBlocks; ++block) {
@@ -96,15 +96,17 @@ class Waiting {
     }
     F packed[kPacked];
     L::largest(of_blocks, packed);
+    bool overflowed = false;
     for (int i = 0; i < kPacked; ++i) {
-      if (!all(L::all(FLT_MAX) >= packed[i])) packed[i] = take_infinities(packed[i]);
-      const F scale = round(packed[i]);
+      overflowed |= !all(L::all(FLT_MAX) >= packed[i]);
+      const F scale = round(min(packed[i], L::all(FLT_MAX)));
       L::store(scales_ + i * L::kLanes, scale);
       L::store(units_ + i * L::kLanes, L::all(units) / max(scale, L::all(FLT_MIN * units)));
     }
+    return overflowed;
   }
   const float* scales() const { return scales_; }
-  F units(int i) const { return L::all(units_[i / kBlockElements]); }
+  const float* units() const { return units_; }
 
  private:
   // Largest values are kept for parts of blocks: four lanes, or less.
@@ -113,19 +115,18 @@ class Waiting {
   // Scales are made for as many blocks at once as there are lanes.
   static constexpr int kPacked = (kBlocks + L::kLanes - 1) / L::kLanes;
 
-  F take_infinities(F largest) {
-    const F most = L::all(FLT_MAX);
-    for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::store(values_ + i, max(min((*this)[i], most), L::all(-FLT_MAX)));
-    }
-    return min(largest, most);
-  }
-
-  alignas(64) float values_[kTileElements];
   F largest_[kTileElements / kPart];
   alignas(64) float scales_[kPacked * L::kLanes];
   alignas(64) float units_[kPacked * L::kLanes];
 };
+
+/// Infinities become the largest float. `to` may be `from`.
+template <class L>
+void limit(const float* from, float* to) {
+  for (int i = 0; i < kTileElements; i += L::kLanes) {
+    L::store(to + i, max(min(L::load(from + i), L::all(FLT_MAX)), L::all(-FLT_MAX)));
+  }
+}
 
 /// A state of codes, and a scale for each block. Of 4 bits there are two codes a byte: of elements 0 to 127
 /// of a tile in the low halves, of 128 to 255 in the high ones, so that each half is a block of its own.
@@ -135,25 +136,21 @@ class CodedState {
   using F = typename L::Floats;
   using I = typename L::Ints;
   static constexpr bool kSettles = true;
+  static constexpr bool kLooksUp = Code::kLooksUp;
 
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) { open_at(state, tile, kBytes); }
   F load(int i) const { return code_.decode(code_at(i), unit_[i / Code::kBlock]); }
   void put(int i, const F (&x)[4]) {
-    new_.put(i, {Code::kept(x[0]), Code::kept(x[1]), Code::kept(x[2]), Code::kept(x[3])});
+    const F kept[4] = {Code::kept(x[0]), Code::kept(x[1]), Code::kept(x[2]), Code::kept(x[3])};
+    for (int k = 0; k < 4; ++k) L::store(new_ + i + k * L::kLanes, kept[k]);
+    blocks_.put(i, kept);
   }
-  F waiting(int i) const { return new_[i]; }
+  F waiting(int i) const { return L::load(new_ + i); }
   void close() {
-    new_.close(Code::kUnits, &Code::scale);
-    for (int block = 0; block < kBlocks; ++block) put_scale(scales_[block], new_.scales()[block]);
+    if (blocks_.close(Code::kUnits, &Code::scale)) limit<L>(new_, new_);
+    put_scales();
   }
-  auto find(int i) const {
-    if constexpr (!kPacked) {
-      return code_.find(new_[i], new_.units(i));
-    } else {
-      if (i >= kBytes) return L::all(0);
-      return nibble(i) | shift_left<4>(nibble(i + kBytes));
-    }
-  }
+  auto find(int i) const { return find(code_, new_, blocks_.units(), i); }
   template <class Found>
   I code(const Found& found) const {
     if constexpr (kPacked) {
@@ -166,7 +163,30 @@ class CodedState {
     if (i < kBytes) L::template store_bytes<Code::kAdded>(codes_ + i, codes);
   }
 
+  /// All of this at once, for the new values of a whole tile.
+  void encode(const float* from) {
+    encode(from, [this](const float* values) { write(values); });
+  }
+
  protected:
+  template <class Write>
+  void encode(const float* from, const Write& write_codes) {
+    alignas(64) float side[kTileElements];
+    for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
+      F kept[4];
+      for (int k = 0; k < 4; ++k) {
+        kept[k] = Code::kept(L::load(from + i + k * L::kLanes));
+        if constexpr (!Code::kKeepsValues) L::store(side + i + k * L::kLanes, kept[k]);
+      }
+      blocks_.put(i, kept);
+    }
+    const float* const kept = Code::kKeepsValues ? from : side;
+    const bool overflowed = blocks_.close(Code::kUnits, &Code::scale);
+    if (overflowed) limit<L>(kept, side);
+    put_scales();
+    write_codes(overflowed ? side : kept);
+  }
+
   using Scale = typename Code::Scale;
   static constexpr bool kPacked = Code::kBits == 4;
   static constexpr int kBytes = kTileElements * Code::kBits / 8;
@@ -184,7 +204,30 @@ class CodedState {
     return code;
   }
 
-  I nibble(int i) const { return code_.code(code_.find(new_[i], new_.units(i))); }
+  // What code() takes; of 4 bits, two codes already, or nothing where another element has it.
+  static auto find(const Code& code, const float* values, const float* units, int i) {
+    const auto found = [&](int at) {
+      return code.find(L::load(values + at), L::all(units[at / Code::kBlock]));
+    };
+    if constexpr (!kPacked) {
+      return found(i);
+    } else {
+      if (i >= kBytes) return L::all(0);
+      return code.code(found(i)) | shift_left<4>(code.code(found(i + kBytes)));
+    }
+  }
+
+  void write(const float* values) const {
+    for (int i = 0; i < kBytes; i += 4 * L::kLanes) {
+      I codes[4];
+      for (int k = 0; k < 4; ++k) codes[k] = code(find(code_, values, blocks_.units(), i + k * L::kLanes));
+      L::template store_bytes<Code::kAdded>(codes_ + i, codes);
+    }
+  }
+
+  void put_scales() {
+    for (int block = 0; block < kBlocks; ++block) put_scale(scales_[block], blocks_.scales()[block]);
+  }
 
   static float as_float(float scale) { return scale; }
   static float as_float(std::uint16_t scale) {  // a bfloat16
@@ -204,7 +247,8 @@ class CodedState {
   std::uint8_t* codes_ = nullptr;
   Scale* scales_ = nullptr;
   typename Code::Unit unit_[kBlocks];  ///< of what is decoded
-  Waiting<L, Code::kBlock, kSigned> new_;
+  Blocks<L, Code::kBlock, kSigned> blocks_;
+  alignas(64) float new_[kTileElements];
 };
 
 /// And four bits of what a code's rounding lost, two elements a byte as codes of four bits. All of it is
@@ -229,22 +273,11 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
   }
   void close() {
     Base::close();
-    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
-      I low[4], high[4], rest[4];
-      for (int k = 0; k < 4; ++k) {
-        const int at = i + k * L::kLanes;
-        const I random = random_bits<L>(key_, at);  // sixteen bits for each
-        low[k] = number(at, random);
-        high[k] = number(at + kHalf, shift_right<16>(random));
-        rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
-        low[k] = shift_right<4>(low[k]);
-        high[k] = shift_right<4>(high[k]);
-        if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
-      }
-      L::template store_bytes<0>(Base::codes_ + i, low);
-      if constexpr (!Base::kPacked) L::template store_bytes<0>(Base::codes_ + kHalf + i, high);
-      L::template store_bytes<0>(rests() + i, rest);
-    }
+    write(Base::codes_, Base::new_, Base::blocks_.units(), key_);
+  }
+  void encode(const float* from) {
+    Base::encode(from,
+                 [this](const float* values) { write(Base::codes_, values, Base::blocks_.units(), key_); });
   }
   I find(int) const { return L::all(0); }
   I code(I found) const { return found; }
@@ -254,8 +287,31 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
   static constexpr int kHalf = kTileElements / 2;
 
   std::uint8_t* rests() const { return Base::codes_ + Base::kBytes; }
-  I number(int i, I random) const {
-    return Base::code_.number(Base::new_[i], Base::new_.units(i), chance<L>(random));
+
+  // A function of its own, for nothing else of a step could be done beside it.
+  [[gnu::noinline, REEF_FLAT]] static void write(std::uint8_t* codes, const float* values, const float* units,
+                                                 std::uint32_t key) {
+    const FineCode code(FineCode::map());
+    const auto number = [&](int i, I drawn) {
+      const F unit = L::all(units[i / FineCode::kBlock]);
+      return code.number(L::load(values + i), unit, to_floats(drawn));
+    };
+    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
+      I low[4], high[4], rest[4];
+      for (int k = 0; k < 4; ++k) {
+        const int at = i + k * L::kLanes;
+        const I random = random_bits<L>(key, at);  // sixteen bits for each
+        low[k] = number(at, random & L::all(0xFFFF));
+        high[k] = number(at + kHalf, shift_right<16>(random));
+        rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));
+        low[k] = shift_right<4>(low[k]);
+        high[k] = shift_right<4>(high[k]);
+        if constexpr (Base::kPacked) low[k] = low[k] | shift_left<4>(high[k]);
+      }
+      L::template store_bytes<0>(codes + i, low);
+      if constexpr (!Base::kPacked) L::template store_bytes<0>(codes + kHalf + i, high);
+      L::template store_bytes<0>(codes + Base::kBytes + i, rest);
+    }
   }
 
   std::uint32_t key_ = 0;

@@ -7,92 +7,156 @@
 #include "kernels/optim_step/codecs.h"
 #include "kernels/optim_step/side.h"
 
+/// Tiles from floats to codes and back, in functions of their own: one for each format and sign.
 namespace reef::kernels {
 
-/// Values to a state in a format and back. A tile that is not whole is worked on at the side.
-template <class L, template <class, bool> class Codec, OptimFormat kFormat, bool kSigned>
+/// The values of a tile, with zeros after them at the side if it is not whole. (A class for each kind of
+/// lanes, so that its code is never that of another instruction set.)
+template <class L>
+class PaddedValues {
+ public:
+  PaddedValues(const float* from, std::int64_t elements) : data(from) {
+    if (elements == kTileElements) return;
+    std::fill(std::copy_n(from, elements, side_), side_ + kTileElements, 0.0F);
+    data = side_;
+  }
+  PaddedValues(const PaddedValues&) = delete;
+  PaddedValues& operator=(const PaddedValues&) = delete;
+  const float* data;
+
+ private:
+  alignas(64) float side_[kTileElements];
+};
+
+/// Opens a codec on a tile whose values are to be loaded.
+template <class Codec>
+void open_to_load(Codec& codec, const OptimState& state, std::int64_t tile, std::uint32_t key) {
+  codec.open(state, tile, key);
+  if constexpr (requires { codec.read_scales(); }) codec.read_scales();
+}
+
+/// `to` has room for a whole tile.
+template <class L, class Codec>
+[[gnu::noinline, REEF_FLAT]] void decode_tile(const OptimState& state, std::int64_t tile, std::uint32_t key,
+                                              float* to) {
+  Codec codec;
+  open_to_load(codec, state, tile, key);
+  for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
+}
+
+/// Of a tile that is not whole, `state` must have room for a whole one: there, zeros are encoded.
+template <class L, class Codec>
+[[gnu::noinline, REEF_FLAT]] void encode_tile(const OptimState& state, std::int64_t tile, std::uint32_t key,
+                                              const float* from, std::int64_t elements) {
+  Codec codec;
+  codec.open(state, tile, key);
+  const PaddedValues<L> values(from, elements);
+  if constexpr (Codec::kSettles) {
+    codec.encode(values.data);
+  } else {
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      L::prefetch(values.data + i, prefetch_bytes);
+      codec.put(i, L::load(values.data + i));
+    }
+  }
+}
+
+/// Raises new scales to what the tile needs, for a format that must know all of a tensor's values first.
+template <class L, class Codec>
+[[gnu::noinline, REEF_FLAT]] void survey_tile(const OptimState& state, std::int64_t tile, const float* from,
+                                              std::int64_t elements) {
+  Codec codec;
+  codec.open(state, tile, 0);
+  const PaddedValues<L> values(from, elements);
+  codec.raise(values.data);
+}
+
+/// Values to a state in a format and back.
+template <class L, template <class, bool> class CodecOf, OptimFormat kFormat, bool kSigned>
 struct Coder {
-  [[REEF_FLAT]] static void encode(const float* values, const OptimState& state, std::int64_t elements,
-                                   std::int64_t first, std::int64_t last) {
-    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      const Values from(values + begin, count);
-      if constexpr (Codec<L, kSigned>::kSettles) {
-        put(codec, from.data);
-        codec.close();
-        for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
-          typename L::Ints codes[4];
-          for (int k = 0; k < 4; ++k) codes[k] = codec.code(codec.find(i + k * L::kLanes));
-          codec.store(i, codes);
-        }
-      } else {
-        for (int i = 0; i < kTileElements; i += L::kLanes) {
-          L::prefetch(from.data + i, prefetch_bytes);
-          codec.put(i, L::load(from.data + i));
-        }
-      }
+  using Codec = CodecOf<L, kSigned>;
+
+  static void encode(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    each(state, elements, first, last, [&](const OptimState& of, std::int64_t at, std::int64_t tile) {
+      const std::int64_t begin = tile * kTileElements;
+      encode_tile<L, Codec>(of, at, key_of_encoded(state, tile), values + begin,
+                            std::min(kTileElements, elements - begin));
     });
   }
 
-  /// Instead, where all of the values must be known first.
-  [[REEF_FLAT]] static void survey(const float* values, const OptimState& state, std::int64_t elements,
-                                   std::int64_t first, std::int64_t last) {
-    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
-      const Values from(values + begin, count);
-      put(codec, from.data);
-      codec.raise();
+  static void survey(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    each(state, elements, first, last, [&](const OptimState& of, std::int64_t at, std::int64_t tile) {
+      const std::int64_t begin = tile * kTileElements;
+      survey_tile<L, Codec>(of, at, values + begin, std::min(kTileElements, elements - begin));
     });
   }
 
-  [[REEF_FLAT]] static void decode(const OptimState& state, float* values, std::int64_t elements,
-                                   std::int64_t first, std::int64_t last) {
-    each(state, elements, first, last, [&](auto& codec, std::int64_t begin, std::int64_t count) {
+  static void decode(const OptimState& state, float* values, std::int64_t elements, std::int64_t first,
+                     std::int64_t last) {
+    each(state, elements, first, last, [&](const OptimState& of, std::int64_t at, std::int64_t tile) {
+      const std::int64_t begin = tile * kTileElements;
+      const std::int64_t count = std::min(kTileElements, elements - begin);
       alignas(64) float side[kTileElements];
       float* const to = count < kTileElements ? side : values + begin;
-      for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
-      if (count < kTileElements) std::memcpy(values + begin, side, count * sizeof(float));
+      decode_tile<L, Codec>(of, at, key_of_encoded(state, tile), to);
+      if (count < kTileElements)
+        std::memcpy(values + begin, side, static_cast<std::size_t>(count) * sizeof(float));
     });
   }
 
  private:
-  /// Those of a tile, padded with zeros at the side if it is not whole.
-  struct Values {
-    Values(const float* from, std::int64_t count) : data(from) {
-      if (count == kTileElements) return;
-      std::fill(std::copy_n(from, count, side), side + kTileElements, 0.0F);
-      data = side;
-    }
-    const float* data;
-    alignas(64) float side[kTileElements];
-  };
-
-  static void put(Codec<L, kSigned>& codec, const float* from) {
-    for (int i = 0; i < kTileElements; i += 4 * L::kLanes) {
-      const auto lanes = [&](int k) {
-        L::prefetch(from + i + k * L::kLanes, kPrefetchBytes);
-        return L::load(from + i + k * L::kLanes);
-      };
-      codec.put(i, {lanes(0), lanes(1), lanes(2), lanes(3)});
-    }
-  }
-
+  // Calls `work` with each tile: the state that it is in, its number there, and its number in the tensor. A
+  // tile that is not whole is in a state at the side.
   template <class Work>
   static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
                    const Work& work) {
-    Codec<L, kSigned> codec;
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      const std::int64_t begin = tile * kTileElements;
-      const std::int64_t count = std::min(kTileElements, elements - begin);
-      if (count == kTileElements) {
-        codec.open(state, tile, key_of_encoded(state, tile));
-        work(codec, begin, count);
-        continue;
-      }
-      SideState<kFormat> side;
-      codec.open(side.read(state, tile, count), 0, key_of_encoded(state, tile));
-      work(codec, begin, count);
-      side.write();
-    }
+    const std::int64_t whole = std::min(last, elements / kTileElements);
+    for (std::int64_t tile = first; tile < whole; ++tile) work(state, tile, tile);
+    if (last == whole || first >= last) return;
+    SideState side;
+    work(side.read(state, kFormat, whole, elements - whole * kTileElements), 0, whole);
+    side.write();
   }
 };
+
+/// A codec as a step uses it where registers cannot hold what the codecs of all states look up: a tile is
+/// decoded when it is opened and encoded when it is closed, by itself, and in between its values lie in
+/// memory (of the first cache). It need not settle: new values are put as they come.
+template <class L, class Codec>
+class Staged {
+ public:
+  using F = typename L::Floats;
+  static constexpr bool kSettles = false;
+
+  void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
+    decode_tile<L, Codec>(state, tile, key, values_);
+  }
+  F load(int i) const { return L::load(values_ + i); }
+  void put(int i, F x) { L::store(values_ + i, x); }
+  void close(const OptimState& state, std::int64_t tile, std::uint32_t key, std::int64_t elements) {
+    encode_tile<L, Codec>(state, tile, key, values_, elements);
+  }
+  void raise(const OptimState& state, std::int64_t tile, std::int64_t elements) {
+    if constexpr (requires(Codec codec) { codec.raise(); }) {
+      survey_tile<L, Codec>(state, tile, values_, elements);
+    }
+  }
+
+ private:
+  alignas(64) float values_[kTileElements] = {};
+};
+
+/// Whether the codecs of a format are staged: those of signed states say it for all of a tensor's.
+template <class L, template <class, bool> class CodecOf>
+constexpr bool is_staged() {
+  using Signed = CodecOf<L, true>;
+  if constexpr (Signed::kSettles) {
+    return Signed::kLooksUp && !L::kHoldsTables;
+  } else {
+    return false;
+  }
+}
 
 }  // namespace reef::kernels

@@ -23,6 +23,7 @@ struct Float32Scaled {
   using Scale = float;
   static constexpr int kBlock = kElements;
   static constexpr int kBits = kCodeBits;
+  static constexpr bool kKeepsValues = true;  ///< as they are
   REEF_LANE static F kept(F x) { return x; }
   REEF_LANE static F scale(F largest) { return largest; }
 };
@@ -32,25 +33,27 @@ template <class L>
 using Int4Scaled = Float32Scaled<L, 128, 4>;
 
 /// A value as a line in its rank, chosen by the rank's exponent.
-template <class L>
+template <class L, class Table>
 class RankLines {
  public:
   using F = typename L::Floats;
-  using Table16 = typename L::Table16;
   struct Unit {
-    Table16 base, width;
+    Table base, width;
   };
   template <class Map>
   REEF_LANE explicit RankLines(const Map& map) : base_(map.base), width_(map.width) {}
 
   REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
+  /// Lines are counted from the one for kFirstExponent.
+  template <int kFirstExponent>
   REEF_LANE static F value(F shifted_rank, const Unit& unit) {
-    const auto exponent = shift_right<23>(bits_of(shifted_rank));
-    return fma(unit.width[exponent], shifted_rank, unit.base[exponent]);
+    auto line = shift_right<23>(bits_of(shifted_rank));
+    if constexpr (kFirstExponent % 16 != 0) line = line - L::all(kFirstExponent);
+    return fma(unit.width[line], shifted_rank, unit.base[line]);
   }
 
  private:
-  Table16 base_, width_;
+  Table base_, width_;
 };
 
 /// On the dynamic map (maps.h), by arithmetic: few operations, for a processor that reads and writes 16 bytes
@@ -60,14 +63,15 @@ class Int8Code : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Lines = RankLines<L>;
+  using Lines = RankLines<L, typename L::LineTable>;
   using Unit = typename Lines::Unit;
   using Map = DynamicMap;
+  static constexpr bool kLooksUp = true;  ///< in tables
   static constexpr float kUnits = 1;
   static constexpr int kAdded = kSigned ? 127 : -1;
   static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
 
-  REEF_LANE explicit Int8Code(const Map& map) : lines_(map), jump_(map.jump), gain_(map.gain) {}
+  REEF_LANE explicit Int8Code(const Map& map) : lines_(map), decades_(map), gain_(map.gain) {}
 
   REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I code, const Unit& unit) const {
@@ -77,35 +81,37 @@ class Int8Code : public Int8Scaled<L> {
     if constexpr (kSigned) {
       const F minus = L::all(kOne + k * kAdded) - number;
       const I exponent = shift_right<23>(bits_of(minus));
-      return fnma(unit.width[exponent], minus, copysign(unit.base[exponent], minus));
+      return fnma(unit.width[exponent], minus, unit.base[exponent] ^ sign_of(minus));
     } else {
-      return Lines::value(number - L::all(kOne + k * kAdded), unit);
+      const F value = Lines::template value<128>(number - L::all(kOne + k * kAdded), unit);
+      return L::zero_of_zero(value, code);
     }
   }
 
   struct Found {
     F x, size;
-    I where;
+    typename L::DecadeSearch::Region region;
   };
   REEF_LANE Found find(F kept, F units) const {
     const F x = kept * units;
     const F least = L::all(DynamicMap::kLeast);
     const F size = kSigned ? max_size(least, x) : floats_of_bits(max(bits_of(x), bits_of(least)));
-    const I bits = bits_of(size);
-    return {x, size, bits + bits_of(jump_[shift_right<23>(bits)])};  // by the exponent's low five bits
+    return {x, size, decades_(size)};
   }
   REEF_LANE I code(const Found& found) const {
-    const F part = fma(found.size, gain_[shift_right<23>(found.where)], L::all(8.0F / 9));
-    const I below_two = min(bits_of(part), bits_of(L::all(0x1.FFFFFEP0F)));
-    const F rank = floats_of_bits(below_two + (found.where & L::all(-0x800000)));
-    if constexpr (kSigned) return to_ints(copysign(rank, found.x));
+    constexpr float kPart = DynamicMap::part(kSigned);
+    const F gain = gain_[found.region.number];
+    const F part = fma(found.size, gain, L::all(8.0F / 9 * kPart));
+    const I below_two = min(bits_of(part), bits_of(L::all(0x1.FFFFFEP0F * kPart)));
+    const F rank = floats_of_bits(below_two + found.region.as_exponent);
+    if constexpr (kSigned) return with_sign(to_ints(rank), found.x);
     return min(to_ints(rank), bits_of(found.x));  // of zero: -1 when kAdded is, which is written as 0
   }
 
  private:
   Lines lines_;
-  typename L::Table32 jump_;
-  typename L::Table16 gain_;
+  typename L::DecadeSearch decades_;
+  typename L::Table8 gain_;
 };
 
 /// Signed: on the map of maps.h. Else a sixteenth to sixteen sixteenths: no code stands for zero, for a step
@@ -116,11 +122,12 @@ class Int4Code : public Int4Scaled<L> {
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Map = DynamicMap4;
+  static constexpr bool kLooksUp = true;  ///< in tables
   static constexpr float kUnits = kSigned ? 1 : 16;
   static constexpr int kAdded = 0;
   static const Map& map() { return signed_dynamic_map4(); }
 
-  REEF_LANE explicit Int4Code(const Map& map) : value_(map.value), edge_(map.edge), rank_(map.rank) {}
+  REEF_LANE explicit Int4Code(const Map& map) : value_(map.value), ranks_(map.regions) {}
 
   using Unit = float;
   REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 16); }
@@ -137,13 +144,7 @@ class Int4Code : public Int4Scaled<L> {
   REEF_LANE I find(F kept, F units) const {
     if constexpr (kSigned) {
       const F x = kept * units;
-      const F size = abs(x);
-      const I quarter =
-          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
-      const F one = L::all(1.0F);
-      const F from = rank_[quarter];
-      const F rank = select(size >= edge_[quarter], from + one, from);
-      return max(to_ints(copysign(rank, x)) + L::all(7), L::all(0));
+      return max(with_sign(ranks_(abs(x)), x) + L::all(7), L::all(0));
     } else {
       return to_ints(fma(kept, units, L::all(-0.5F)));
     }
@@ -152,7 +153,7 @@ class Int4Code : public Int4Scaled<L> {
 
  private:
   typename L::Table16 value_;
-  typename L::Table32 edge_, rank_;
+  typename L::template RegionSearch<Regions::Parts::kQuarters> ranks_;
 };
 
 /// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
@@ -167,6 +168,7 @@ class Companded8Code {
   using Scale = std::uint16_t;
   static constexpr int kBlock = 32;
   static constexpr int kBits = 8;
+  static constexpr bool kLooksUp = false;  ///< in tables
   static constexpr float kUnits = kSigned ? 1 : 255;
   static constexpr int kAdded = kSigned ? 128 : 0;
   static Map map() { return {}; }
@@ -179,6 +181,7 @@ class Companded8Code {
     return expanded(to_floats(code) - L::all(static_cast<float>(kAdded)), unit);
   }
 
+  static constexpr bool kKeepsValues = kSigned;
   REEF_LANE static F kept(F x) {
     if constexpr (kSigned) return x;
     return min(sqrt(x), L::all(0x1.FEP63F));  // at most a bfloat16: the scale is not rounded up to 2^64

@@ -12,27 +12,27 @@
 /// moving average that changes by less than the last place does not stand still. Zero is a number of its own,
 /// and nothing else becomes it in an unsigned state.
 ///
-/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, chance) gives them; chance
-/// is from 0 to below 1.
+/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, drawn) gives them; drawn is
+/// a random integer from 0 to 65535.
 namespace reef::kernels {
 
-/// Numbers as lines in the values of a region; a part of the number line has at most one edge of regions.
-template <class L>
-class Regions {
+/// Numbers as lines in the values of a region.
+template <class L, Regions::Parts kParts>
+class NumberLines {
  public:
   using F = typename L::Floats;
   template <class Map>
-  REEF_LANE explicit Regions(const Map& map)
-      : edge_(map.edge), region_(map.region), offset_(map.offset), gain_(map.gain) {}
+  REEF_LANE explicit NumberLines(const Map& map)
+      : region_(map.regions), offset_(map.offset), gain_(map.gain) {}
 
-  REEF_LANE F number(F size, typename L::Ints part) const {
-    const auto region = add_where(size >= edge_[part], bits_of(region_[part]), L::all(1));
+  REEF_LANE F number(F size) const {
+    const auto region = region_(size);
     return fma(size, gain_[region], offset_[region]);
   }
 
  private:
-  typename L::Table32 edge_, region_;
-  typename L::Table16 offset_, gain_;
+  typename L::template RegionSearch<kParts> region_;
+  typename L::Table8 offset_, gain_;
 };
 
 template <class L, bool kSigned>
@@ -40,32 +40,35 @@ class Int8FineCode : public Int8Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
-  using Lines = RankLines<L>;
+  using Lines = RankLines<L, typename L::Table9>;
   using Unit = typename Lines::Unit;
   using Map = FineDynamicMap;
+  static constexpr bool kLooksUp = true;
   static constexpr float kUnits = 1;
   static const Map& map() { return kSigned ? signed_fine_map() : unsigned_fine_map(); }
 
-  REEF_LANE explicit Int8FineCode(const Map& map) : lines_(map), regions_(map) {}
+  REEF_LANE explicit Int8FineCode(const Map& map) : lines_(map), numbers_(map) {}
 
   REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I number, const Unit& unit) const {
+    constexpr int kFirst = FineDynamicMap::first_exponent(kSigned);
     const F sixteenth = L::all(1.0F / 16);
+    const F shift = L::all(FineDynamicMap::shift(kSigned));
     if constexpr (kSigned) {
-      const F rank = to_floats(number - L::all(kZero)) * sixteenth;
-      return copysign(Lines::value(abs(rank) + L::all(0.5F), unit), rank);
+      const F rank = to_floats(number - L::all(kZero));
+      return copysign(Lines::template value<kFirst>(fma(abs(rank), sixteenth, shift), unit), rank);
     } else {
-      return Lines::value(fma(to_floats(number), sixteenth, L::all(1.0F)), unit);
+      return Lines::template value<kFirst>(fma(to_floats(number), sixteenth, shift), unit);
     }
   }
 
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     const F x = kept * units;
     const F size = kSigned ? abs(x) : x;
-    const I binade = shift_right<23>(bits_of(max(size, L::all(0x1p-31F))));  // by its low five bits
-    const F rank = regions_.number(size, binade) + chance;
+    const F rank = fma(drawn, chance_of_one, numbers_.number(size));
     if constexpr (kSigned) {
-      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+      return with_sign(to_ints(min(rank, L::all(static_cast<float>(kZero)))), x) + L::all(kZero);
     } else {
       return max(to_ints(min(rank, L::all(4080.0F))), min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
@@ -74,7 +77,7 @@ class Int8FineCode : public Int8Scaled<L> {
  private:
   static constexpr std::int32_t kZero = 127 * 16 + 8;
   Lines lines_;
-  Regions<L> regions_;
+  NumberLines<L, Regions::Parts::kBinades> numbers_;
 };
 
 template <class L, bool kSigned>
@@ -83,10 +86,11 @@ class Int4FineCode : public Int4Scaled<L> {
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Map = FineDynamicMap4;
+  static constexpr bool kLooksUp = true;
   static constexpr float kUnits = kSigned ? 1 : 256;
   static const Map& map() { return signed_fine_map4(); }
 
-  REEF_LANE explicit Int4FineCode(const Map& map) : base_(map.base), width_(map.width), regions_(map) {}
+  REEF_LANE explicit Int4FineCode(const Map& map) : base_(map.base), width_(map.width), numbers_(map) {}
 
   using Unit = float;
   REEF_LANE Unit unit(float scale) const { return kSigned ? scale : scale * (1.0F / 256); }
@@ -95,30 +99,29 @@ class Int4FineCode : public Int4Scaled<L> {
       const F rank = to_floats(number - L::all(kZero));
       const F size = abs(rank);
       const I between = shift_right<4>(to_ints(size));
-      return copysign(fma(width_[between], size, base_[between]), rank) * L::all(unit);
+      return (fma(width_[between], size, base_[between]) ^ sign_of(rank)) * L::all(unit);
     } else {
       return fma(to_floats(number), L::all(unit), L::all(unit));
     }
   }
 
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     if constexpr (kSigned) {
       const F x = kept * units;
       const F size = abs(x);
-      const I quarter =
-          shift_right<21>(bits_of(max(size, L::all(DynamicMap4::kLeast))));  // by its low five bits
-      const F rank = regions_.number(size, quarter) + chance;
-      return to_ints(copysign(min(rank, L::all(static_cast<float>(kZero))), x)) + L::all(kZero);
+      const F rank = fma(drawn, chance_of_one, numbers_.number(size));
+      return with_sign(to_ints(min(rank, L::all(static_cast<float>(kZero)))), x) + L::all(kZero);
     } else {
-      const F rank = fma(kept, units, L::all(-1.0F)) + chance;
+      const F rank = fma(drawn, chance_of_one, fma(kept, units, L::all(-1.0F)));
       return to_ints(max(min(rank, L::all(255.0F)), L::all(0.0F)));
     }
   }
 
  private:
   static constexpr std::int32_t kZero = 7 * 16 + 8;
-  typename L::Table16 base_, width_;
-  Regions<L> regions_;
+  typename L::Table8 base_, width_;
+  NumberLines<L, Regions::Parts::kQuarters> numbers_;
 };
 
 template <class L, bool kSigned>
@@ -134,13 +137,16 @@ class Companded8FineCode : public Companded8Code<L, kSigned> {
   REEF_LANE F decode(I number, Unit unit) const {
     return Base::expanded(to_floats(number - L::all(kZero)) * L::all(1.0F / 16), unit);
   }
-  REEF_LANE I number(F kept, F units, F chance) const {
+  REEF_LANE I number(F kept, F units, F drawn) const {
+    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
     const F x = kept * units;
     const F sixteen = L::all(16.0F);
     if constexpr (kSigned) {
-      return to_ints(fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero))) + chance);
+      return to_ints(
+          fma(drawn, chance_of_one, fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero)))));
     } else {
-      return max(to_ints(fma(x, sixteen, chance)), min(bits_of(x), L::all(1)));  // not 0 unless x is
+      return max(to_ints(fma(x, sixteen, drawn * chance_of_one)),
+                 min(bits_of(x), L::all(1)));  // not 0 unless x is
     }
   }
 

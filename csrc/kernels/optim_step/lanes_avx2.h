@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/optim_step/maps.h"
 
 /// Eight lanes of AVX2 with FMA, with the functions of lanes_scalar.h.
 namespace reef::kernels::avx2 {
@@ -68,10 +71,49 @@ inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
 inline Ints to_ints(Floats a) { return {_mm256_cvttps_epi32(a.v)}; }
 inline Ints rounded(Floats a) { return {_mm256_cvtps_epi32(a.v)}; }
 
+inline Ints sign_of(Floats a) { return {_mm256_castps_si256(_mm256_and_ps(a.v, _mm256_set1_ps(-0.0F)))}; }
+inline Floats operator^(Floats size, Ints sign) {
+  return {_mm256_xor_ps(size.v, _mm256_castsi256_ps(sign.v))};
+}
+/// (Of a `sign` that is +0 the result is 0, where other lanes leave a: what has no size has a 0 there.)
+inline Ints with_sign(Ints a, Floats sign) { return {_mm256_sign_epi32(a.v, _mm256_castps_si256(sign.v))}; }
+
+/// Searches for regions (maps.h), without a table of all parts of the number line: it would take four
+/// registers and thirteen instructions.
+///
+/// Decades: a line in the exponent and its first binary digits guesses a region, of which at most the next
+/// edge has been reached.
+struct DecadeEdges {
+  explicit DecadeEdges(const Regions& of) : edge(_mm256_loadu_ps(of.edge)) {}
+  Ints operator()(Floats size) const {
+    const __m256i above = _mm256_subs_epu16(_mm256_srli_epi32(_mm256_castps_si256(size.v), 16),
+                                            _mm256_set1_epi32(Regions::kGuessFrom));
+    const __m256i guess = _mm256_mulhi_epu16(above, _mm256_set1_epi32(Regions::kGuessGain));
+    const __m256 reached = _mm256_cmp_ps(size.v, _mm256_permutevar8x32_ps(edge, guess), _CMP_GE_OQ);
+    return {_mm256_sub_epi32(guess, _mm256_castps_si256(reached))};
+  }
+  __m256 edge;
+};
+/// Others: counts all edges.
+struct CountedEdges {
+  explicit CountedEdges(const Regions& of) {
+    for (int i = 0; i < 8; ++i) edge[i] = _mm256_set1_ps(of.edge[i]);
+  }
+  Ints operator()(Floats size) const {
+    __m256i count = _mm256_setzero_si256();
+    for (const __m256 at : edge) {
+      count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(size.v, at, _CMP_GE_OQ)));
+    }
+    return {count};
+  }
+  __m256 edge[8];
+};
+
 struct Lanes {
   using Floats = avx2::Floats;
   using Ints = avx2::Ints;
   static constexpr int kLanes = 8;
+  static constexpr bool kHoldsTables = false;  ///< registers hold the tables of all of a rule's states
   static Floats all(float x) { return {_mm256_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm256_set1_epi32(x)}; }
   static Ints index() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }
@@ -103,6 +145,10 @@ struct Lanes {
   }
   template <std::size_t kCount>
   static void largest(const Floats (&x)[kCount], Floats (&to)[1]) {
+    if constexpr (kCount == 8) {
+      to[0] = largest_of_eight(x);
+      return;
+    }
     alignas(32) float all[kLanes] = {};
     for (std::size_t i = 0; i < kCount; ++i) {
       const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x[i].v), _mm256_extractf128_ps(x[i].v, 1));
@@ -115,32 +161,84 @@ struct Lanes {
     _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(from) + ahead), _MM_HINT_T0);
   }
 
+  /// Tables held in registers. A permutation chooses by the low three bits, a blend by the one after them.
+  struct Table8 {
+    explicit Table8(const float* from) : v(_mm256_loadu_ps(from)) {}
+    Floats operator[](Ints i) const { return {_mm256_permutevar8x32_ps(v, i.v)}; }
+    __m256 v;
+  };
   struct Table16 {
-    Table16() = default;
     explicit Table16(const float* from) : low(_mm256_loadu_ps(from)), high(_mm256_loadu_ps(from + 8)) {}
-    __m256 low, high;
     Floats operator[](Ints i) const {
-      const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 28));  // bit 3 into the sign
-      return {
-          _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i.v), _mm256_permutevar8x32_ps(high, i.v), upper)};
+      return {_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i.v), _mm256_permutevar8x32_ps(high, i.v),
+                               fourth_bit(i))};
     }
-    Table16 operator*(float x) const {
-      Table16 product = *this;
+    __m256 low, high;
+  };
+  struct Table9 {
+    Table9() = default;
+    explicit Table9(const float* from) : low(_mm256_loadu_ps(from)), last(_mm256_set1_ps(from[8])) {}
+    Floats operator[](Ints i) const {
+      return {_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i.v), last, fourth_bit(i))};
+    }
+    Table9 operator*(float x) const {
+      Table9 product;
       product.low = _mm256_mul_ps(low, _mm256_set1_ps(x));
-      product.high = _mm256_mul_ps(high, _mm256_set1_ps(x));
+      product.last = _mm256_mul_ps(last, _mm256_set1_ps(x));
       return product;
     }
+    __m256 low, last;
   };
-  struct Table32 {
-    explicit Table32(const float* from) : low(from), high(from + 16) {}
-    Table16 low, high;
-    Floats operator[](Ints i) const {
-      const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 27));
-      return {_mm256_blendv_ps(low[i].v, high[i].v, upper)};
+  /// The last entry is in the place of the first, which has the same low three bits.
+  struct LineTable {
+    LineTable() = default;
+    explicit LineTable(const float* from)
+        : v(_mm256_blend_ps(_mm256_loadu_ps(from), _mm256_set1_ps(from[8]), 1)) {}
+    Floats operator[](Ints i) const { return {_mm256_permutevar8x32_ps(v, i.v)}; }
+    LineTable operator*(float x) const {
+      LineTable product;
+      product.v = _mm256_mul_ps(v, _mm256_set1_ps(x));
+      return product;
     }
+    __m256 v;
+  };
+  static Floats zero_of_zero(Floats value, Ints code) {
+    return {_mm256_castsi256_ps(_mm256_sign_epi32(_mm256_castps_si256(value.v), code.v))};
+  }
+
+  template <Regions::Parts kParts>
+  using RegionSearch = std::conditional_t<kParts == Regions::Parts::kBinades, DecadeEdges, CountedEdges>;
+  struct DecadeSearch {
+    explicit DecadeSearch(const DynamicMap& map) : edges(map.regions) {}
+    struct Region {
+      Ints number, as_exponent;
+    };
+    Region operator()(Floats size) const {
+      const Ints number = edges(size);
+      return {number, shift_left<23>(number)};
+    }
+    DecadeEdges edges;
   };
 
  private:
+  // Bit 3 in the place of the sign, by which blends choose.
+  static __m256 fourth_bit(Ints i) { return _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 28)); }
+  // Two vectors become one with half the lanes of each, until each of eight has one lane left.
+  static Floats largest_of_eight(const Floats (&x)[8]) {
+    __m256 four[4];  // of each: 0 0 1 1, in both halves
+    for (int i = 0; i < 4; ++i) {
+      const __m256 a = x[2 * i].v;
+      const __m256 b = x[2 * i + 1].v;
+      four[i] = _mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+    }
+    __m256 two[2];  // 0 1 2 3
+    for (int i = 0; i < 2; ++i) {
+      two[i] = _mm256_max_ps(_mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0x88),
+                             _mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0xDD));
+    }
+    return {_mm256_max_ps(_mm256_permute2f128_ps(two[0], two[1], 0x20),
+                          _mm256_permute2f128_ps(two[0], two[1], 0x31))};
+  }
   // The low half of each lane.
   static __m128i halves_of(Ints x) {
     const __m256i low = _mm256_and_si256(x.v, _mm256_set1_epi32(0xFFFF));

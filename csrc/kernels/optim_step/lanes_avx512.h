@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/optim_step/maps.h"
+
 /// Sixteen lanes of AVX-512 (F, BW, DQ, VL), with the functions of lanes_scalar.h.
 namespace reef::kernels::avx512 {
 
@@ -65,6 +67,16 @@ inline Floats floats_of_bits(Ints a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 /// Towards zero.
 inline Ints to_ints(Floats a) { return {_mm512_cvttps_epi32(a.v)}; }
+inline Ints sign_of(Floats a) {
+  return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN))};
+}
+inline Floats operator^(Floats size, Ints sign) {
+  return {_mm512_xor_ps(size.v, _mm512_castsi512_ps(sign.v))};
+}
+inline Ints with_sign(Ints a, Floats sign) {
+  const __mmask16 minus = _mm512_movepi32_mask(_mm512_castps_si512(sign.v));
+  return {_mm512_mask_sub_epi32(a.v, minus, _mm512_setzero_si512(), a.v)};
+}
 /// To the nearest, ties to even.
 inline Ints rounded(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
 
@@ -72,6 +84,7 @@ struct Lanes {
   using Floats = avx512::Floats;
   using Ints = avx512::Ints;
   static constexpr int kLanes = 16;
+  static constexpr bool kHoldsTables = true;  ///< registers hold the tables of all of a rule's states
   static Floats all(float x) { return {_mm512_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
   /// 0, 1, 2, ...
@@ -117,11 +130,10 @@ struct Lanes {
     _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(from) + ahead), _MM_HINT_T0);
   }
 
-  /// Tables of 16 and 32 entries, held in registers.
+  /// Tables held in registers.
   struct Table16 {
     Table16() = default;
     explicit Table16(const float* from) : v(_mm512_loadu_ps(from)) {}
-    /// By the low four bits.
     Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }
     Table16 operator*(float x) const { return Table16(_mm512_mul_ps(v, _mm512_set1_ps(x))); }
 
@@ -129,11 +141,43 @@ struct Lanes {
     explicit Table16(__m512 from) : v(from) {}
     __m512 v;
   };
+  using Table9 = Table16;
+  using LineTable = Table9;
+  static Floats zero_of_zero(Floats value, Ints) { return value; }
+  struct Table8 {
+    explicit Table8(const float* from) : v(_mm512_broadcast_f32x8(_mm256_loadu_ps(from))) {}
+    Floats operator[](Ints i) const { return {_mm512_permutexvar_ps(i.v, v)}; }
+    __m512 v;
+  };
   struct Table32 {
     explicit Table32(const float* from) : low(_mm512_loadu_ps(from)), high(_mm512_loadu_ps(from + 16)) {}
-    __m512 low, high;
     /// By the low five bits.
     Floats operator[](Ints i) const { return {_mm512_permutex2var_ps(low, i.v, high)}; }
+    __m512 low, high;
+  };
+
+  template <Regions::Parts kParts>
+  struct RegionSearch {
+    explicit RegionSearch(const Regions& of) : edge(of.edge_in_part), region(of.region_of_part) {}
+    Ints operator()(Floats size) const {
+      constexpr bool kBinades = kParts == Regions::Parts::kBinades;
+      const Ints bits = bits_of(max(size, all(kBinades ? Regions::kLeastBinade : Regions::kLeastQuarter)));
+      const Ints part = kBinades ? shift_right<23>(bits) : shift_right<21>(bits);
+      return add_where(size >= edge[part], bits_of(region[part]), all(1));
+    }
+    Table32 edge, region;
+  };
+  struct DecadeSearch {
+    explicit DecadeSearch(const DynamicMap& map) : jump(map.jump) {}
+    struct Region {
+      Ints number, as_exponent;
+    };
+    Region operator()(Floats size) const {
+      const Ints bits = bits_of(size);
+      const Ints jumped = bits + bits_of(jump[shift_right<23>(bits)]);
+      return {shift_right<23>(jumped), jumped & all(-0x800000)};
+    }
+    Table32 jump;
   };
 
  private:

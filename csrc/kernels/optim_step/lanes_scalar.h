@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/lane.h"
+#include "kernels/optim_step/maps.h"
 
 /// One lane, on any processor and on CUDA devices: what lanes are, by example. All kinds have the
 /// same functions and give the same bits.
@@ -79,6 +80,22 @@ REEF_LANE Floats to_floats(Ints a) { return {static_cast<float>(a.v)}; }
 REEF_LANE Ints to_ints(Floats a) { return {static_cast<std::int32_t>(a.v)}; }
 REEF_LANE Ints rounded(Floats a) { return {static_cast<std::int32_t>(::rintf(a.v))}; }
 
+/// Only the sign of it; and a size that is not negative, with this sign.
+REEF_LANE Ints sign_of(Floats a) { return {bits_of(a).v & INT32_MIN}; }
+REEF_LANE Floats operator^(Floats size, Ints sign) { return floats_of_bits(bits_of(size) ^ sign); }
+/// a, negated where `sign` has the sign bit.
+REEF_LANE Ints with_sign(Ints a, Floats sign) { return bits_of(sign).v < 0 ? Ints{0} - a : a; }
+
+/// Of the number line, by the low five bits: where a region of `Regions` is looked up.
+template <Regions::Parts kParts>
+REEF_LANE Ints part_of(Floats size) {
+  if constexpr (kParts == Regions::Parts::kBinades) {
+    return shift_right<23>(bits_of(max(size, Floats{Regions::kLeastBinade})));
+  } else {
+    return shift_right<21>(bits_of(max(size, Floats{Regions::kLeastQuarter})));
+  }
+}
+
 /// As the processor's own conversions: exact, and to the nearest with ties to even.
 REEF_LANE float float_of_float16(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000U) << 16;
@@ -110,6 +127,7 @@ struct Lanes {
   using Floats = scalar::Floats;
   using Ints = scalar::Ints;
   static constexpr int kLanes = 1;
+  static constexpr bool kHoldsTables = false;  ///< registers hold the tables of all of a rule's states
   REEF_LANE static Floats all(float x) { return {x}; }
   REEF_LANE static Ints all(std::int32_t x) { return {x}; }
   REEF_LANE static Ints index() { return {0}; }
@@ -134,21 +152,61 @@ struct Lanes {
   }
   REEF_LANE static void prefetch(const void*, std::uintptr_t) {}
 
+  /// Eight, nine or sixteen entries, each by the low bits of an index: three, or four.
+  struct Table8 {
+    REEF_LANE explicit Table8(const float* from) : v(from) {}
+    REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 7]}; }
+    const float* v;
+  };
   struct Table16 {
-    Table16() = default;
-    REEF_LANE explicit Table16(const float* from) { memcpy(v, from, sizeof v); }
+    REEF_LANE explicit Table16(const float* from) : v(from) {}
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
-    REEF_LANE Table16 operator*(float x) const {
-      Table16 product = *this;
+    const float* v;
+  };
+  /// The low four bits of an index must be at most 8. `from` has room for 16.
+  struct Table9 {
+    Table9() = default;
+    REEF_LANE explicit Table9(const float* from) { memcpy(v, from, sizeof v); }
+    REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
+    REEF_LANE Table9 operator*(float x) const {
+      Table9 product = *this;
       for (float& entry : product.v) entry *= x;
       return product;
     }
     float v[16];
   };
-  struct Table32 {
-    REEF_LANE explicit Table32(const float* from) : v(from) {}
-    const float* v;
-    REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 31]}; }
+
+  /// The same where entry 0 is for the code 0 alone, whose value is 0: lanes may have entry 8 in its place,
+  /// and make it 0 by zero_of_zero().
+  using LineTable = Table9;
+  REEF_LANE static Floats zero_of_zero(Floats value, Ints) { return value; }
+
+  /// The number of a size's region: how many edges it has reached.
+  template <Regions::Parts kParts>
+  struct RegionSearch {
+    REEF_LANE explicit RegionSearch(const Regions& of)
+        : edge_in_part(of.edge_in_part), region_of_part(of.region_of_part) {}
+    REEF_LANE Ints operator()(Floats size) const {
+      const int part = part_of<kParts>(size).v & 31;
+      const Ints region = bits_of(Floats{region_of_part[part]});
+      return add_where(size >= Floats{edge_in_part[part]}, region, Ints{1});
+    }
+    const float* edge_in_part;
+    const float* region_of_part;
+  };
+  /// The same of a dynamic map, for a size from its kLeast on.
+  struct DecadeSearch {
+    struct Region {
+      Ints number;
+      Ints as_exponent;  ///< the number in the place of a float's exponent
+    };
+    REEF_LANE explicit DecadeSearch(const DynamicMap& map) : jump(map.jump) {}
+    REEF_LANE Region operator()(Floats size) const {
+      const Ints bits = bits_of(size);
+      const Ints jumped = bits + bits_of(Floats{jump[shift_right<23>(bits).v & 31]});
+      return {shift_right<23>(jumped), jumped & Ints{-0x800000}};
+    }
+    const float* jump;
   };
 };
 

@@ -28,64 +28,70 @@ std::int32_t bits_of(float value) {
   return bits;
 }
 
-// Of a part of the number line [begin, end), in which at most one of the edges lies: that one. Gives the
-// region at its beginning.
-std::int32_t set_edge(float& edge, const double* edges, int count, double begin, double end) {
-  std::int32_t at_begin = 0;
-  edge = kNever;
-  for (int i = 0; i < count; ++i) {
-    if (edges[i] <= begin) {
-      at_begin = i + 1;
-    } else if (edges[i] < end) {
-      edge = not_below(edges[i]);
-    }
-  }
-  return at_begin;
-}
-
 constexpr double kValues4[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
-constexpr int kFirstQuarter = 477;  // of DynamicMap4::kLeast: exponent and first two binary digits
-double quarter_begin(int number) {
+
+// Parts are numbered by a float's exponent and, of quarters, its first two binary digits. The first one
+// begins at zero.
+constexpr int kFirstQuarter = 477;  // of Regions::kLeastQuarter
+constexpr int kFirstBinade = 96;
+double part_begin(Regions::Parts parts, int number) {
+  if (parts == Regions::Parts::kBinades) {
+    return number == kFirstBinade ? 0 : std::ldexp(1.0, number - 127);
+  }
   return number == kFirstQuarter ? 0 : std::ldexp(1 + 0.25 * (number % 4), number / 4 - 127);
 }
 
 }  // namespace
 
-DynamicMap::DynamicMap(bool is_signed) {
-  for (int i = 0; i < 16; ++i) base[i] = width[i] = gain[i] = 0;
-  // Of regions, counted from zero's: 2 to this is its first rank or, unsigned, its first rank + 1.
-  const auto exponent = [&](int region) { return is_signed ? region - 1 : region; };
+Regions::Regions(Parts parts, const double* edges, int count) {
+  for (int i = 0; i < 8; ++i) edge[i] = i < count ? not_below(edges[i]) : kNever;
+  const int first = parts == Parts::kBinades ? kFirstBinade : kFirstQuarter;
+  for (int number = first; number < first + 32; ++number) {
+    const double begin = part_begin(parts, number);
+    const double end = part_begin(parts, number + 1);
+    std::int32_t region = 0;
+    edge_in_part[number & 31] = kNever;
+    for (int i = 0; i < count; ++i) {
+      if (edges[i] <= begin) {
+        region = i + 1;
+      } else if (edges[i] < end) {
+        edge_in_part[number & 31] = edge[i];
+      }
+    }
+    region_of_part[number & 31] = as_float(region);
+  }
+}
 
+DynamicMap::DynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullptr, 0) {
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = 0;
   double edges[kDecades + 1];  // from edges[i] on: region i + 1
   double before = 0;           // the value of the code before
   for (int i = 0; i < kDecades; ++i) {
     const double codes = is_signed ? 1 << i : 2 << i;
     const double scale = std::pow(10.0, i - (kDecades - 1));
-    const double part = 0.9 * scale / codes;
+    const double width_of_code = 0.9 * scale / codes;
     const double rank = codes;  // the first; unsigned, the first + 1
-    const auto size = static_cast<float>(part * (rank - 0.5) - 0.1 * scale);
-    width[i + 1] = static_cast<float>(part / multiple(is_signed));
+    const auto size = static_cast<float>(width_of_code * (rank - 0.5) - 0.1 * scale);
+    width[i + 1] = static_cast<float>(width_of_code / multiple(is_signed));
     base[i + 1] = is_signed ? size : -size;
     const auto value = [&](double number) {  // as it will be decoded
       return std::fmaf(width[i + 1], static_cast<float>(number) * multiple(is_signed), -size);
     };
     edges[i] = (before + value(rank)) / 2;
     before = value(rank + codes - 1);
-    gain[exponent(i + 1) & 15] = static_cast<float>(1 / (0.9 * scale));
+    gain[i + 1 & 7] = static_cast<float>(1 / (0.9 * scale)) * part(is_signed);
   }
   const double one = is_signed ? 128 : 256;  // its rank or, unsigned, its rank + 1
   width[kDecades + 1] = static_cast<float>(1 / (one * multiple(is_signed)));
   edges[kDecades] = (before + 1) / 2;
   // From its edge to 1, a part of a decade that is less than one code.
-  gain[exponent(kDecades + 1) & 15] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12)));
+  gain[kDecades + 1 & 7] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12))) * part(is_signed);
   // A second moment that is not zero never becomes zero: a step would divide by it.
   if (!is_signed) edges[0] = 0;
+  regions = Regions(Regions::Parts::kBinades, edges, kDecades + 1);
   for (int binade = 0; binade < 32; ++binade) {
-    const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
-    const double end = std::ldexp(1.0, binade - 30);
-    float edge = 0;
-    const std::int32_t region = set_edge(edge, edges, kDecades + 1, begin, end);
-    std::int32_t added = (exponent(region) - (96 + binade)) * (1 << 23);
+    const float edge = regions.edge_in_part[binade];
+    std::int32_t added = (bits_of(regions.region_of_part[binade]) - (kFirstBinade + binade)) * (1 << 23);
     if (edge != kNever) added += (1 << 23) - (bits_of(edge) & 0x7FFFFF);
     jump[binade] = as_float(added);
   }
@@ -101,18 +107,14 @@ const DynamicMap& unsigned_dynamic_map() {
   return map;
 }
 
-DynamicMap4::DynamicMap4() {
+DynamicMap4::DynamicMap4() : regions(Regions::Parts::kQuarters, nullptr, 0) {
   for (int code = 0; code < 16; ++code) {
     const double size = kValues4[code < 7 ? 7 - code : code - 7];
     value[code] = static_cast<float>(code < 7 ? -size : size);
   }
   double borders[8];
   for (int i = 0; i < 8; ++i) borders[i] = (double{value[7 + i]} + value[8 + i]) / 2;
-  for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
-    const int quarter = number & 31;
-    rank[quarter] = static_cast<float>(
-        set_edge(edge[quarter], borders, 8, quarter_begin(number), quarter_begin(number + 1)));
-  }
+  regions = Regions(Regions::Parts::kQuarters, borders, 8);
 }
 
 const DynamicMap4& signed_dynamic_map4() {
@@ -120,31 +122,24 @@ const DynamicMap4& signed_dynamic_map4() {
   return map;
 }
 
-FineDynamicMap::FineDynamicMap(bool is_signed) {
-  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = 0;
-  const double shift = is_signed ? 0.5 : 1;  // added to a rank before its exponent is taken
+FineDynamicMap::FineDynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullptr, 0) {
+  for (int i = 0; i < 16; ++i) base[i] = width[i] = 0;
   // In a region: value = at + part * (shifted rank - begin), from `begin` on.
-  const auto set = [&](int region_number, double begin, double at, double part) {
-    const int e = (127 + std::ilogb(begin)) & 15;
-    width[e] = static_cast<float>(part);
-    base[e] = static_cast<float>(at - part * begin);
-    gain[region_number] = part == 0 ? 0 : static_cast<float>(16 / part);
-    offset[region_number] = static_cast<float>(16 * (begin - shift - (part == 0 ? 0 : at / part)));
+  const auto set = [&](int region, double begin, double at, double part) {
+    width[region] = static_cast<float>(part);
+    base[region] = static_cast<float>(at - part * begin);
+    gain[region] = static_cast<float>(16 / part);
+    offset[region] = static_cast<float>(16 * (begin - shift(is_signed) - at / part));
   };
-  double edges[kDecades + 1];              // from edges[i] on: region i + 1
+  double edges[kDecades];                  // from edges[i] on: region i + 1
   const double codes = is_signed ? 1 : 2;  // of the first decade
-  set(0, shift, 0, 1e-7 / (codes - shift));
+  set(0, shift(is_signed), 0, 1e-7 / (codes - shift(is_signed)));
   for (int i = 0; i < kDecades; ++i) {
     edges[i] = std::pow(10.0, i - kDecades);
     set(i + 1, std::ldexp(codes, i), edges[i], 9 * edges[i] / std::ldexp(codes, i));
   }
-  edges[kDecades] = 1;
-  set(kDecades + 1, std::ldexp(codes, kDecades), 1, 0);
-  for (int binade = 0; binade < 32; ++binade) {
-    const double begin = binade == 0 ? 0 : std::ldexp(1.0, binade - 31);
-    const double end = std::ldexp(1.0, binade - 30);
-    region[binade] = as_float(set_edge(edge[binade], edges, kDecades + 1, begin, end));
-  }
+  base[kDecades + 1] = 1;
+  regions = Regions(Regions::Parts::kBinades, edges, kDecades);
 }
 
 const FineDynamicMap& signed_fine_map() {
@@ -157,8 +152,7 @@ const FineDynamicMap& unsigned_fine_map() {
   return map;
 }
 
-FineDynamicMap4::FineDynamicMap4() {
-  for (int i = 0; i < 16; ++i) base[i] = width[i] = offset[i] = gain[i] = 0;
+FineDynamicMap4::FineDynamicMap4() : regions(Regions::Parts::kQuarters, kValues4 + 1, 7) {
   for (int i = 0; i < 8; ++i) {
     const double from = kValues4[i];
     const double part = (kValues4[i + 1] - from) / (i < 7 ? 16 : 8);
@@ -166,10 +160,6 @@ FineDynamicMap4::FineDynamicMap4() {
     base[i] = static_cast<float>(from - part * 16 * i);
     gain[i] = static_cast<float>(1 / part);
     offset[i] = static_cast<float>(16 * i - from / part);
-  }
-  for (int number = kFirstQuarter; number < kFirstQuarter + 32; ++number) {
-    region[number & 31] = as_float(
-        set_edge(edge[number & 31], kValues4 + 1, 7, quarter_begin(number), quarter_begin(number + 1)));
   }
 }
 

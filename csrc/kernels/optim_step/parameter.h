@@ -3,40 +3,14 @@
 #include <cstdint>
 
 #include "kernels/optim_step.h"
-#include "kernels/optim_step/codecs.h"
+#include "kernels/optim_step/prefetch.h"
 #include "kernels/optim_step/rounding.h"
+#include "kernels/optim_step/rules.h"
 
-/// How a tile of parameters and gradients is read as float32 and written back. Float32 and, where nothing is
-/// kept beside the parameter, bfloat16 are read and written in place, by lanes; of others a tile is converted
-/// on the side.
+/// How a tile of parameters and gradients is read as float32 and written back. Float32 is read and written in
+/// place; other dtypes are converted at the side. What is here is compiled once for an instruction set, not
+/// for each rule and format: hence noinline.
 namespace reef::kernels {
-
-template <class L>
-struct Float32Lanes {
-  using F = typename L::Floats;
-  float* values;
-
-  F load(int i) const { return L::load(values + i); }
-  void store(int i, F x) const { L::store(values + i, x); }
-  void prefetch(int i, std::uintptr_t ahead) const { L::prefetch(values + i, ahead); }
-};
-
-template <class L>
-struct BFloat16Lanes {
-  using F = typename L::Floats;
-  std::uint16_t* values;
-
-  BFloat16Lanes(const std::byte* tensor, std::int64_t tile)
-      : values(reinterpret_cast<std::uint16_t*>(const_cast<std::byte*>(tensor)) + tile * kTileElements) {}
-  static bool fits(const OptimTensor& tensor) {
-    return tensor.parameter_dtype == OptimDtype::kBFloat16 && tensor.master_kind == OptimMaster::kNone &&
-           tensor.gradient_dtype == OptimDtype::kBFloat16 && tensor.constants.gradient == 1;
-  }
-
-  F load(int i) const { return floats_of_bits(shift_left<16>(L::load_halves(values + i))); }
-  void store(int i, F x) const { L::store_halves(values + i, to_bfloat16<L>(x)); }
-  void prefetch(int i, std::uintptr_t ahead) const { L::prefetch(values + i, ahead); }
-};
 
 /// The parameters of a tile: float32 while the step works on them.
 template <class L>
@@ -49,12 +23,13 @@ class ParameterTile {
     if (dtype_ == OptimDtype::kFloat32) kind_ = OptimMaster::kNone;
   }
 
-  Float32Lanes<L> open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
+  /// The tile's parameters, to be replaced by the new ones before close().
+  [[gnu::noinline, REEF_FLAT]] float* open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
     const std::int64_t first = tile * kTileElements;
     key_ = key;
     parameter_ = tensor.parameter + first * optim_dtype_bytes(dtype_);
-    if (kind_ == OptimMaster::kFloat32) return {master_ = reinterpret_cast<float*>(tensor.master) + first};
-    if (dtype_ == OptimDtype::kFloat32) return {reinterpret_cast<float*>(parameter_)};
+    if (kind_ == OptimMaster::kFloat32) return master_ = reinterpret_cast<float*>(tensor.master) + first;
+    if (dtype_ == OptimDtype::kFloat32) return reinterpret_cast<float*>(parameter_);
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       L::prefetch(parameter_ + 2 * i, kPrefetchBytes);
@@ -62,11 +37,15 @@ class ParameterTile {
       if (kind_ == OptimMaster::kSplit) x = with_rest<L>(dtype_, x, L::load_bytes(rest_ + i));
       L::store(values_ + i, x);
     }
-    return {values_};
+    return values_;
   }
 
   void close() {
-    if (dtype_ == OptimDtype::kFloat32) return;
+    if (dtype_ != OptimDtype::kFloat32) write();
+  }
+
+ private:
+  [[gnu::noinline, REEF_FLAT]] void write() {
     const float* const values = kind_ == OptimMaster::kFloat32 ? master_ : values_;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       const F x = L::load(values + i);
@@ -87,7 +66,6 @@ class ParameterTile {
     }
   }
 
- private:
   OptimDtype dtype_;
   OptimMaster kind_;
   std::uint32_t key_ = 0;
@@ -97,27 +75,60 @@ class ParameterTile {
   alignas(64) float values_[kTileElements];
 };
 
-/// The gradients of a tile, as float32.
+/// The gradients of a tile, as a rule is to see them: float32, scaled, with coupled decay added.
 template <class L>
 class GradientTile {
  public:
   using F = typename L::Floats;
 
-  Float32Lanes<L> open(const OptimTensor& tensor, std::int64_t tile) {
+  /// nullptr if one of them is not finite. Decay is coupled to the parameters `p`, if there are any.
+  [[gnu::noinline, REEF_FLAT]] const float* open(const OptimTensor& tensor, std::int64_t tile,
+                                                 const float* p) {
+    const float* const g = read(tensor, tile);
+    if (!finite(g)) return nullptr;
+    const float decay = tensor.constants.coupled_decay;
+    if (p == nullptr || decay == 0) return g;
+    for (int i = 0; i < kTileElements; i += L::kLanes) {
+      L::store(values_ + i, coupled<L>(L::load(p + i), L::load(g + i), decay));
+    }
+    return values_;
+  }
+
+  [[gnu::noinline, REEF_FLAT]] std::int64_t count_nonfinite(const OptimTensor& tensor, std::int64_t tile) {
+    const float* const g = read(tensor, tile);
+    std::int64_t count = 0;
+    for (int i = 0; i < kTileElements; ++i) count += !(g[i] - g[i] == 0);
+    return count;
+  }
+
+ private:
+  const float* read(const OptimTensor& tensor, std::int64_t tile) {
     const std::int64_t first = tile * kTileElements;
+    const std::byte* const from = tensor.gradient + first * optim_dtype_bytes(tensor.gradient_dtype);
     const bool whole = tensor.gradient_dtype == OptimDtype::kFloat32;
-    std::byte* const from =
-        const_cast<std::byte*>(tensor.gradient) + first * optim_dtype_bytes(tensor.gradient_dtype);
-    if (whole && tensor.constants.gradient == 1) return {reinterpret_cast<float*>(from)};
+    if (whole && tensor.constants.gradient == 1) return reinterpret_cast<const float*>(from);
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       L::prefetch(from + i * optim_dtype_bytes(tensor.gradient_dtype), kPrefetchBytes);
       L::store(values_ + i, load_as_float<L>(tensor.gradient_dtype, from, i) * gain);
     }
-    return {values_};
+    return values_;
   }
 
- private:
+  static bool finite(const float* g) {
+    constexpr int kTogether = 4;  // sums that do not wait for each other
+    F poison[kTogether] = {};     // NaN for ever after a value that is not finite, else 0
+    for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
+      for (int k = 0; k < kTogether; ++k) {
+        const float* const at = g + i + k * L::kLanes;
+        L::prefetch(at, prefetch_bytes);
+        poison[k] = fma(L::load(at), L::all(0.0F), poison[k]);
+      }
+    }
+    const F any = (poison[0] + poison[1]) + (poison[2] + poison[3]);
+    return all(any >= any);
+  }
+
   alignas(64) float values_[kTileElements];
 };
 

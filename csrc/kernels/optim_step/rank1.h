@@ -12,8 +12,8 @@
 namespace reef::kernels {
 
 /// An unsigned state of a matrix: a value is coded in sixteenths of the smaller of its row's scale and its
-/// column's (2309.01507, section 4.2). A codec as codecs.h has it, but its new scales are there before the
-/// step is: raise(), after all of a tile was put, is the tile's part of them.
+/// column's (2309.01507, section 4.2). A codec as codecs.h has it, but its scales must be read before load(),
+/// and its new scales are there before the step is: raise() is a tile's part of them.
 template <class L>
 class Rank1Codec {
  public:
@@ -25,55 +25,68 @@ class Rank1Codec {
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) {
     codes_ = reinterpret_cast<std::uint8_t*>(state.codes) + tile * kHalf;
     matrix_ = state.matrix;
+    scales_ = reinterpret_cast<const float*>(state.scales);
     new_scales_ = state.new_scales;
     first_ = state.first + tile * kTileElements;
+  }
+  void read_scales() {
     prefetch_tile<L, kHalf>(codes_);
-    each_scale(reinterpret_cast<const float*>(state.scales),
-               [&](int i, F scale) { L::store(unit_ + i, scale * L::all(1.0F / 16)); });
+    each_scale(scales_, [&](int i, F scale) { L::store(unit_ + i, scale * L::all(1.0F / 16)); });
   }
   F load(int i) const {
     const I pair = L::load_bytes(codes_ + i % kHalf);
     return Code::value(i < kHalf ? pair & L::all(15) : shift_right<4>(pair), L::load(unit_ + i));
   }
   void put(int i, const F (&x)[4]) {
-    for (int k = 0; k < 4; ++k) L::store(values_ + i + k * L::kLanes, min(x[k], L::all(FLT_MAX)));
+    for (int k = 0; k < 4; ++k) L::store(values_ + i + k * L::kLanes, x[k]);
   }
   F waiting(int i) const { return L::load(values_ + i); }
   void close() {
     each_scale(new_scales_, [&](int i, F scale) {
-      L::store(units_ + i, L::all(Code::kUnits) / max(scale, L::all(FLT_MIN * Code::kUnits)));
+      L::store(unit_ + i, L::all(Code::kUnits) / max(scale, L::all(FLT_MIN * Code::kUnits)));
     });
   }
-  I find(int i) const {
-    if (i >= kHalf) return L::all(0);
-    return nibble(i) | shift_left<4>(nibble(i + kHalf));
-  }
+  I find(int i) const { return find(values_, i); }
   I code(I found) const { return found; }
   void store(int i, const I (&codes)[4]) {
     if (i < kHalf) L::template store_bytes<0>(codes_ + i, codes);
   }
+  void raise() { raise(values_); }
 
-  void raise() {
+  /// All of this at once, for the new values of a whole tile.
+  void encode(const float* from) {
+    close();
+    for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
+      I codes[4];
+      for (int k = 0; k < 4; ++k) codes[k] = find(from, i + k * L::kLanes);
+      store(i, codes);
+    }
+  }
+
+  /// Raises the new scales to what these values of the tile need.
+  void raise(const float* values) {
     float* const of_columns = new_scales_ + matrix_.rows;
     each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
-      float most = 0;
-      int i = begin;
+      float* const to = of_columns + column - begin;
       F largest = L::all(0.0F);
+      int i = begin;
       for (; i + L::kLanes <= end; i += L::kLanes) {
-        float* const to = of_columns + column + (i - begin);
-        const F x = waiting(i);
+        const F x = limited(values, i);
         largest = max(largest, x);
-        // Others may be at it: what is read too small here is compared again there.
-        if (all(L::load(to) >= x)) continue;
-        for (int k = 0; k < L::kLanes; ++k) raise_to(to + k, values_[i + k]);
-      }
-      for (; i < end; ++i) {
-        most = std::max(most, values_[i]);
-        raise_to(of_columns + column + (i - begin), values_[i]);
+        // Other threads may raise the same scales: one that is read too small here is compared again there.
+        if (all(L::load(to + i) >= x)) continue;
+        alignas(64) float lanes[L::kLanes];
+        L::store(lanes, x);
+        for (int k = 0; k < L::kLanes; ++k) raise_to(to + i + k, lanes[k]);
       }
       alignas(64) float lanes[L::kLanes];
       L::store(lanes, largest);
-      for (const float x : lanes) most = std::max(most, x);
+      float most = *std::max_element(lanes, lanes + L::kLanes);
+      for (; i < end; ++i) {
+        const float x = std::min(values[i], FLT_MAX);
+        most = std::max(most, x);
+        raise_to(to + i, x);
+      }
       raise_to(new_scales_ + row, most);
     });
   }
@@ -106,16 +119,24 @@ class Rank1Codec {
       for (; i < end; ++i) work(i, min(of_row, L::all(of_columns[i])));
     });
   }
-  I nibble(int i) const { return code_.find(waiting(i), L::load(units_ + i)); }
+  static F limited(const float* values, int i) { return min(L::load(values + i), L::all(FLT_MAX)); }
+  // Two codes, or nothing where another element has it.
+  I find(const float* values, int i) const {
+    const auto nibble = [&](int at) { return code_.find(limited(values, at), L::load(unit_ + at)); };
+    if (i >= kHalf) return L::all(0);
+    return nibble(i) | shift_left<4>(nibble(i + kHalf));
+  }
 
   Code code_{Code::map()};
   std::uint8_t* codes_ = nullptr;
   OptimMatrix matrix_;
+  const float* scales_ = nullptr;
   float* new_scales_ = nullptr;
   std::int64_t first_ = 0;
   alignas(64) float values_[kTileElements];
-  alignas(64) float unit_[kTileElements + L::kLanes] = {};  ///< of what is decoded
-  alignas(64) float units_[kTileElements + L::kLanes] = {};
+  /// Of an element, to decode it; after close(), how many such units make 1. Elements that are not there have
+  /// any.
+  alignas(64) float unit_[kTileElements + L::kLanes] = {};
 };
 
 /// A tensor's states, of which some are such ones.

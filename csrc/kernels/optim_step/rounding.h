@@ -16,15 +16,17 @@ REEF_LANE std::uint32_t mixed(std::uint32_t x) {
   x = (x ^ x >> 13) * 0xC2B2AE35U;
   return x ^ x >> 16;
 }
+/// Tile number n of a tensor has the key of tile 0 in a tensor whose key is so many times n more.
+inline constexpr std::uint32_t kTileKey = 0x9E3779B1U;
 /// Of what is rounded by chance in a step of a tensor, the part of another that begins with this element: its
 /// tiles have the keys that they have in the whole.
 REEF_LANE std::uint32_t key_of_tensor(std::int64_t step, std::int64_t first) {
   return mixed(static_cast<std::uint32_t>(step)) +
-         static_cast<std::uint32_t>(first / kTileElements) * 0x9E3779B1U;
+         static_cast<std::uint32_t>(first / kTileElements) * kTileKey;
 }
 /// In a tile; and there, of state number `slot`.
 REEF_LANE std::uint32_t key_of(std::uint32_t tensor_key, std::int64_t tile) {
-  return mixed(tensor_key + static_cast<std::uint32_t>(tile) * 0x9E3779B1U);
+  return mixed(tensor_key + static_cast<std::uint32_t>(tile) * kTileKey);
 }
 REEF_LANE std::uint32_t key_of_state(std::uint32_t tile_key, int slot) {
   return mixed(tile_key + static_cast<std::uint32_t>(slot) + 1);
@@ -40,7 +42,9 @@ template <class L>
 REEF_LANE typename L::Ints random_bits(std::uint32_t key, int i) {
   using I = typename L::Ints;
   const auto all = [](std::uint32_t x) { return L::all(static_cast<std::int32_t>(x)); };
-  I x = (L::index() + all(static_cast<std::uint32_t>(i) + key)) * all(0x9E3779B1U);
+  constexpr std::uint32_t kSpread = 0x9E3779B1U;
+  // Of the sum of lane, element and key: the lane's part is the same everywhere, the others' is one number.
+  I x = L::index() * all(kSpread) + all((static_cast<std::uint32_t>(i) + key) * kSpread);
   x = (x ^ shift_right<16>(x)) * all(0x85EBCA6BU);  // as mixed()
   x = (x ^ shift_right<13>(x)) * all(0xC2B2AE35U);
   return x ^ shift_right<16>(x);

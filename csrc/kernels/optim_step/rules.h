@@ -6,13 +6,21 @@
 #include "kernels/optim_step.h"
 
 /// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes_*.h) or a CUDA
-/// thread. `s` are the parameter's states before and after. A rule that divides by a root is in two halves,
-/// so that a processor can be at the one for some lanes while it divides for others: begin() makes the new
-/// states and gives the root; end() makes the new parameter of the old one, the gradient, the first new state
-/// and the root. The order of roundings is that of torch's fused CPU kernels where there is one (2.11
-/// and 2.15 agree; found by comparing bits), else that of its single-tensor loop: fma(a, b, c) stands where
-/// theirs contracts.
+/// thread. `s` holds the parameter's states, which the rule replaces by the new ones. A rule that divides by
+/// a root is in two halves, so that a processor can work on one half for some lanes while it divides for
+/// others: begin() makes the new states and returns the root; end() computes the new parameter from the old
+/// one, the gradient, the first new state and the root. A rule whose kCouples is true is given the gradient
+/// with the decay already in it (coupled() below). Roundings come in the order of torch's fused CPU kernels
+/// where there is one (2.11 and 2.15 agree; found by comparing bits), else in that of its single-tensor loop:
+/// fma(a, b, c) stands where theirs contracts.
 namespace reef::kernels {
+
+/// The gradient with weight decay added to it, as Adam, SGD, RMSprop and Adagrad have it when `coupled_decay`
+/// is not 0. (Where it is 0 the gradient must stay as it is: -0 + 0 would be +0.)
+template <class L>
+REEF_LANE typename L::Floats coupled(typename L::Floats p, typename L::Floats g, float coupled_decay) {
+  return fma(p, L::all(coupled_decay), g);
+}
 
 /// What a root is divided by before eps is added to it.
 template <class L, bool kAsTorch>
@@ -37,20 +45,18 @@ template <class L, bool kMaximum, bool kAsTorch>
 struct Adam {
   using F = typename L::Floats;
   static constexpr int kStates = kMaximum ? 3 : 2;
+  static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }
 
   REEF_LANE explicit Adam(const OptimConstants& c)
-      : coupled(c.coupled_decay != 0),
-        coupled_decay(L::all(c.coupled_decay)),
-        kept(L::all(c.kept)),
+      : kept(L::all(c.kept)),
         gain1(L::all(c.gain1)),
         decay2(L::all(c.decay2)),
         gain2(L::all(c.gain2)),
         correction(c),
         rate(L::all(c.rate)) {}
 
-  REEF_LANE F begin(F p, F g, F* s) const {
-    if (coupled) g = fma(p, coupled_decay, g);
+  REEF_LANE F begin(F g, F* s) const {
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
     F second = s[1];
@@ -59,8 +65,7 @@ struct Adam {
   }
   REEF_LANE F end(F p, F, F first, F root) const { return p * kept + rate * first / correction.of(root); }
 
-  bool coupled;
-  F coupled_decay, kept, gain1, decay2, gain2;
+  F kept, gain1, decay2, gain2;
   Correction<L, kAsTorch> correction;
   F rate;
 };
@@ -69,46 +74,39 @@ template <class L>
 struct Sgd {
   using F = typename L::Floats;
   static constexpr int kStates = 0;
+  static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
 
-  REEF_LANE explicit Sgd(const OptimConstants& c)
-      : coupled(c.coupled_decay != 0), coupled_decay(L::all(c.coupled_decay)), rate(L::all(c.rate)) {}
+  REEF_LANE explicit Sgd(const OptimConstants& c) : rate(L::all(c.rate)) {}
 
-  REEF_LANE void step(F& p, F g, F*) const {
-    if (coupled) g = fma(p, coupled_decay, g);
-    p = fma(g, rate, p);
-  }
+  REEF_LANE void step(F& p, F g, F*) const { p = fma(g, rate, p); }
 
-  bool coupled;
-  F coupled_decay, rate;
+  F rate;
 };
 
 template <class L>
 struct Momentum {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
+  static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
 
   REEF_LANE explicit Momentum(const OptimConstants& c)
-      : coupled(c.coupled_decay != 0),
-        first(c.first),
+      : first(c.first),
         nesterov(c.nesterov),
-        scaled(c.trust != 1),
-        coupled_decay(L::all(c.coupled_decay)),
         trust(L::all(c.trust)),
         decay1(L::all(c.decay1)),
         gain1(L::all(c.gain1)),
         rate(L::all(c.rate)) {}
 
   REEF_LANE void step(F& p, F g, F* s) const {
-    if (coupled) g = fma(p, coupled_decay, g);
-    if (scaled) g = trust * g;
+    g = trust * g;
     s[0] = first ? g : fma(g, gain1, s[0] * decay1);
     p = fma(nesterov ? fma(s[0], decay1, g) : s[0], rate, p);
   }
 
-  bool coupled, first, nesterov, scaled;
-  F coupled_decay, trust, decay1, gain1, rate;
+  bool first, nesterov;
+  F trust, decay1, gain1, rate;
 };
 
 /// You et al. 2017: momentum over gradients scaled by a trust ratio.
@@ -124,6 +122,7 @@ template <class L>
 struct Lion {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
+  static constexpr bool kCouples = false;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
 
   REEF_LANE explicit Lion(const OptimConstants& c)
@@ -151,19 +150,17 @@ template <class L, bool kCentered, bool kMomentum>
 struct Rmsprop {
   using F = typename L::Floats;
   static constexpr int kStates = 1 + kCentered + kMomentum;
+  static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int state) { return state > 0; }
 
   REEF_LANE explicit Rmsprop(const OptimConstants& c)
-      : coupled(c.coupled_decay != 0),
-        coupled_decay(L::all(c.coupled_decay)),
-        decay1(L::all(c.decay1)),
+      : decay1(L::all(c.decay1)),
         decay2(L::all(c.decay2)),
         gain2(L::all(c.gain2)),
         eps(L::all(c.eps)),
         rate(L::all(c.rate)) {}
 
   REEF_LANE void step(F& p, F g, F* s) const {
-    if (coupled) g = fma(p, coupled_decay, g);
     s[0] = fma(gain2 * g, g, s[0] * decay2);
     F mean_square = s[0];
     if constexpr (kCentered) {
@@ -180,8 +177,7 @@ struct Rmsprop {
     }
   }
 
-  bool coupled;
-  F coupled_decay, decay1, decay2, gain2, eps, rate;
+  F decay1, decay2, gain2, eps, rate;
 };
 
 /// Duchi et al. 2011.
@@ -189,26 +185,18 @@ template <class L>
 struct Adagrad {
   using F = typename L::Floats;
   static constexpr int kStates = 1;
+  static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return false; }
 
-  REEF_LANE explicit Adagrad(const OptimConstants& c)
-      : coupled(c.coupled_decay != 0),
-        coupled_decay(L::all(c.coupled_decay)),
-        eps(L::all(c.eps)),
-        rate(L::all(c.rate)) {}
+  REEF_LANE explicit Adagrad(const OptimConstants& c) : eps(L::all(c.eps)), rate(L::all(c.rate)) {}
 
-  REEF_LANE F begin(F p, F g, F* s) const {
-    if (coupled) g = fma(p, coupled_decay, g);
+  REEF_LANE F begin(F g, F* s) const {
     s[0] = fma(g, g, s[0]);
     return sqrt(s[0]);
   }
-  REEF_LANE F end(F p, F g, F, F root) const {
-    if (coupled) g = fma(p, coupled_decay, g);
-    return p + rate * g / (root + eps);
-  }
+  REEF_LANE F end(F p, F g, F, F root) const { return p + rate * g / (root + eps); }
 
-  bool coupled;
-  F coupled_decay, eps, rate;
+  F eps, rate;
 };
 
 /// You et al. 2020, algorithm 2, with the identity for their phi.
@@ -216,6 +204,7 @@ template <class L>
 struct Lamb {
   using F = typename L::Floats;
   static constexpr int kStates = 2;
+  static constexpr bool kCouples = false;
   REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }
 
   REEF_LANE explicit Lamb(const OptimConstants& c)
@@ -266,7 +255,7 @@ constexpr bool has_unsigned() {
   return false;
 }
 
-/// States of fewer bits have no step of torch's to agree with.
+/// Whether roundings are torch's: states of fewer bits have no step of torch's to agree with.
 constexpr bool rounds_as_torch(OptimFormat format) { return format == OptimFormat::kFloat32; }
 
 }  // namespace reef::kernels

@@ -2,27 +2,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/optim_step.h"
 
 namespace reef::kernels {
 
-/// Memory of a tile that is not whole, worked on at the side as if it were, padded with zeros: nothing else
-/// knows of such tiles.
+/// A copy of memory that belongs to a tile which is not whole: as large as a whole tile's, with zeros after
+/// what was read. At most two parts of memory are read, each to a place of its own.
 template <std::int64_t kBytes>
 class Side {
  public:
-  /// Nothing of nowhere stays that.
-  std::byte* read(std::byte* whole, std::int64_t bytes, std::int64_t at = 0) {
-    if (whole == nullptr || bytes == 0) return whole;
-    Part& part = parts_[count_++] = {whole, memory_ + at, static_cast<std::size_t>(bytes)};
-    std::memcpy(part.side, whole, part.bytes);
-    return memory_;
-  }
-  void write() const {
-    for (int i = 0; i < count_; ++i) std::memcpy(parts_[i].whole, parts_[i].side, parts_[i].bytes);
-  }
+  /// Gives the copy. Of no memory, or of no bytes, it gives back what it was given.
+  std::byte* read(std::byte* whole, std::int64_t bytes, std::int64_t at = 0);
+  void write() const;
 
  private:
   struct Part {
@@ -35,32 +27,46 @@ class Side {
   alignas(64) std::byte memory_[kBytes] = {};
 };
 
-template <OptimFormat kFormat>
+/// One state of a tile that is not whole. Rank-1 scales stay where they are: they belong to all tiles.
 class SideState {
  public:
-  OptimState read(const OptimState& state, std::int64_t tile, std::int64_t elements) {
-    constexpr OptimFormat kPlain = uncompensated(kFormat);
-    const std::int64_t before = tile * kTileElements;
-    std::byte* const codes = state.codes + optim_codes_bytes(kFormat, before);
-    const std::int64_t bytes = optim_codes_bytes(kPlain, elements);
-    OptimState side = state;
-    side.codes = codes_.read(codes, bytes);
-    codes_.read(codes + bytes, optim_codes_bytes(kFormat, elements) - bytes,
-                optim_codes_bytes(kPlain, kTileElements));
-    side.first = before;
-    const std::int64_t scale_bytes = optim_scales_bytes(kFormat, elements);
-    if (scale_bytes > 0 && state.matrix.rows == 0)
-      side.scales = scales_.read(state.scales + optim_scales_bytes(kFormat, before), scale_bytes);
-    return side;
-  }
-  void write() const {
-    codes_.write();
-    scales_.write();
-  }
+  OptimState read(const OptimState& state, OptimFormat format, std::int64_t tile, std::int64_t elements);
+  void write() const;
 
  private:
   Side<kTileElements * 4> codes_;
   Side<64> scales_;
 };
+
+/// A tile that is not whole, copied to the side, where it is tile 0 of tensor(): so that all other code works
+/// on whole tiles only. write() copies the tile's own elements back.
+class SideTile {
+ public:
+  SideTile(const OptimTensor& tensor, OptimFormat format, int states, std::int64_t tile);
+  SideTile(const SideTile&) = delete;
+  SideTile& operator=(const SideTile&) = delete;
+
+  const OptimTensor& tensor() const { return tensor_; }
+  void write() const;
+
+ private:
+  OptimTensor tensor_;
+  int states_;
+  Side<kTileElements * 4> gradient_, parameter_, master_;
+  SideState of_states_[kMostStates];
+};
+
+/// Calls `work(tensor, first, last, elements)` with those of the tiles [first, last) that are whole, and then
+/// with the one that is not, at the side; `elements` says how many each of these tiles has.
+template <class Work>
+void over_tiles(const OptimTensor& tensor, OptimFormat format, int states, std::int64_t first,
+                std::int64_t last, const Work& work) {
+  const std::int64_t whole = tensor.elements / kTileElements;
+  work(tensor, first, last < whole ? last : whole, kTileElements);
+  if (first >= last || last <= whole) return;
+  SideTile side(tensor, format, states, whole);
+  work(side.tensor(), 0, 1, tensor.elements - whole * kTileElements);
+  side.write();
+}
 
 }  // namespace reef::kernels

@@ -21,15 +21,16 @@ inline constexpr int kHalf = static_cast<int>(kTileElements) / 2;
 
 /// One lane whose tables are in memory that threads share: their entries lie in banks of their own.
 struct Lanes : scalar::Lanes {
-  struct Table16 {
-    Table16() = default;
-    REEF_LANE explicit Table16(const float* from) : v(from) {}
-    REEF_LANE Table16(const float* from, float factor) : v(from), by(factor) {}
+  struct Table9 {
+    Table9() = default;
+    REEF_LANE explicit Table9(const float* from) : v(from) {}
+    REEF_LANE Table9(const float* from, float factor) : v(from), by(factor) {}
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15] * by}; }
-    REEF_LANE Table16 operator*(float x) const { return {v, x}; }
+    REEF_LANE Table9 operator*(float x) const { return {v, x}; }
     const float* v = nullptr;
     float by = 1;
   };
+  using LineTable = Table9;
 };
 using F = Lanes::Floats;
 using I = Lanes::Ints;

@@ -111,8 +111,8 @@ struct CodedState {
         own = max(min(own, limit), F{-FLT_MAX});
         if constexpr (kCompensated) {
           const I drawn = random_bits<Lanes>(key, part.element(k));  // sixteen bits for each half
-          const I random = half == 0 ? drawn : scalar::shift_right<16>(drawn);
-          const I number = code.number(own, units, chance<Lanes>(random));
+          const I random = half == 0 ? drawn & I{0xFFFF} : scalar::shift_right<16>(drawn);
+          const I number = code.number(own, units, to_floats(random));
           bytes[half].v[k] = static_cast<std::uint8_t>(number.v >> 4);
           rests[half].v[k] = static_cast<std::uint8_t>(number.v & 15);
         } else {

@@ -86,12 +86,14 @@ class Step {
   // New states, and the first half of the parameter's step.
   REEF_LANE void advance() {
     read_all(std::make_index_sequence<kStates>());
+    const float decay = Rule::kCouples ? tensor_.constants.coupled_decay : 0;
     REEF_UNROLL
     for (int k = 0; k < kOwn; ++k) {
       F s[kStates + 1];
       gather(s, k);
+      if (decay != 0) g_[k] = coupled<Lanes>(p_[k], g_[k], decay);
       if constexpr (kHalves) {
-        half_[k] = rule_.begin(p_[k], g_[k], s);
+        half_[k] = rule_.begin(g_[k], s);
       } else {
         rule_.step(p_[k], g_[k], s);
       }
