@@ -55,7 +55,6 @@ template <class L, class Codec>
     codec.encode(values.data);
   } else {
     for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::prefetch(values.data + i, prefetch_bytes);
       codec.put(i, L::load(values.data + i));
     }
   }
@@ -80,6 +79,7 @@ struct Coder {
                      std::int64_t last) {
     each(state, elements, first, last, [&](const OptimState& of, std::int64_t at, std::int64_t tile) {
       const std::int64_t begin = tile * kTileElements;
+      for (int i = 0; i < kTileElements; i += 16) L::prefetch(values + begin + i, kPrefetchBytes);
       encode_tile<L, Codec>(of, at, key_of_encoded(state, tile), values + begin,
                             std::min(kTileElements, elements - begin));
     });

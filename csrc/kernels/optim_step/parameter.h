@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/optim_step.h"
@@ -7,10 +8,32 @@
 #include "kernels/optim_step/rounding.h"
 #include "kernels/optim_step/rules.h"
 
-/// How a tile of parameters and gradients is read as float32 and written back. Float32 is read and written in
-/// place; other dtypes are converted at the side. What is here is compiled once for an instruction set, not
-/// for each rule and format: hence noinline.
+/// How a tile of parameters and gradients is read as float32 and written back: float32 in place, and so
+/// bfloat16 that nothing is kept beside and nothing is done to; others are converted at the side. What is
+/// here is compiled once for an instruction set, not for each rule and format: hence noinline.
 namespace reef::kernels {
+
+/// Numbers of a tile, float32 or bfloat16: a loop's branch on which of them is the same for all of the tile.
+template <class L>
+struct Numbers {
+  using F = typename L::Floats;
+  float* floats = nullptr;
+  std::uint16_t* bfloats = nullptr;
+
+  bool are_there() const { return floats != nullptr || bfloats != nullptr; }
+  F load(int i) const {
+    if (bfloats != nullptr) return floats_of_bits(shift_left<16>(L::load_halves(bfloats + i)));
+    return L::load(floats + i);
+  }
+  void store(int i, F x) const {
+    if (bfloats != nullptr) return L::store_halves(bfloats + i, to_bfloat16<L>(x));
+    L::store(floats + i, x);
+  }
+  void prefetch(int i, std::uintptr_t ahead) const {
+    if (bfloats != nullptr) return L::prefetch(bfloats + i, ahead);
+    L::prefetch(floats + i, ahead);
+  }
+};
 
 /// The parameters of a tile: float32 while the step works on them.
 template <class L>
@@ -21,15 +44,18 @@ class ParameterTile {
   explicit ParameterTile(const OptimTensor& tensor)
       : dtype_(tensor.parameter_dtype), kind_(tensor.master_kind) {
     if (dtype_ == OptimDtype::kFloat32) kind_ = OptimMaster::kNone;
+    in_place_ = kind_ == OptimMaster::kNone && dtype_ != OptimDtype::kFloat16;
   }
 
   /// The tile's parameters, to be replaced by the new ones before close().
-  [[gnu::noinline, REEF_FLAT]] float* open(const OptimTensor& tensor, std::int64_t tile, std::uint32_t key) {
+  [[gnu::noinline, REEF_FLAT]] Numbers<L> open(const OptimTensor& tensor, std::int64_t tile,
+                                               std::uint32_t key) {
     const std::int64_t first = tile * kTileElements;
     key_ = key;
     parameter_ = tensor.parameter + first * optim_dtype_bytes(dtype_);
-    if (kind_ == OptimMaster::kFloat32) return master_ = reinterpret_cast<float*>(tensor.master) + first;
-    if (dtype_ == OptimDtype::kFloat32) return reinterpret_cast<float*>(parameter_);
+    if (kind_ == OptimMaster::kFloat32) return {master_ = reinterpret_cast<float*>(tensor.master) + first};
+    if (dtype_ == OptimDtype::kFloat32) return {reinterpret_cast<float*>(parameter_)};
+    if (in_place_) return {nullptr, reinterpret_cast<std::uint16_t*>(parameter_)};
     if (kind_ == OptimMaster::kSplit) rest_ = reinterpret_cast<std::uint8_t*>(tensor.master) + first;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
       L::prefetch(parameter_ + 2 * i, kPrefetchBytes);
@@ -37,11 +63,11 @@ class ParameterTile {
       if (kind_ == OptimMaster::kSplit) x = with_rest<L>(dtype_, x, L::load_bytes(rest_ + i));
       L::store(values_ + i, x);
     }
-    return values_;
+    return {values_};
   }
 
   void close() {
-    if (dtype_ != OptimDtype::kFloat32) write();
+    if (!in_place_) write();
   }
 
  private:
@@ -68,6 +94,7 @@ class ParameterTile {
 
   OptimDtype dtype_;
   OptimMaster kind_;
+  bool in_place_;
   std::uint32_t key_ = 0;
   std::byte* parameter_ = nullptr;
   float* master_ = nullptr;
@@ -81,54 +108,61 @@ class GradientTile {
  public:
   using F = typename L::Floats;
 
-  /// nullptr if one of them is not finite. Decay is coupled to the parameters `p`, if there are any.
-  [[gnu::noinline, REEF_FLAT]] const float* open(const OptimTensor& tensor, std::int64_t tile,
-                                                 const float* p) {
-    const float* const g = read(tensor, tile);
-    if (!finite(g)) return nullptr;
+  explicit GradientTile(std::uintptr_t ahead) : ahead_(ahead) {}  ///< bytes, for prefetching
+
+  /// Nothing if one of them is not finite. Decay is coupled to the parameters `p`, if they are there.
+  [[gnu::noinline, REEF_FLAT]] Numbers<L> open(const OptimTensor& tensor, std::int64_t tile,
+                                               const Numbers<L>& p) {
+    const Numbers<L> g = read(tensor, tile);
+    if (!finite(g)) return {};
     const float decay = tensor.constants.coupled_decay;
-    if (p == nullptr || decay == 0) return g;
+    if (!p.are_there() || decay == 0) return g;
     for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::store(values_ + i, coupled<L>(L::load(p + i), L::load(g + i), decay));
+      L::store(values_ + i, coupled<L>(p.load(i), g.load(i), decay));
     }
-    return values_;
+    return {values_};
   }
 
   [[gnu::noinline, REEF_FLAT]] std::int64_t count_nonfinite(const OptimTensor& tensor, std::int64_t tile) {
-    const float* const g = read(tensor, tile);
-    std::int64_t count = 0;
-    for (int i = 0; i < kTileElements; ++i) count += !(g[i] - g[i] == 0);
-    return count;
+    const Numbers<L> g = read(tensor, tile);
+    if (g.floats != values_) {
+      for (int i = 0; i < kTileElements; i += L::kLanes) L::store(values_ + i, g.load(i));
+    }
+    return std::count_if(values_, values_ + kTileElements, [](float x) { return !(x - x == 0); });
   }
 
  private:
-  const float* read(const OptimTensor& tensor, std::int64_t tile) {
-    const std::int64_t first = tile * kTileElements;
-    const std::byte* const from = tensor.gradient + first * optim_dtype_bytes(tensor.gradient_dtype);
-    const bool whole = tensor.gradient_dtype == OptimDtype::kFloat32;
-    if (whole && tensor.constants.gradient == 1) return reinterpret_cast<const float*>(from);
+  Numbers<L> read(const OptimTensor& tensor, std::int64_t tile) {
+    const OptimDtype dtype = tensor.gradient_dtype;
+    std::byte* const from =
+        const_cast<std::byte*>(tensor.gradient) + tile * kTileElements * optim_dtype_bytes(dtype);
+    if (tensor.constants.gradient == 1) {
+      if (dtype == OptimDtype::kFloat32) return {reinterpret_cast<float*>(from)};
+      if (dtype == OptimDtype::kBFloat16) return {nullptr, reinterpret_cast<std::uint16_t*>(from)};
+    }
     const F gain = L::all(tensor.constants.gradient);
     for (int i = 0; i < kTileElements; i += L::kLanes) {
-      L::prefetch(from + i * optim_dtype_bytes(tensor.gradient_dtype), kPrefetchBytes);
-      L::store(values_ + i, load_as_float<L>(tensor.gradient_dtype, from, i) * gain);
+      L::prefetch(from + i * optim_dtype_bytes(dtype), kPrefetchBytes);
+      L::store(values_ + i, load_as_float<L>(dtype, from, i) * gain);
     }
-    return values_;
+    return {values_};
   }
 
-  static bool finite(const float* g) {
+  bool finite(const Numbers<L>& g) const {
     constexpr int kTogether = 4;  // sums that do not wait for each other
     F poison[kTogether] = {};     // NaN for ever after a value that is not finite, else 0
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       for (int k = 0; k < kTogether; ++k) {
-        const float* const at = g + i + k * L::kLanes;
-        L::prefetch(at, prefetch_bytes);
-        poison[k] = fma(L::load(at), L::all(0.0F), poison[k]);
+        const int at = i + k * L::kLanes;
+        g.prefetch(at, ahead_);
+        poison[k] = fma(g.load(at), L::all(0.0F), poison[k]);
       }
     }
     const F any = (poison[0] + poison[1]) + (poison[2] + poison[3]);
     return all(any >= any);
   }
 
+  std::uintptr_t ahead_;
   alignas(64) float values_[kTileElements];
 };
 

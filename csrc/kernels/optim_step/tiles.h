@@ -79,19 +79,24 @@ class Tiles {
   using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
   using Values = float[kTileElements];
 
+  // How far ahead memory is asked for: far where there is much to compute.
+  static std::uintptr_t ahead() {
+    return kStates > 0 && CodecOf<L, true>::kSettles ? kPrefetchBytes : prefetch_bytes;
+  }
+
   // Flat: a call for each few lanes would cost more than its work.
   [[gnu::noinline, REEF_FLAT]] static std::int64_t step_tiles(const OptimTensor& tensor, std::int64_t first,
                                                               std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
-    GradientTile<L> gradient;
+    GradientTile<L> gradient(ahead());
     Codecs codecs;
     for (std::int64_t tile = first; tile < last; ++tile) {
       const std::uint32_t key = key_of(tensor.key, tile);
-      float* const p = parameter.open(tensor, tile, key);
-      const float* const g = gradient.open(tensor, tile, Rule::kCouples ? p : nullptr);
-      if (g == nullptr) {
+      const Numbers<L> p = parameter.open(tensor, tile, key);
+      const Numbers<L> g = gradient.open(tensor, tile, Rule::kCouples ? p : Numbers<L>{});
+      if (!g.are_there()) {
         nonfinite += gradient.count_nonfinite(tensor, tile);
         continue;
       }
@@ -122,12 +127,12 @@ class Tiles {
     std::int64_t nonfinite = 0;
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
-    GradientTile<L> gradient;
+    GradientTile<L> gradient(ahead());
     Codecs codecs;
     for (std::int64_t tile = first; tile < last; ++tile) {
-      const float* const p = parameter.open(tensor, tile, 0);
-      const float* const g = gradient.open(tensor, tile, Rule::kCouples ? p : nullptr);
-      if (g == nullptr) {
+      const Numbers<L> p = parameter.open(tensor, tile, 0);
+      const Numbers<L> g = gradient.open(tensor, tile, Rule::kCouples ? p : Numbers<L>{});
+      if (!g.are_there()) {
         nonfinite += gradient.count_nonfinite(tensor, tile);
         continue;
       }
@@ -141,7 +146,7 @@ class Tiles {
         for (int i = 0; i < kTileElements; i += L::kLanes) {
           F s[kStates + 1];
           load(codecs, s, i);
-          begin(rule, L::load(p + i), L::load(g + i), s);
+          begin(rule, p.load(i), g.load(i), s);
           each_state(codecs, [&](auto& codec, int k) { codec.put(i, s[k]); });
         }
       }
@@ -161,20 +166,22 @@ class Tiles {
                                                          std::int64_t elements) {
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
-    GradientTile<L> gradient;
+    GradientTile<L> gradient(ahead());
     Codecs codecs;
-    alignas(64) Values measured;
+    alignas(64) Values parameters, measured;
     for (std::int64_t tile = first; tile < last; ++tile) {
-      const float* const g = gradient.open(tensor, tile, nullptr);
-      if (g == nullptr) continue;
-      const float* const p = parameter.open(tensor, tile, 0);
+      const Numbers<L> g = gradient.open(tensor, tile, {});
+      if (!g.are_there()) continue;
+      const Numbers<L> p = parameter.open(tensor, tile, 0);
       each_state(codecs, [&](auto& codec, int i) { open_to_load(codec, tensor.states[i], tile, 0); });
       for (int i = 0; i < kTileElements; i += L::kLanes) {
         F s[kStates + 1];
         load(codecs, s, i);
-        L::store(measured + i, rule.measured(L::load(p + i), L::load(g + i), s));
+        const F x = p.load(i);
+        L::store(parameters + i, x);
+        L::store(measured + i, rule.measured(x, g.load(i), s));
       }
-      add_squares<L>(squares, p, measured, elements);
+      add_squares<L>(squares, parameters, measured, elements);
     }
   }
 
@@ -208,12 +215,12 @@ class Tiles {
   }
 
   // While some lanes divide, the next are begun.
-  static void only_pass(const Rule& rule, Codecs& codecs, float* p, const float* g) {
+  static void only_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g) {
     const auto lanes = [&](int i) {
-      L::prefetch(p + i, prefetch_bytes);
+      p.prefetch(i, ahead());
       F s[kStates + 1];
       load(codecs, s, i);
-      Begun begun{L::load(p + i), L::load(g + i), {}, {}};
+      Begun begun{p.load(i), g.load(i), {}, {}};
       begun.root = begin(rule, begun.p, begun.g, s);
       if constexpr (kStates > 0) begun.first = s[0];
       each_state(codecs, [&](auto& codec, int k) {
@@ -224,23 +231,23 @@ class Tiles {
     Begun before = lanes(0);
     for (int i = L::kLanes; i < kTileElements; i += L::kLanes) {
       const Begun begun = lanes(i);
-      L::store(p + i - L::kLanes, end(rule, before));
+      p.store(i - L::kLanes, end(rule, before));
       before = begun;
     }
-    L::store(p + kTileElements - L::kLanes, end(rule, before));
+    p.store(kTileElements - L::kLanes, end(rule, before));
   }
 
   // Decoding beside first halves, then finding codes beside second ones: each pass keeps the units of a
   // processor busy, has no chain of operations longer than it can look ahead, and waits for memory: the first
   // for codes, the second for parameters. The first writes nothing but what waits.
-  static void first_pass(const Rule& rule, Codecs& codecs, const float* p, const float* g, Values& roots,
-                         std::int64_t elements) {
+  static void first_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
+                         Values& roots, std::int64_t elements) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       F s[kTogether][kStates + 1];
       for (int k = 0; k < kTogether; ++k) load(codecs, s[k], i + k * L::kLanes);
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        L::store(roots + at, begin(rule, L::load(p + at), L::load(g + at), s[k]));
+        L::store(roots + at, begin(rule, p.load(at), g.load(at), s[k]));
       }
       if (elements < kTileElements) [[unlikely]] {
         for (int k = 0; k < kTogether; ++k) pad(s[k], i + k * L::kLanes, elements);
@@ -256,16 +263,17 @@ class Tiles {
     for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
   }
 
-  static void second_pass(const Rule& rule, Codecs& codecs, float* p, const float* g, const Values& roots) {
+  static void second_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
+                          const Values& roots) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       decltype(find(codecs, 0)) found[kTogether];
       for (int k = 0; k < kTogether; ++k) found[k] = find(codecs, i + k * L::kLanes);
       Codes codes;
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        L::prefetch(p + at, kPrefetchBytes);
+        p.prefetch(at, ahead());
         const F first = std::get<0>(codecs).waiting(at);
-        L::store(p + at, end(rule, {L::load(p + at), L::load(g + at), first, L::load(roots + at)}));
+        p.store(at, end(rule, {p.load(at), g.load(at), first, L::load(roots + at)}));
         code(codecs, found[k], codes, k, std::make_index_sequence<kStates>());
       }
       each_state(codecs, [&](auto& codec, int of) { codec.store(i, codes[of]); });
