@@ -10,7 +10,8 @@ function(reef_compile target)
                CUDA_VISIBILITY_PRESET hidden
                VISIBILITY_INLINES_HIDDEN ON
                POSITION_INDEPENDENT_CODE ON
-               CXX_EXTENSIONS OFF)
+               CXX_EXTENSIONS OFF
+               DEFINE_SYMBOL "") # of no use here, and a precompiled header must not differ in it
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Werror>
                       # GCC 12 and 13 see overlaps in std::string that are not there (PR 105651).

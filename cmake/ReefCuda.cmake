@@ -1,5 +1,6 @@
 # The CUDA language for our .cu files. Architectures come from TORCH_CUDA_ARCH_LIST, torch's own name for them
-# ("8.0;9.0", "9.0a", "8.0+PTX"; separators ; , or blank), default 8.0;9.0. If only CMAKE_CUDA_ARCHITECTURES is set, it
+# ("8.0;9.0", "9.0a", "8.0+PTX"; separators ; , or blank), default 8.0;9.0+PTX: a device newer than the last
+# compiles that one's PTX when the library is loaded. If only CMAKE_CUDA_ARCHITECTURES is set, it
 # is used and said.
 if(NOT TORCH_CUDA_ARCH_LIST AND DEFINED ENV{TORCH_CUDA_ARCH_LIST})
   set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}")
@@ -9,7 +10,7 @@ if(NOT TORCH_CUDA_ARCH_LIST AND CMAKE_CUDA_ARCHITECTURES AND NOT REEF_ARCHS_TRAN
   message(STATUS "Reef: architectures from CMAKE_CUDA_ARCHITECTURES; torch's name is TORCH_CUDA_ARCH_LIST")
 else()
   if(NOT TORCH_CUDA_ARCH_LIST)
-    set(TORCH_CUDA_ARCH_LIST "8.0;9.0")
+    set(TORCH_CUDA_ARCH_LIST "8.0;9.0+PTX")
   endif()
   string(REGEX REPLACE "[ ,]+" ";" REEF_CUDA_ARCHS "${TORCH_CUDA_ARCH_LIST}")
   set(CMAKE_CUDA_ARCHITECTURES "")

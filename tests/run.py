@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Builds and runs tests of a build folder: all of them, those of one stem, or those that a change can have touched.
+
+    run.py build                  all
+    run.py build --stem shard     those whose name begins with it: shard_test, shard_layout_test, python.shard, ...
+    run.py build --since main     those that what has changed since then can touch (tests/support/include_graph.py)
+
+Builds what these tests need and no more, then hands over to ctest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from include_graph import IncludeGraph, changed_since  # noqa: E402
+
+BIN = Path(sys.executable).parent
+
+
+def tests_of(build: Path) -> dict[str, dict]:
+    """Each test of ctest by name: its sources (label "from:"), and the targets to be built (label "needs:")."""
+    out = subprocess.run([BIN / "ctest", "--test-dir", build, "--show-only=json-v1"], capture_output=True, text=True,
+                         check=True).stdout
+    found = {}
+    for test in json.loads(out)["tests"]:
+        labels = next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
+        found[test["name"]] = {kind: [label.removeprefix(f"{kind}:") for label in labels if label.startswith(f"{kind}:")]
+                               for kind in ("from", "needs")}
+    return found
+
+
+def of_stem(tests: dict[str, dict], stem: str) -> list[str]:
+    chosen = [name for name in tests if re.match(rf"((python|policy)\.)?{re.escape(stem)}", name)]
+    if not chosen:
+        stems = sorted({re.sub(r"^(python|policy)\.|_test(\..*)?$", "", name) for name in tests})
+        sys.exit(f"no test begins with '{stem}'; there are {', '.join(stems)}")
+    return chosen
+
+
+def of_change(tests: dict[str, dict], commit: str) -> list[str]:
+    changed = changed_since(ROOT, commit)
+    graph = IncludeGraph(ROOT)
+    touched = graph.touched({source for test in tests.values() for source in test["from"]}, changed)
+    chosen = [name for name, test in tests.items() if touched & set(test["from"])]
+    print(f"{len(changed)} files have changed since {commit}; {len(chosen)} of {len(tests)} tests can be touched by them")
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--stem")
+    parser.add_argument("--since", metavar="COMMIT")
+    options = parser.parse_args()
+    tests = tests_of(options.build)
+    chosen = list(tests)
+    if options.stem:
+        chosen = of_stem(tests, options.stem)
+    if options.since:
+        chosen = [name for name in of_change(tests, options.since) if name in chosen]
+    if not chosen:
+        return 0
+    targets = sorted({target for name in chosen for target in tests[name]["needs"]})
+    jobs = str(options.jobs)
+    built = subprocess.run([BIN / "cmake", "--build", options.build, "--parallel", jobs, "--target", *targets], check=False)
+    if built.returncode != 0:
+        return built.returncode
+    names = "|".join(re.escape(name) for name in chosen)
+    return subprocess.run([BIN / "ctest", "--test-dir", options.build, "--parallel", jobs, "--output-on-failure",
+                           "--no-tests=error", "-R", f"^({names})$"], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
