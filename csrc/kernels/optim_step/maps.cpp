@@ -79,13 +79,13 @@ DynamicMap::DynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullp
     };
     edges[i] = (before + value(rank)) / 2;
     before = value(rank + codes - 1);
-    gain[i + 1 & 7] = static_cast<float>(1 / (0.9 * scale)) * part(is_signed);
+    gain[(i + 1) & 7] = static_cast<float>(1 / (0.9 * scale)) * part(is_signed);
   }
   const double one = is_signed ? 128 : 256;  // its rank or, unsigned, its rank + 1
   width[kDecades + 1] = static_cast<float>(1 / (one * multiple(is_signed)));
   edges[kDecades] = (before + 1) / 2;
   // From its edge to 1, a part of a decade that is less than one code.
-  gain[kDecades + 1 & 7] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12))) * part(is_signed);
+  gain[(kDecades + 1) & 7] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12))) * part(is_signed);
   // A second moment that is not zero never becomes zero: a step would divide by it.
   if (!is_signed) edges[0] = 0;
   regions = Regions(Regions::Parts::kBinades, edges, kDecades + 1);
