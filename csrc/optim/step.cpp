@@ -89,17 +89,6 @@ void over(const std::vector<Piece>& pieces, const Work& work) {
                         });
 }
 
-void step_pieces(OptimRule rule, const std::vector<OptimWork>& works, const std::vector<Piece>& pieces,
-                 std::int64_t* nonfinite) {
-  const auto& kernels = best_kernels().step[static_cast<std::size_t>(rule)];
-  over(pieces, [&](std::size_t i) {
-    const Piece& piece = pieces[i];
-    const OptimWork& work = works[piece.work];
-    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
-    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
-  });
-}
-
 // Raises the new scales of works in kInt4Rank1, and drops the pieces of those that are not finite.
 void survey(OptimRule rule, const std::vector<OptimWork>& works, std::vector<Piece>& pieces,
             std::int64_t* nonfinite) {
@@ -111,22 +100,6 @@ void survey(OptimRule rule, const std::vector<OptimWork>& works, std::vector<Pie
     count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
   });
   std::erase_if(pieces, [&](const Piece& piece) { return nonfinite[piece.work] > 0; });
-}
-
-// Surveys and steps a few works at a time, so that a step finds in a cache what the survey has read: whole
-// works, until they have so many pieces together (4 MiB of float32 gradients).
-constexpr std::size_t kBatchPieces = 64;
-void step_surveyed(OptimRule rule, const std::vector<OptimWork>& works, const std::vector<Piece>& pieces,
-                   std::int64_t* nonfinite) {
-  std::vector<Piece> batch;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    batch.push_back(pieces[i]);
-    const bool is_last = i + 1 == pieces.size();
-    if (!is_last && (batch.size() < kBatchPieces || pieces[i + 1].work == pieces[i].work)) continue;
-    survey(rule, works, batch, nonfinite);
-    step_pieces(rule, works, batch, nonfinite);
-    batch.clear();
-  }
 }
 
 void settle(const OptimWork& work) {
@@ -201,12 +174,19 @@ void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>
     set_constants(rule, hyper, works[i]);
     add_pieces(pieces, i, works[i].tensor.elements);
   }
-  if (best_kernels().measure[static_cast<std::size_t>(rule)][0] != nullptr)
-    set_trusts(rule, hyper, pieces, works);
+  const auto r = static_cast<std::size_t>(rule);
+  if (best_kernels().measure[r][0] != nullptr) set_trusts(rule, hyper, pieces, works);
   std::vector<float> new_scales(static_cast<std::size_t>(new_scales_of(works)));
   set_new_scales(works, new_scales.data());
-  if (new_scales.empty()) return step_pieces(rule, works, pieces, nonfinite);
-  step_surveyed(rule, works, pieces, nonfinite);
+  if (!new_scales.empty()) survey(rule, works, pieces, nonfinite);
+  const auto& kernels = best_kernels().step[r];
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const OptimWork& work = works[piece.work];
+    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
+    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
+  });
+  if (new_scales.empty()) return;
   for (std::size_t i = 0; i < works.size(); ++i) {
     if (nonfinite[i] == 0) settle(works[i]);
   }
