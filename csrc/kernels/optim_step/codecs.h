@@ -11,11 +11,14 @@
 #include "kernels/optim_step/rounding.h"
 
 /// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
-/// lanes from element i on; put(i, x) takes their new values. Formats with scales (kSettles) cannot write
-/// before the tile's largest value is known. They take new values for lanes and three more after them, and
-/// keep them: waiting(i) (of an unsigned state: its own business). close() ends the tile, and then
-/// store(i, codes) writes, for lanes and three more, what code(find(i)) gives for each: in two halves, so
-/// that a processor can be at the first of some lanes and the second of others. Values must not be NaN.
+/// lanes from element i on. Where a format has no scales, put(i, x) writes their new values.
+///
+/// A format with scales (kSettles) cannot write anything before it knows the largest value of a block. Its
+/// put(i, x) takes the new values of lanes and of the three after them, and keeps them; waiting(i) gives them
+/// back. close() says that the tile is complete. Then find(i) begins to look for the codes of lanes and
+/// code() ends it, so that a processor can work on one half for some lanes and on the other half for others;
+/// store(i, codes) writes the codes of lanes and of the three after them. encode() does all of this for
+/// values in memory. Values must not be NaN.
 namespace reef::kernels {
 
 template <class L, int kBytes>
@@ -136,7 +139,7 @@ class CodedState {
   using F = typename L::Floats;
   using I = typename L::Ints;
   static constexpr bool kSettles = true;
-  static constexpr bool kLooksUp = Code::kLooksUp;
+  static constexpr bool kLooksUp = Code::kLooksUp;  ///< in tables, which take registers
 
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) { open_at(state, tile, kBytes); }
   F load(int i) const { return code_.decode(code_at(i), unit_[i / Code::kBlock]); }

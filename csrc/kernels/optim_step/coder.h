@@ -121,39 +121,56 @@ struct Coder {
   }
 };
 
+/// A format of states that is staged: what decodes, encodes and, where all values must be known first,
+/// surveys a tile.
+struct StagedFormat {
+  void (*decode)(const OptimState& state, std::int64_t tile, std::uint32_t key, float* to);
+  void (*encode)(const OptimState& state, std::int64_t tile, std::uint32_t key, const float* from,
+                 std::int64_t elements);
+  void (*survey)(const OptimState& state, std::int64_t tile, const float* from, std::int64_t elements);
+};
+template <class L, class Codec>
+constexpr StagedFormat staged_format() {
+  StagedFormat format{&decode_tile<L, Codec>, &encode_tile<L, Codec>, nullptr};
+  if constexpr (requires(Codec codec) { codec.raise(); }) format.survey = &survey_tile<L, Codec>;
+  return format;
+}
+
 /// A codec as a step uses it where registers cannot hold what the codecs of all states look up: a tile is
 /// decoded when it is opened and encoded when it is closed, by itself, and in between its values lie in
-/// memory (of the first cache). It need not settle: new values are put as they come.
-template <class L, class Codec>
+/// memory (of the first cache). It need not settle: new values are put as they come. All formats are the same
+/// to a rule then, and its loops are compiled once for them.
+template <class L, bool kSigned>
 class Staged {
  public:
   using F = typename L::Floats;
   static constexpr bool kSettles = false;
 
+  /// To be called first. `formats` are that of unsigned states and that of signed ones.
+  void use(const StagedFormat* formats) { format_ = &formats[kSigned ? 1 : 0]; }
   void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
-    decode_tile<L, Codec>(state, tile, key, values_);
+    format_->decode(state, tile, key, values_);
   }
   F load(int i) const { return L::load(values_ + i); }
   void put(int i, F x) { L::store(values_ + i, x); }
   void close(const OptimState& state, std::int64_t tile, std::uint32_t key, std::int64_t elements) {
-    encode_tile<L, Codec>(state, tile, key, values_, elements);
+    format_->encode(state, tile, key, values_, elements);
   }
   void raise(const OptimState& state, std::int64_t tile, std::int64_t elements) {
-    if constexpr (requires(Codec codec) { codec.raise(); }) {
-      survey_tile<L, Codec>(state, tile, values_, elements);
-    }
+    if (format_->survey != nullptr) format_->survey(state, tile, values_, elements);
   }
 
  private:
+  const StagedFormat* format_ = nullptr;
   alignas(64) float values_[kTileElements] = {};
 };
 
-/// Whether the codecs of a format are staged: those of signed states say it for all of a tensor's.
+/// Whether a format is staged: its signed states say it for all. One lane has no registers to speak of.
 template <class L, template <class, bool> class CodecOf>
 constexpr bool is_staged() {
   using Signed = CodecOf<L, true>;
   if constexpr (Signed::kSettles) {
-    return Signed::kLooksUp && !L::kHoldsTables;
+    return !L::kHoldsTables && (Signed::kLooksUp || L::kLanes == 1);
   } else {
     return false;
   }

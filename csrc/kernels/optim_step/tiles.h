@@ -35,63 +35,27 @@ template <class L>
   }
 }
 
-/// A rule over the tiles of one tensor, with every state in one format.
+/// The loops of a rule over whole tiles, with every state's codec of one kind.
 ///
-/// The loops of a step are instantiated once for each rule and format. All that differs otherwise (the dtype
-/// of parameters and gradients, masters, coupled decay, tiles that are not whole) is settled outside of them:
-/// they see whole tiles of float32.
-template <class L, class Rule, template <class, bool> class CodecOf, OptimFormat kFormat>
-class Tiles {
+/// They are compiled once for each rule and format, and where formats are staged, once for each rule. All
+/// that differs otherwise (dtypes, masters, coupled decay, tiles that are not whole) is settled outside of
+/// them.
+template <class L, class Rule, template <class, bool> class CodecOf>
+class TileLoops {
  public:
   using F = typename L::Floats;
-
-  static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    std::int64_t nonfinite = 0;
-    over_tiles(tensor, kFormat, kStates, first, last,
-               [&](const auto&... tiles) { nonfinite += step_tiles(tiles...); });
-    return nonfinite;
-  }
-
-  static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    std::int64_t nonfinite = 0;
-    over_tiles(tensor, kFormat, kStates, first, last,
-               [&](const auto&... tiles) { nonfinite += survey_tiles(tiles...); });
-    return nonfinite;
-  }
-
-  static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    OptimSquares squares;
-    over_tiles(tensor, kFormat, kStates, first, last,
-               [&](const auto&... tiles) { measure_tiles(squares, tiles...); });
-    return squares;
-  }
-
- private:
   static constexpr int kStates = Rule::kStates;
-  static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
-  static constexpr bool kHalves = requires { &Rule::begin; };
-  template <bool kSigned>
-  using Codec =
-      std::conditional_t<is_staged<L, CodecOf>(), Staged<L, CodecOf<L, kSigned>>, CodecOf<L, kSigned>>;
-  static constexpr bool kSettles = kStates > 0 && Codec<true>::kSettles;
-  template <std::size_t... i>
-  static auto codecs_of(std::index_sequence<i...>) -> std::tuple<Codec<Rule::is_signed(i)>...>;
-  using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
-  using Values = float[kTileElements];
-
-  // How far ahead memory is asked for: far where there is much to compute.
-  static std::uintptr_t ahead() {
-    return kStates > 0 && CodecOf<L, true>::kSettles ? kPrefetchBytes : prefetch_bytes;
-  }
 
   // Flat: a call for each few lanes would cost more than its work.
-  [[gnu::noinline, REEF_FLAT]] static std::int64_t step_tiles(const OptimTensor& tensor, std::int64_t first,
-                                                              std::int64_t last, std::int64_t elements) {
+  [[gnu::noinline, REEF_FLAT]] static std::int64_t step(const StagedFormat* formats,
+                                                        const OptimTensor& tensor, std::int64_t first,
+                                                        std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
     GradientTile<L> gradient(ahead());
     Codecs codecs;
+    use(codecs, formats);
     for (std::int64_t tile = first; tile < last; ++tile) {
       const std::uint32_t key = key_of(tensor.key, tile);
       const Numbers<L> p = parameter.open(tensor, tile, key);
@@ -122,13 +86,15 @@ class Tiles {
   }
 
   // New states, of which only their scales are kept. Those of unsigned states depend on no signed one.
-  [[gnu::noinline, REEF_FLAT]] static std::int64_t survey_tiles(const OptimTensor& tensor, std::int64_t first,
-                                                                std::int64_t last, std::int64_t elements) {
+  [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const StagedFormat* formats,
+                                                          const OptimTensor& tensor, std::int64_t first,
+                                                          std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
     GradientTile<L> gradient(ahead());
     Codecs codecs;
+    use(codecs, formats);
     for (std::int64_t tile = first; tile < last; ++tile) {
       const Numbers<L> p = parameter.open(tensor, tile, 0);
       const Numbers<L> g = gradient.open(tensor, tile, Rule::kCouples ? p : Numbers<L>{});
@@ -161,13 +127,14 @@ class Tiles {
     return nonfinite;
   }
 
-  [[gnu::noinline, REEF_FLAT]] static void measure_tiles(OptimSquares& squares, const OptimTensor& tensor,
-                                                         std::int64_t first, std::int64_t last,
-                                                         std::int64_t elements) {
+  [[gnu::noinline, REEF_FLAT]] static void measure(OptimSquares& squares, const StagedFormat* formats,
+                                                   const OptimTensor& tensor, std::int64_t first,
+                                                   std::int64_t last, std::int64_t elements) {
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
     GradientTile<L> gradient(ahead());
     Codecs codecs;
+    use(codecs, formats);
     alignas(64) Values parameters, measured;
     for (std::int64_t tile = first; tile < last; ++tile) {
       const Numbers<L> g = gradient.open(tensor, tile, {});
@@ -183,6 +150,25 @@ class Tiles {
       }
       add_squares<L>(squares, parameters, measured, elements);
     }
+  }
+
+ private:
+  static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
+  static constexpr bool kHalves = requires { &Rule::begin; };
+  static constexpr bool kSettles = kStates > 0 && CodecOf<L, true>::kSettles;
+  static constexpr bool kStaged = kStates > 0 && requires(CodecOf<L, true> codec) { codec.use(nullptr); };
+  template <std::size_t... i>
+  static auto codecs_of(std::index_sequence<i...>) -> std::tuple<CodecOf<L, Rule::is_signed(i)>...>;
+  using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
+  using Values = float[kTileElements];
+
+  // How far ahead memory is asked for: far where there is much to compute.
+  static std::uintptr_t ahead() { return kSettles || kStaged ? kPrefetchBytes : prefetch_bytes; }
+
+  static void use(Codecs& codecs, const StagedFormat* formats) {
+    each_state(codecs, [&](auto& codec, int) {
+      if constexpr (kStaged) codec.use(formats);
+    });
   }
 
   template <class Work>
@@ -287,6 +273,52 @@ class Tiles {
   static void code(const Codecs& codecs, const Found& found, Codes& codes, int place,
                    std::index_sequence<k...>) {
     ((codes[k][place] = std::get<k>(codecs).code(std::get<k>(found))), ...);
+  }
+};
+
+/// A rule over the tiles of one tensor, with every state in one format.
+template <class L, class Rule, template <class, bool> class CodecOf, OptimFormat kFormat>
+struct Tiles {
+  static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    std::int64_t nonfinite = 0;
+    over_tiles(tensor, kFormat, Rule::kStates, first, last,
+               [&](const auto&... tiles) { nonfinite += Loops::step(formats(), tiles...); });
+    return nonfinite;
+  }
+
+  static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    std::int64_t nonfinite = 0;
+    over_tiles(tensor, kFormat, Rule::kStates, first, last,
+               [&](const auto&... tiles) { nonfinite += Loops::survey(formats(), tiles...); });
+    return nonfinite;
+  }
+
+  static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
+    OptimSquares squares;
+    over_tiles(tensor, kFormat, Rule::kStates, first, last,
+               [&](const auto&... tiles) { Loops::measure(squares, formats(), tiles...); });
+    return squares;
+  }
+
+ private:
+  static constexpr bool kStaged = is_staged<L, CodecOf>();
+  static auto loops() {
+    if constexpr (kStaged) {
+      return TileLoops<L, Rule, Staged>();
+    } else {
+      return TileLoops<L, Rule, CodecOf>();
+    }
+  }
+  using Loops = decltype(loops());
+
+  static const StagedFormat* formats() {
+    if constexpr (kStaged) {
+      static constexpr StagedFormat kBySign[] = {staged_format<L, CodecOf<L, false>>(),
+                                                 staged_format<L, CodecOf<L, true>>()};
+      return kBySign;
+    } else {
+      return nullptr;
+    }
   }
 };
 
