@@ -64,7 +64,7 @@ class Rank1Codec {
   }
 
   /// Raises the new scales to what these values of the tile need.
-  void raise(const float* values) {
+  [[gnu::noinline, REEF_FLAT]] void raise(const float* values) {
     float* const of_columns = new_scales_ + matrix_.rows;
     each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
       float* const to = of_columns + column - begin;

@@ -10,7 +10,8 @@
 /// a root is in two halves, so that a processor can work on one half for some lanes while it divides for
 /// others: begin() makes the new states and returns the root; end() computes the new parameter from the old
 /// one, the gradient, the first new state and the root. A rule whose kCouples is true is given the gradient
-/// with the decay already in it (coupled() below). Roundings come in the order of torch's fused CPU kernels
+/// with the decay already in it (coupled() below). StepsAs names the rule whose step is the same, so that its
+/// loops are compiled once. Roundings come in the order of torch's fused CPU kernels
 /// where there is one (2.11 and 2.15 agree; found by comparing bits), else in that of its single-tensor loop:
 /// fma(a, b, c) stands where theirs contracts.
 namespace reef::kernels {
@@ -44,6 +45,7 @@ struct Correction {
 template <class L, bool kMaximum, bool kAsTorch>
 struct Adam {
   using F = typename L::Floats;
+  using StepsAs = Adam;
   static constexpr int kStates = kMaximum ? 3 : 2;
   static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }
@@ -73,6 +75,7 @@ struct Adam {
 template <class L>
 struct Sgd {
   using F = typename L::Floats;
+  using StepsAs = Sgd;
   static constexpr int kStates = 0;
   static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
@@ -87,6 +90,7 @@ struct Sgd {
 template <class L>
 struct Momentum {
   using F = typename L::Floats;
+  using StepsAs = Momentum;
   static constexpr int kStates = 1;
   static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
@@ -113,6 +117,7 @@ struct Momentum {
 template <class L>
 struct Lars : Momentum<L> {
   using F = typename L::Floats;
+  using StepsAs = Momentum<L>;
   using Momentum<L>::Momentum;
   REEF_LANE F measured(F, F g, F*) const { return g; }
 };
@@ -121,6 +126,7 @@ struct Lars : Momentum<L> {
 template <class L>
 struct Lion {
   using F = typename L::Floats;
+  using StepsAs = Lion;
   static constexpr int kStates = 1;
   static constexpr bool kCouples = false;
   REEF_LANE static constexpr bool is_signed(int) { return true; }
@@ -149,6 +155,7 @@ struct Lion {
 template <class L, bool kCentered, bool kMomentum>
 struct Rmsprop {
   using F = typename L::Floats;
+  using StepsAs = Rmsprop;
   static constexpr int kStates = 1 + kCentered + kMomentum;
   static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int state) { return state > 0; }
@@ -184,6 +191,7 @@ struct Rmsprop {
 template <class L>
 struct Adagrad {
   using F = typename L::Floats;
+  using StepsAs = Adagrad;
   static constexpr int kStates = 1;
   static constexpr bool kCouples = true;
   REEF_LANE static constexpr bool is_signed(int) { return false; }
@@ -203,6 +211,7 @@ struct Adagrad {
 template <class L>
 struct Lamb {
   using F = typename L::Floats;
+  using StepsAs = Lamb;
   static constexpr int kStates = 2;
   static constexpr bool kCouples = false;
   REEF_LANE static constexpr bool is_signed(int state) { return state == 0; }

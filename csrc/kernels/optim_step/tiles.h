@@ -282,7 +282,7 @@ struct Tiles {
   static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     std::int64_t nonfinite = 0;
     over_tiles(tensor, kFormat, Rule::kStates, first, last,
-               [&](const auto&... tiles) { nonfinite += Loops::step(formats(), tiles...); });
+               [&](const auto&... tiles) { nonfinite += StepLoops::step(formats(), tiles...); });
     return nonfinite;
   }
 
@@ -302,14 +302,18 @@ struct Tiles {
 
  private:
   static constexpr bool kStaged = is_staged<L, CodecOf>();
+  template <class Of>
   static auto loops() {
-    if constexpr (kStaged) {
-      return TileLoops<L, Rule, Staged>();
+    if constexpr (Of::kStates == 0) {
+      return TileLoops<L, Of, Float32Codec>();  // whatever the format
+    } else if constexpr (kStaged) {
+      return TileLoops<L, Of, Staged>();
     } else {
-      return TileLoops<L, Rule, CodecOf>();
+      return TileLoops<L, Of, CodecOf>();
     }
   }
-  using Loops = decltype(loops());
+  using Loops = decltype(loops<Rule>());
+  using StepLoops = decltype(loops<typename Rule::StepsAs>());
 
   static const StagedFormat* formats() {
     if constexpr (kStaged) {
