@@ -66,7 +66,7 @@ cuda: export TORCH_CUDA_ARCH_LIST ?= 9.0+PTX
 cuda:
 	@$(MAKE) --no-print-directory configure REEF_CUDA=1
 	@$(CMAKE) --build $(BUILD) --parallel $(JOBS) --target reef_package
-	@cd tests && PYTHONPATH=../$(BUILD)/python REEF_BUILD_DIR=../$(BUILD) ../$(PYTHON) -m pytest -q -p no:cacheprovider \
+	@cd tests && PYTHONPATH=$(abspath $(BUILD))/python REEF_BUILD_DIR=$(abspath $(BUILD)) $(CURDIR)/$(PYTHON) -m pytest -q -p no:cacheprovider \
 	  python/test_doctor.py python/test_optim_cuda.py policy/test_surface.py
 
 timings:
