@@ -1,7 +1,6 @@
 # How our own targets are compiled. Nothing here reaches a consumer.
 
-# reef_compile(target): C++20, hidden visibility, warnings as errors, sanitizers on request, and a precompiled header
-# where the target says so (reef_precompile).
+# reef_compile(target): C++20, hidden visibility, warnings as errors, and sanitizers on request.
 function(reef_compile target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(
