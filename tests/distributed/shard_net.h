@@ -221,7 +221,7 @@ inline BudgetedRun training_of_a_chain(int layers, at::ScalarType dtype, const S
     for (int step = 0; step < 4; ++step) {
       torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank()));
       optimizer.zero_grad();
-      net->forward(torch::randn({512, 256}).to(dtype)).pow(2).mean().backward();
+      net->forward(torch::randn({256, 256}).to(dtype)).pow(2).mean().backward();
       optimizer.step();
     }
     sharded.gather();
