@@ -5,9 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import preloaded
 import pytest
+from ranks import HANG_SECONDS
 
+ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = ["README.md", "docs/budget.md", "docs/checkpoint.md", "docs/design.md", "docs/distributed.md", "docs/ledger.md", "docs/optim.md", "docs/shard.md", "docs/gpu-status.md"]
 
@@ -21,71 +25,99 @@ RUN_ELSEWHERE = {
 }
 
 
-def blocks(root, language):
-    for document in DOCUMENTS:
-        for lang, info, body in FENCE.findall((root / document).read_text()):
-            if lang == language:
-                yield pytest.param(info.strip(), body, id=f"{document}:{body.splitlines()[0][:40]}")
+def blocks(language):
+    return [
+        pytest.param(info.strip(), body, id=f"{document}:{body.splitlines()[0][:40]}")
+        for document in DOCUMENTS
+        for lang, info, body in FENCE.findall((ROOT / document).read_text())
+        if lang == language
+    ]
 
 
-def pytest_generate_tests(metafunc):
-    root = __import__("pathlib").Path(__file__).resolve().parents[2]
-    for name, language in (("cpp_block", "cpp"), ("python_block", "python"), ("sh_block", "sh")):
-        if name in metafunc.fixturenames:
-            metafunc.parametrize(["info", name], list(blocks(root, language)))
-
-
+@pytest.mark.parametrize(["info", "python_block"], blocks("python"))
 def test_python_snippets_run(info, python_block, tmp_path):
-    subprocess.run([sys.executable, "-c", python_block], check=True, cwd=tmp_path, timeout=120)
+    (tmp_path / "snippet.py").write_text(python_block)
+    with open(tmp_path / "output", "w+b") as output:
+        returncode = preloaded.start([str(tmp_path / "snippet.py")], dict(os.environ), output, str(tmp_path)).wait()
+        output.seek(0)
+        assert returncode == 0, output.read().decode()
 
 
 @pytest.fixture(scope="session")
-def compile_cpp(root, build_dir, tmp_path_factory):
-    """Compiles a program as a reader would. The header that nearly all begin with, 10 s each time, is compiled ahead: GCC
-    takes torch.h.gch for torch.h where that is the first include, and the text of the snippet stays as it is."""
+def compile_cpp(root, build_dir):
+    """Compiles a program as a reader would; through ccache, where there is one."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    ahead = tmp_path_factory.mktemp("precompiled")
-    compiler = ["g++", "-std=c++20", "-DNDEBUG"]
-    includes = [f"-isystem{path}" for path in include_paths()] + [f"-I{root}/include"]
-    libraries = [f"-L{path}" for path in library_paths()] + [f"-Wl,-rpath,{path}" for path in library_paths()]
-    whole = ahead / "whole.h"
-    whole.write_text("#include <torch/torch.h>\n")
-    (ahead / "torch").mkdir()
-    subprocess.run([*compiler, *includes, "-x", "c++-header", whole, "-o", ahead / "torch" / "torch.h.gch"], check=True,
-                   timeout=300)
+    cached = ["ccache"] if shutil.which("ccache") else []
+    flags = ["-std=c++20", "-DNDEBUG", *(f"-isystem{path}" for path in include_paths()), f"-I{root}/include"]
+    folders = [*library_paths(), str(build_dir)]
+    libraries = [*(f"-L{path}" for path in folders), *(f"-Wl,-rpath,{path}" for path in folders),
+                 "-Wl,--allow-shlib-undefined", "-lreef", "-ltorch_cpu", "-lc10"]  # fmt: skip
 
-    def compile_(source, program):
-        subprocess.run([*compiler, f"-I{ahead}", *includes, source, "-o", program, *libraries, f"-L{build_dir}",
-                        f"-Wl,-rpath,{build_dir}", "-Wl,--allow-shlib-undefined", "-lreef", "-ltorch_cpu", "-lc10"],
-                       check=True, timeout=300)
+    def compile_(text, folder):
+        (folder / "snippet.cpp").write_text(text)
+        for command in ([*cached, "g++", *flags, "-c", "snippet.cpp"], ["g++", "snippet.o", "-o", "snippet", *libraries]):
+            subprocess.run(command, check=True, cwd=folder, timeout=HANG_SECONDS)
+        return folder / "snippet"
 
-    yield compile_
-    shutil.rmtree(ahead)  # 700 MB
+    return compile_
 
 
-def test_cpp_snippets_compile_and_run(info, cpp_block, compile_cpp, tmp_path):
-    """A block marked `cpp fragment` is the inside of a function that has a model and an optimizer."""
-    if info == "fragment":
-        cpp_block = FRAGMENT.replace("BODY", cpp_block)
-    source = tmp_path / "snippet.cpp"
-    source.write_text(cpp_block)
-    compile_cpp(source, tmp_path / "snippet")
-    subprocess.run([tmp_path / "snippet"], check=True, cwd=tmp_path, timeout=120)
+def is_fragment(block):
+    return block.values[0] == "fragment"
 
 
-FRAGMENT = """
+@pytest.mark.parametrize(["info", "cpp_block"], [block for block in blocks("cpp") if not is_fragment(block)])
+def test_cpp_programs_compile_and_run(info, cpp_block, compile_cpp, tmp_path):
+    subprocess.run([compile_cpp(cpp_block, tmp_path)], check=True, cwd=tmp_path, timeout=HANG_SECONDS)
+
+
+FRAGMENTS = [block for block in blocks("cpp") if is_fragment(block)]
+
+FRAGMENTS_BEGIN = """
 #include <torch/torch.h>
 #include "reef/reef.h"
-int main() {
+#include <cstdlib>
+"""
+
+FRAGMENT = """
+void fragment_NUMBER() {
   torch::nn::Sequential model(torch::nn::Linear(8, 8), torch::nn::GELU(), torch::nn::Linear(8, 1));
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   at::Tensor batch = torch::randn({4, 8});
+#line 1 "WHERE"
   BODY
 }
 """
 
+FRAGMENTS_END = """
+int main(int, char** arguments) {
+  void (*const all[])() = {ALL};
+  all[std::atoi(arguments[1])]();
+}
+"""
 
+
+@pytest.fixture(scope="session")
+def fragments(compile_cpp, tmp_path_factory):
+    """A program that runs the block whose number it is given. A block marked `cpp fragment` is the inside of a function
+    that has a model and an optimizer; torch's headers, 20 s each time, are read once for all of them."""
+    functions = [
+        FRAGMENT.replace("NUMBER", str(i))
+        .replace("WHERE", block.id.split(":")[0])
+        .replace("BODY", block.values[1])
+        for i, block in enumerate(FRAGMENTS)
+    ]
+    end = FRAGMENTS_END.replace("ALL", ", ".join(f"fragment_{i}" for i in range(len(FRAGMENTS))))
+    return compile_cpp("".join([FRAGMENTS_BEGIN, *functions, end]), tmp_path_factory.mktemp("fragments"))
+
+
+@pytest.mark.parametrize("number", [pytest.param(i, id=block.id) for i, block in enumerate(FRAGMENTS)])
+def test_cpp_fragments_compile_and_run(number, fragments, tmp_path):
+    subprocess.run([fragments, str(number)], check=True, cwd=tmp_path, timeout=HANG_SECONDS)
+
+
+@pytest.mark.parametrize(["info", "sh_block"], blocks("sh"))
 def test_commands_run(info, sh_block, root, build_dir, tmp_path):
     for command in (line for line in sh_block.splitlines() if line and not line.startswith("#")):
         command = command.split("   #")[0].strip()
@@ -96,7 +128,7 @@ def test_commands_run(info, sh_block, root, build_dir, tmp_path):
         assert info == "run", f"'{command}' is neither run here nor listed in RUN_ELSEWHERE"
         environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
         command = command.replace("build/", f"{build_dir}/").replace("examples/python", f"{root}/examples/python")
-        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, env=environment, timeout=300)
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, env=environment, timeout=HANG_SECONDS)
 
 
 def test_links_lead_somewhere(root):

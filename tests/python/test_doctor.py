@@ -2,11 +2,13 @@ import json
 import subprocess
 import sys
 
+from ranks import HANG_SECONDS
+
 import reef
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "reef", *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "reef", *arguments], capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 def test_doctor_finds_this_build_healthy():

@@ -6,6 +6,7 @@ import xml.etree.ElementTree
 
 import pytest
 import torch
+from ranks import HANG_SECONDS
 
 import reef
 
@@ -78,7 +79,7 @@ assert ledger.live()["parameter"] == 4000, ledger.live()
 del net
 assert ledger.live()["parameter"] == 0, ledger.live()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_SECONDS)
 
 
 def test_peak_names_the_operator():

@@ -8,10 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from ranks import run_ranks
+from ranks import HANG_SECONDS, run_ranks
 
 RANK_FAILED, GROUP_FAILED, CONFIG_ERROR = 10, 11, 12
-DEADLINE_SECONDS = 90
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +19,7 @@ def probe(build_dir) -> str:
 
 
 def run(probe, ranks, *arguments, **options):
-    result = run_ranks([probe, *map(str, arguments)], ranks, DEADLINE_SECONDS, grace=30, **options)
+    result = run_ranks([probe, *map(str, arguments)], ranks, grace=300, **options)
     assert not [rank for rank in result.ranks if rank.stopped_by in ("deadline", "grace")], result.report()
     return result
 
@@ -49,7 +48,7 @@ def test_ranks_meet_in_a_file(probe, tmp_path):
 
 def test_no_launcher_means_a_world_of_one(probe):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))}
-    done = subprocess.run([probe], env=clean, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([probe], env=clean, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
     assert done.stdout == "up: rank 0 of 1\ndone\n"
 
 
@@ -161,7 +160,7 @@ def torchrun(probe, *arguments, options=()):
     command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2",
                "--master-port", str(free_port()), *options, probe, *map(str, arguments)]
     return subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                          check=False, timeout=120)
+                          check=False, timeout=HANG_SECONDS)
 
 
 def free_port() -> int:

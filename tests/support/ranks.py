@@ -19,6 +19,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+import preloaded
+
+HANG_SECONDS = 900
+"""What hangs is ended then: several times what a slow machine needs with other work beside it."""
 TAIL_LINES = 40
 FAILURE_LINES = 8
 FAILURE = re.compile(r": Failure$|^Traceback|^terminate called|^==\d+==ERROR")
@@ -104,18 +108,28 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
 
 
-def kill_group(process: subprocess.Popen) -> None:
-    """The rank and all that it started: it leads a process group of its own."""
+def kill_group(process: subprocess.Popen | preloaded.Forked) -> None:
+    """The rank and all that it started: it leads a process group of its own, or is about to."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
 
 
-def run_ranks(command: list[str], ranks: int, deadline: float = 60.0, grace: float = 8.0,
+def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Popen | preloaded.Forked:
+    if command[0].endswith(".py"):
+        return preloaded.start(command, env, output)
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                            start_new_session=True)
+
+
+def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, grace: float = 8.0,
               kill: dict[int, float] | None = None, env: dict[str, str] | None = None,
               rank_env: dict[int, dict[str, str]] | None = None) -> Result:
-    """Runs `command` as `ranks` ranks for at most `deadline` seconds.
+    """Runs `command` as `ranks` ranks for at most `deadline` seconds. A program in Python (program.py) is forked from a
+    process that has imported torch and reef.
 
     `grace`: seconds that the others have to end after the first failure. `kill`: rank -> seconds after which it is
     killed on purpose (SIGKILL). `env` is added to every rank's environment, `rank_env` to that of single ranks.
@@ -123,15 +137,14 @@ def run_ranks(command: list[str], ranks: int, deadline: float = 60.0, grace: flo
     kill = dict(kill or {})
     port = free_port()
     start = time.monotonic()
-    processes: list[subprocess.Popen] = []
+    processes: list[subprocess.Popen | preloaded.Forked] = []
     outputs = [tempfile.TemporaryFile() for _ in range(ranks)]
     ended: dict[int, float] = {}
     stopped: dict[int, str] = {}
     try:
         for rank in range(ranks):
             variables = environment(rank, ranks, port) | (env or {}) | (rank_env or {}).get(rank, {})
-            processes.append(subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=outputs[rank],
-                                              stderr=subprocess.STDOUT, start_new_session=True))
+            processes.append(start_rank(command, variables, outputs[rank]))
         failed_at = None
         while len(ended) < ranks:
             now = time.monotonic() - start
@@ -172,7 +185,7 @@ def planned_kill(text: str) -> tuple[int, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds for the whole run (default 60)")
+    parser.add_argument("--deadline", type=float, default=HANG_SECONDS, help=f"seconds for the whole run (default {HANG_SECONDS})")
     parser.add_argument("--grace", type=float, default=8.0, help="seconds for the others after a failure (default 8)")
     parser.add_argument("--kill", type=planned_kill, action="append", default=[], metavar="RANK:SECONDS",
                         help="kill this rank after so many seconds")

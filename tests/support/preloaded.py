@@ -1,0 +1,100 @@
+"""Runs Python programs as processes of their own, forked from one that has imported torch and reef: each import takes
+seconds, and several times as long when all ranks of a test do it on two cores.
+
+    process = preloaded.start(["program.py", "argument"], env, stdout=file)
+
+A program finds the interpreter as a fresh one that has these modules, with one OpenMP thread, and ends as any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+
+MODULES = ("torch", "torch._dynamo", "reef")  # an optimizer of torch imports the second when it is made
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Forked:
+    """A program that runs: what is used of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self, flags: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, flags)
+            if pid == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self) -> int:
+        return self.poll(0)
+
+
+@functools.cache
+def server() -> socket.socket:
+    """The connection to the process that has imported, which is started here and ends when this one does."""
+    # Whoever loses its parent below this process becomes its child, so that it can wait for it.
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                         stdin=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return ours
+
+
+def start(command: list[str], env: dict[str, str], stdout, cwd: str | None = None) -> Forked:
+    """Starts the program `command[0]`, leader of a session of its own. `stdout`, a file, takes its errors, too."""
+    request = {"command": command, "env": env, "cwd": cwd or os.getcwd()}
+    socket.send_fds(server(), [json.dumps(request).encode()], [stdout.fileno()])
+    return Forked(int(server().recv(32)))
+
+
+def serve(connection: socket.socket) -> dict:
+    """Returns in each program's process, with what it was asked for, and in no other."""
+    for module in MODULES:
+        __import__(module)
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit("a module that is imported ahead has started a thread, which no forked process would have")
+    while True:
+        message, (*files,), _, _ = socket.recv_fds(connection, 1 << 20, 1)
+        if not message:
+            os._exit(0)
+        from_between, to_us = os.pipe()
+        between = os.fork()
+        if between == 0:
+            program = os.fork()
+            if program != 0:
+                os.write(to_us, str(program).encode())
+                os._exit(0)
+            os.close(from_between)
+            os.close(to_us)
+            os.setsid()
+            os.dup2(files[0], 1)
+            os.dup2(files[0], 2)
+            os.close(files[0])
+            connection.close()
+            return json.loads(message)
+        os.waitpid(between, 0)  # now the program is a child of the one that asked
+        connection.send(os.read(from_between, 32))
+        for file in (from_between, to_us, files[0]):
+            os.close(file)
+
+
+if __name__ == "__main__":
+    asked = serve(socket.socket(fileno=int(sys.argv[1])))
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    sys.argv = asked["command"]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
