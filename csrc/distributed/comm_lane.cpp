@@ -6,6 +6,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <sched.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -16,8 +18,6 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
-
-#include "distributed/batch_scheduled.h"
 
 namespace reef {
 namespace {
@@ -79,7 +79,10 @@ class ThreadLane final : public CountingLane {
 
  private:
   void serve() {
-    const BatchScheduled computing_goes_on;
+    // Does not take a processor from what computes just because a message has come. If that is refused, it
+    // does.
+    const sched_param none{};
+    sched_setscheduler(0, SCHED_BATCH, &none);
     const at::NoGradGuard no_grad;
     const at::DisableRecordFunctionGuard unobserved;
     std::unique_lock lock(mutex_);

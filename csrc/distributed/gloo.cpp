@@ -9,7 +9,6 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "distributed/batch_scheduled.h"
 #include "distributed/process.h"
 #include "distributed/sigpipe.h"
 #include "reef/error.h"
@@ -79,9 +78,7 @@ void add_devices(Gloo::Options& options, const GlooNetwork& network) {
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const StorePtr& store, int rank, int world_size,
                                                     const GlooNetwork& network, milliseconds timeout,
                                                     Deadline deadline) {
-  // gloo's threads are started here and keep both.
-  const SigpipeBlocked without_sigpipe;
-  const BatchScheduled without_interrupting;
+  const SigpipeBlocked on_gloos_threads;
   auto options = Gloo::Options::create(time_left(deadline));
   add_devices(*options, network);
   c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<Gloo>(store, rank, world_size, options);

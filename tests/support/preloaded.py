@@ -21,6 +21,13 @@ MODULES = ("torch", "torch._dynamo", "reef")  # an optimizer of torch imports th
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def yield_to_senders() -> None:
+    """Schedules this process as SCHED_BATCH. Where ranks share few cores and send small messages, gloo's thread, woken by a
+    reply, else takes the processor from the sender, which holds the connection's mutex, and asks for that mutex in a loop:
+    2.4 million epoll_wait for 55 thousand reads, and three times the seconds."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 class Forked:
     """A program that runs: what is used of subprocess.Popen."""
 
@@ -79,6 +86,7 @@ def serve(connection: socket.socket) -> dict:
             os.close(from_between)
             os.close(to_us)
             os.setsid()
+            yield_to_senders()
             os.dup2(files[0], 1)
             os.dup2(files[0], 2)
             os.close(files[0])

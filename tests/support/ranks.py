@@ -122,7 +122,7 @@ def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Po
     if command[0].endswith(".py"):
         return preloaded.start(command, env, output)
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                            start_new_session=True)
+                            start_new_session=True, preexec_fn=preloaded.yield_to_senders)
 
 
 def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, grace: float = 8.0,
