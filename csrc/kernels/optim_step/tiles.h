@@ -103,7 +103,8 @@ class TileLoops {
         continue;
       }
       each_state(codecs, [&](auto& codec, int i) {
-        if (!Rule::is_signed(i)) open_to_load(codec, tensor.states[i], tile, 0);
+        // Of signed states nothing is used; but what is not staged is read where it lies.
+        if (!Rule::is_signed(i) || formats == nullptr) open_to_load(codec, tensor.states[i], tile, 0);
       });
       if constexpr (kSettles) {
         alignas(64) Values roots;
