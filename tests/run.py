@@ -75,7 +75,7 @@ def main() -> int:
     built = subprocess.run([BIN / "cmake", "--build", options.build, "--parallel", jobs, "--target", *targets], check=False)
     if built.returncode != 0:
         return built.returncode
-    # One more than is compiled at a time: some tests wait for most of their seconds (for a rank that was stopped).
+    # Some tests mostly wait (for a stopped rank to be noticed), so one more test runs than compilations would.
     at_a_time = str(options.jobs + 1)
     names = "|".join(re.escape(name) for name in chosen)
     return subprocess.run([BIN / "ctest", "--test-dir", options.build, "--parallel", at_a_time,

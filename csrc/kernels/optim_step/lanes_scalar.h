@@ -127,8 +127,8 @@ struct Lanes {
   using Floats = scalar::Floats;
   using Ints = scalar::Ints;
   static constexpr int kLanes = 1;
-  static constexpr bool kHoldsTables =
-      true;  ///< as if: look-ups beside the arithmetic are faster than before it
+  /// There are no vector registers to hold tables in, but staging a tile is slower for single lanes.
+  static constexpr bool kHoldsTables = true;
   REEF_LANE static Floats all(float x) { return {x}; }
   REEF_LANE static Ints all(std::int32_t x) { return {x}; }
   REEF_LANE static Ints index() { return {0}; }

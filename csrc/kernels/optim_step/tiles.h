@@ -103,7 +103,8 @@ class TileLoops {
         continue;
       }
       each_state(codecs, [&](auto& codec, int i) {
-        // Of signed states nothing is used; but what is not staged is read where it lies.
+        // The values of signed states are not used, but load() reads them. Only a staged codec has a buffer
+        // to read.
         if (!Rule::is_signed(i) || formats == nullptr) open_to_load(codec, tensor.states[i], tile, 0);
       });
       if constexpr (kSettles) {
