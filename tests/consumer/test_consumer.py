@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import known_objects
 import pytest
 
 BUILD_SECONDS = 3000  # all of Reef, without a compiler cache, on a slow machine
@@ -26,37 +27,46 @@ def cache_entry(build_dir, name):
 
 
 def as_built(build_dir):
-    """The same configuration, compiler (ccache goes by its name) and launchers as the build under test."""
+    """The same configuration as the build under test."""
     names = ("CMAKE_BUILD_TYPE", "CMAKE_CXX_COMPILER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER",
              "REEF_WITH_CUDA", "REEF_UNITY", "TORCH_CUDA_ARCH_LIST")  # fmt: skip
     return {name: cache_entry(build_dir, name) for name in names}
 
 
+def with_known_objects(root, build_dir, sources, build):
+    """The configuration of a build of `sources` in `build` that compiles only what the build under test has not."""
+    run(BIN / "cmake", "--build", build_dir, "--target", "reef_package")  # its objects are those of the sources
+    known_objects.describe(build_dir, root, build, sources, sources / "objects.json")
+    settings = as_built(build_dir)
+    launcher = [sys.executable, known_objects.__file__, str(sources / "objects.json")]
+    for language in ("CXX", "CUDA"):
+        name = f"CMAKE_{language}_COMPILER_LAUNCHER"
+        settings[name] = ";".join([*launcher, *filter(None, [settings[name]])])
+    return settings
+
+
 @pytest.fixture
-def sources(root, tmp_path, monkeypatch):
-    """A copy of the sources. Built in its folder `build`, every path in the compiler's command is the same, relative to
-    the sources, as in the build under test: ccache knows the objects again."""
+def sources(root, tmp_path):
     copy = tmp_path / "reef"
     shutil.copytree(root, copy, ignore=lambda _, names: [n for n in names if re.fullmatch(r"build(-.*)?|\.git|\.venv", n)])
-    monkeypatch.setenv("CCACHE_BASEDIR", str(copy))
     return copy
 
 
-def build_and_run(root, build_dir, folder, *arguments, **changed):
-    settings = [f"-D{name}={value}" for name, value in (as_built(build_dir) | changed).items()]
+def build_and_run(root, folder, settings):
     run(BIN / "cmake", "-S", root / "tests" / "consumer", "-B", folder, "-G", "Ninja",
-        f"-DREEF_PYTHON={sys.executable}", *settings, *arguments)
+        f"-DREEF_PYTHON={sys.executable}", *(f"-D{name}={value}" for name, value in settings.items()))
     run(BIN / "cmake", "--build", folder, "--parallel", "2")
     assert "optimizer state" in run(folder / "consumer")
 
 
 def test_installed_package(root, build_dir, tmp_path):
     run(BIN / "cmake", "--install", build_dir, "--prefix", tmp_path / "prefix", "--component", "reef")
-    build_and_run(root, build_dir, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}")
+    build_and_run(root, tmp_path / "build", as_built(build_dir) | {"CMAKE_PREFIX_PATH": tmp_path / "prefix"})
 
 
 def test_python_package(root, build_dir, sources, tmp_path):
-    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in as_built(build_dir).items()]
+    defined = with_known_objects(root, build_dir, sources, sources / "build")
+    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in defined.items()]
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target",
         site, f"--config-settings=build-dir={sources / 'build'}", *settings, sources)
@@ -65,11 +75,12 @@ def test_python_package(root, build_dir, sources, tmp_path):
     assert "ledger agrees" in run(sys.executable, "-m", "reef", "doctor", env=environment)
     cmake_dir = run(sys.executable, "-m", "reef", "--cmake-dir", env=environment).strip()
     assert Path(run(sys.executable, "-m", "reef", "--include-dir", env=environment).strip(), "reef/reef.h").exists()
-    build_and_run(root, build_dir, tmp_path / "build", f"-DReef_DIR={cmake_dir}")
+    build_and_run(root, tmp_path / "build", as_built(build_dir) | {"Reef_DIR": cmake_dir})
 
 
 def test_subdirectory_without_cuda(root, build_dir, sources):
-    build_and_run(root, build_dir, sources / "build", f"-DREEF_SOURCE={sources}", REEF_WITH_CUDA="OFF")
+    defined = with_known_objects(root, build_dir, sources, sources / "build" / "reef")
+    build_and_run(root, sources / "build", defined | {"REEF_SOURCE": sources, "REEF_WITH_CUDA": "OFF"})
 
 
 def test_a_torch_of_another_minor_is_refused_with_a_sentence(root, build_dir, tmp_path):
