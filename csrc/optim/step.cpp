@@ -89,6 +89,9 @@ void over(const std::vector<Piece>& pieces, const Work& work) {
                         });
 }
 
+// Pieces of so many works at a time that survey() and the step read gradients once from memory, and once from a cache.
+constexpr std::int64_t kSurveyedElements = 1 << 20;
+
 // Raises the new scales of works in kInt4Rank1, and drops the pieces of those that are not finite.
 void survey(OptimRule rule, const std::vector<OptimWork>& works, std::vector<Piece>& pieces,
             std::int64_t* nonfinite) {
@@ -167,6 +170,37 @@ void set_new_scales(std::vector<OptimWork>& works, float* memory) {
   }
 }
 
+void step_pieces(OptimRule rule, const std::vector<OptimWork>& works, const std::vector<Piece>& pieces,
+                 std::int64_t* nonfinite) {
+  const auto& kernels = best_kernels().step[static_cast<std::size_t>(rule)];
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const OptimWork& work = works[piece.work];
+    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
+    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
+  });
+}
+
+// Works with states in kInt4Rank1 among them: some at a time.
+void step_surveyed(OptimRule rule, std::vector<OptimWork>& works, std::int64_t* nonfinite) {
+  std::vector<float> new_scales(static_cast<std::size_t>(new_scales_of(works)));
+  set_new_scales(works, new_scales.data());
+  std::vector<Piece> pieces;
+  std::int64_t elements = 0;
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    add_pieces(pieces, i, works[i].tensor.elements);
+    elements += works[i].tensor.elements;
+    if (elements < kSurveyedElements && i + 1 < works.size()) continue;
+    survey(rule, works, pieces, nonfinite);
+    step_pieces(rule, works, pieces, nonfinite);
+    pieces.clear();
+    elements = 0;
+  }
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    if (nonfinite[i] == 0) settle(works[i]);
+  }
+}
+
 void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
                  std::int64_t* nonfinite) {
   std::vector<Piece> pieces;
@@ -174,21 +208,11 @@ void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>
     set_constants(rule, hyper, works[i]);
     add_pieces(pieces, i, works[i].tensor.elements);
   }
-  const auto r = static_cast<std::size_t>(rule);
-  if (best_kernels().measure[r][0] != nullptr) set_trusts(rule, hyper, pieces, works);
-  std::vector<float> new_scales(static_cast<std::size_t>(new_scales_of(works)));
-  set_new_scales(works, new_scales.data());
-  if (!new_scales.empty()) survey(rule, works, pieces, nonfinite);
-  const auto& kernels = best_kernels().step[r];
-  over(pieces, [&](std::size_t i) {
-    const Piece& piece = pieces[i];
-    const OptimWork& work = works[piece.work];
-    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
-    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
-  });
-  if (new_scales.empty()) return;
-  for (std::size_t i = 0; i < works.size(); ++i) {
-    if (nonfinite[i] == 0) settle(works[i]);
+  if (best_kernels().measure[static_cast<std::size_t>(rule)][0] != nullptr) set_trusts(rule, hyper, pieces, works);
+  if (new_scales_of(works) > 0) {
+    step_surveyed(rule, works, nonfinite);
+  } else {
+    step_pieces(rule, works, pieces, nonfinite);
   }
 }
 

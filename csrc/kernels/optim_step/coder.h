@@ -67,7 +67,7 @@ template <class L, class Codec>
   Codec codec;
   codec.open(state, tile, 0);
   const PaddedValues<L> values(from, elements);
-  codec.raise(values.data);
+  codec.raise(values.data, nullptr);
 }
 
 /// Values to a state in a format and back.
@@ -121,19 +121,15 @@ struct Coder {
   }
 };
 
-/// A format of states that is staged: what decodes, encodes and, where all values must be known first,
-/// surveys a tile.
+/// A format of states that is staged: what decodes and encodes a tile.
 struct StagedFormat {
   void (*decode)(const OptimState& state, std::int64_t tile, std::uint32_t key, float* to);
   void (*encode)(const OptimState& state, std::int64_t tile, std::uint32_t key, const float* from,
                  std::int64_t elements);
-  void (*survey)(const OptimState& state, std::int64_t tile, const float* from, std::int64_t elements);
 };
 template <class L, class Codec>
 constexpr StagedFormat staged_format() {
-  StagedFormat format{&decode_tile<L, Codec>, &encode_tile<L, Codec>, nullptr};
-  if constexpr (requires(Codec codec) { codec.raise(); }) format.survey = &survey_tile<L, Codec>;
-  return format;
+  return {&decode_tile<L, Codec>, &encode_tile<L, Codec>};
 }
 
 /// A codec as a step uses it where registers cannot hold what the codecs of all states look up: a tile is
@@ -155,9 +151,6 @@ class Staged {
   void put(int i, F x) { L::store(values_ + i, x); }
   void close(const OptimState& state, std::int64_t tile, std::uint32_t key, std::int64_t elements) {
     format_->encode(state, tile, key, values_, elements);
-  }
-  void raise(const OptimState& state, std::int64_t tile, std::int64_t elements) {
-    if (format_->survey != nullptr) format_->survey(state, tile, values_, elements);
   }
 
  private:

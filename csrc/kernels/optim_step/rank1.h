@@ -11,6 +11,52 @@
 
 namespace reef::kernels {
 
+/// The new scales of a matrix's columns, which threads raise together.
+template <class L>
+struct SharedColumns {
+  float* scales;
+
+  void raise(std::int64_t column, float x) { raise_to(scales + column, x); }
+  void raise(std::int64_t column, typename L::Floats x) {
+    // Other threads may raise the same scales: one that is read too small here is compared again there.
+    if (all(L::load(scales + column) >= x)) return;
+    alignas(64) float lanes[L::kLanes];
+    L::store(lanes, x);
+    for (int k = 0; k < L::kLanes; ++k) raise(column + k, lanes[k]);
+  }
+};
+
+/// What one thread's tiles of a matrix need of the new scales of columns, gathered until flush(): threads that raise the
+/// shared ones at every tile take their cache lines from each other.
+template <class L>
+class GatheredColumns {
+ public:
+  static constexpr std::int64_t kMost = 4096;  ///< columns for which there is room
+
+  GatheredColumns() {}  // leaves the array as it is: most of it is not used
+  void open(SharedColumns<L> shared, std::int64_t columns) {
+    if (columns_ > 0) return;
+    shared_ = shared;
+    columns_ = columns;
+    std::fill_n(scales_, columns, 0.0F);
+  }
+  void raise(std::int64_t column, float x) { scales_[column] = std::max(scales_[column], x); }
+  void raise(std::int64_t column, typename L::Floats x) {
+    L::store(scales_ + column, max(L::load(scales_ + column), x));
+  }
+  void flush() {
+    std::int64_t column = 0;
+    for (; column + L::kLanes <= columns_; column += L::kLanes) shared_.raise(column, L::load(scales_ + column));
+    for (; column < columns_; ++column) shared_.raise(column, scales_[column]);
+    columns_ = 0;
+  }
+
+ private:
+  SharedColumns<L> shared_{};
+  std::int64_t columns_ = 0;
+  alignas(64) float scales_[kMost];
+};
+
 /// An unsigned state of a matrix: a value is coded in sixteenths of the smaller of its row's scale and its
 /// column's (2309.01507, section 4.2). A codec as codecs.h has it, but its scales must be read before load(),
 /// and its new scales are there before the step is: raise() is a tile's part of them.
@@ -51,7 +97,7 @@ class Rank1Codec {
   void store(int i, const I (&codes)[4]) {
     if (i < kHalf) L::template store_bytes<0>(codes_ + i, codes);
   }
-  void raise() { raise(values_); }
+  void raise(GatheredColumns<L>* gathered) { raise(values_, gathered); }
 
   /// All of this at once, for the new values of a whole tile.
   void encode(const float* from) {
@@ -63,32 +109,12 @@ class Rank1Codec {
     }
   }
 
-  /// Raises the new scales to what these values of the tile need.
-  [[gnu::noinline, REEF_FLAT]] void raise(const float* values) {
-    float* const of_columns = new_scales_ + matrix_.rows;
-    each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
-      float* const to = of_columns + column - begin;
-      F largest = L::all(0.0F);
-      int i = begin;
-      for (; i + L::kLanes <= end; i += L::kLanes) {
-        const F x = limited(values, i);
-        largest = max(largest, x);
-        // Other threads may raise the same scales: one that is read too small here is compared again there.
-        if (all(L::load(to + i) >= x)) continue;
-        alignas(64) float lanes[L::kLanes];
-        L::store(lanes, x);
-        for (int k = 0; k < L::kLanes; ++k) raise_to(to + i + k, lanes[k]);
-      }
-      alignas(64) float lanes[L::kLanes];
-      L::store(lanes, largest);
-      float most = *std::max_element(lanes, lanes + L::kLanes);
-      for (; i < end; ++i) {
-        const float x = std::min(values[i], FLT_MAX);
-        most = std::max(most, x);
-        raise_to(to + i, x);
-      }
-      raise_to(new_scales_ + row, most);
-    });
+  /// Raises the new scales to what these values of the tile need; those of columns at once (null), or in `gathered`.
+  [[gnu::noinline, REEF_FLAT]] void raise(const float* values, GatheredColumns<L>* gathered) {
+    SharedColumns<L> shared{new_scales_ + matrix_.rows};
+    if (gathered == nullptr || matrix_.columns > GatheredColumns<L>::kMost) return raise_in(shared, values);
+    gathered->open(shared, matrix_.columns);
+    raise_in(*gathered, values);
   }
 
  private:
@@ -119,6 +145,27 @@ class Rank1Codec {
       for (; i < end; ++i) work(i, min(of_row, L::all(of_columns[i])));
     });
   }
+  template <class Columns>
+  void raise_in(Columns& columns, const float* values) {
+    each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
+      F largest = L::all(0.0F);
+      int i = begin;
+      for (; i + L::kLanes <= end; i += L::kLanes) {
+        const F x = limited(values, i);
+        largest = max(largest, x);
+        columns.raise(column + i - begin, x);
+      }
+      alignas(64) float lanes[L::kLanes];
+      L::store(lanes, largest);
+      float most = *std::max_element(lanes, lanes + L::kLanes);
+      for (; i < end; ++i) {
+        const float x = std::min(values[i], FLT_MAX);
+        most = std::max(most, x);
+        columns.raise(column + i - begin, x);
+      }
+      raise_to(new_scales_ + row, most);
+    });
+  }
   static F limited(const float* values, int i) { return min(L::load(values + i), L::all(FLT_MAX)); }
   // Two codes, or nothing where another element has it.
   I find(const float* values, int i) const {
@@ -138,6 +185,18 @@ class Rank1Codec {
   /// any.
   alignas(64) float unit_[kTileElements + L::kLanes] = {};
 };
+
+/// A signed state in a survey, which needs none: it is not read.
+template <class L>
+struct Unsurveyed {
+  using F = typename L::Floats;
+  static constexpr bool kSettles = true;
+
+  F load(int) const { return L::all(0.0F); }
+  void put(int, const F (&)[4]) {}
+};
+template <class L, bool kSigned>
+using Surveyed = std::conditional_t<kSigned, Unsurveyed<L>, Rank1Codec<L>>;
 
 /// A tensor's states, of which some are such ones.
 template <class L, bool kSigned>

@@ -85,16 +85,16 @@ class TileLoops {
     return nonfinite;
   }
 
-  // New states, of which only their scales are kept. Those of unsigned states depend on no signed one.
-  [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const StagedFormat* formats,
-                                                          const OptimTensor& tensor, std::int64_t first,
+  // New states, of which only their scales are kept, with codecs of Surveyed. Those of unsigned states depend on no signed
+  // one, and what a compiler finds to be of no use for them is not computed.
+  [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const OptimTensor& tensor, std::int64_t first,
                                                           std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
     const Rule rule(tensor.constants);
     ParameterTile<L> parameter(tensor);
     GradientTile<L> gradient(ahead());
     Codecs codecs;
-    use(codecs, formats);
+    GatheredColumns<L> gathered[kStates];
     for (std::int64_t tile = first; tile < last; ++tile) {
       const Numbers<L> p = parameter.open(tensor, tile, 0);
       const Numbers<L> g = gradient.open(tensor, tile, Rule::kCouples ? p : Numbers<L>{});
@@ -103,29 +103,14 @@ class TileLoops {
         continue;
       }
       each_state(codecs, [&](auto& codec, int i) {
-        // The values of signed states are not used, but load() reads them. Only a staged codec has a buffer
-        // to read.
-        if (!Rule::is_signed(i) || formats == nullptr) open_to_load(codec, tensor.states[i], tile, 0);
+        if constexpr (requires { codec.raise(gathered); }) open_to_load(codec, tensor.states[i], tile, 0);
       });
-      if constexpr (kSettles) {
-        alignas(64) Values roots;
-        first_pass(rule, codecs, p, g, roots, elements);
-      } else {
-        for (int i = 0; i < kTileElements; i += L::kLanes) {
-          F s[kStates + 1];
-          load(codecs, s, i);
-          begin(rule, p.load(i), g.load(i), s);
-          each_state(codecs, [&](auto& codec, int k) { codec.put(i, s[k]); });
-        }
-      }
+      put_new_states(rule, codecs, p, g, elements, [](int, F) {});
       each_state(codecs, [&](auto& codec, int i) {
-        if constexpr (requires { codec.raise(); }) {
-          codec.raise();
-        } else if constexpr (requires { codec.raise(tensor.states[i], tile, elements); }) {
-          codec.raise(tensor.states[i], tile, elements);
-        }
+        if constexpr (requires { codec.raise(gathered); }) codec.raise(gathered + i);
       });
     }
+    for (GatheredColumns<L>& columns : gathered) columns.flush();
     return nonfinite;
   }
 
@@ -230,12 +215,18 @@ class TileLoops {
   // for codes, the second for parameters. The first writes nothing but what waits.
   static void first_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                          Values& roots, std::int64_t elements) {
+    put_new_states(rule, codecs, p, g, elements, [&](int i, F root) { L::store(roots + i, root); });
+  }
+  // Calls `keep` with an element and what the first half of its step returns.
+  template <class Keep>
+  static void put_new_states(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
+                             std::int64_t elements, const Keep& keep) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       F s[kTogether][kStates + 1];
       for (int k = 0; k < kTogether; ++k) load(codecs, s[k], i + k * L::kLanes);
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
-        L::store(roots + at, begin(rule, p.load(at), g.load(at), s[k]));
+        keep(at, begin(rule, p.load(at), g.load(at), s[k]));
       }
       if (elements < kTileElements) [[unlikely]] {
         for (int k = 0; k < kTogether; ++k) pad(s[k], i + k * L::kLanes, elements);
@@ -291,7 +282,7 @@ struct Tiles {
   static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     std::int64_t nonfinite = 0;
     over_tiles(tensor, kFormat, Rule::kStates, first, last,
-               [&](const auto&... tiles) { nonfinite += Loops::survey(formats(), tiles...); });
+               [&](const auto&... tiles) { nonfinite += TileLoops<L, Rule, Surveyed>::survey(tiles...); });
     return nonfinite;
   }
 
