@@ -38,7 +38,8 @@ def blocks(language):
 def test_python_snippets_run(info, python_block, tmp_path):
     (tmp_path / "snippet.py").write_text(python_block)
     with open(tmp_path / "output", "w+b") as output:
-        returncode = preloaded.start([str(tmp_path / "snippet.py")], dict(os.environ), output, str(tmp_path)).wait()
+        program = [str(tmp_path / "snippet.py")]
+        returncode = preloaded.run(program, dict(os.environ), output, str(tmp_path), HANG_SECONDS)
         output.seek(0)
         assert returncode == 0, output.read().decode()
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import HANG_SECONDS, run_ranks
+from ranks import HANG_SECONDS, beside_each_other, run_ranks
 
 RANK_FAILED, GROUP_FAILED, CONFIG_ERROR = 10, 11, 12
 
@@ -74,10 +74,22 @@ def test_survivors_of_two_deaths_agree(probe):
     assert len(named) == 1 and named <= {"RankFailed 1", "RankFailed 3"}
 
 
-# In a collective of gloo's own. Rank 0 serves the store, which then answers no more.
-@pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (3, 0), (3, 1), (6, 4)])
-def test_a_rank_that_is_stopped_is_named(probe, ranks, victim):
-    result = run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 12000, "--heartbeat-ms", 2000, "--timeout-ms", 60000)
+STOPPED = [(2, 1), (3, 0), (3, 1), (6, 4)]  # ranks, victim; rank 0 serves the store, which then answers no more
+
+
+@pytest.fixture(scope="module")
+def with_a_stopped_rank(probe):
+    def run_one(row):
+        ranks, victim = row
+        return run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 12000, "--heartbeat-ms", 2000, "--timeout-ms", 60000)
+
+    return beside_each_other(run_one, STOPPED)
+
+
+# In a collective of gloo's own.
+@pytest.mark.parametrize(("ranks", "victim"), STOPPED)
+def test_a_rank_that_is_stopped_is_named(with_a_stopped_rank, ranks, victim):
+    result = with_a_stopped_rank[ranks, victim]
     for rank in result.ranks:
         if rank.rank != victim:
             text = said(rank, f"RankFailed {victim}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import beside_each_other, run_ranks
 
 import reef
 
@@ -18,12 +18,18 @@ def test_every_stage_is_one_process_that_accumulates(ranks):
     assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
 
 
-@pytest.mark.parametrize(("way", "phase", "stage"), [
-    ("ends", "before backward", "optimizer"), ("ends", "after the step", "parameters"),
-    ("stops", "before backward", "parameters"), ("stops", "after the step", "optimizer"),
-])  # fmt: skip
-def test_a_rank_that_is_gone_is_named(way, phase, stage):
-    result = run_ranks([PROGRAM, way, phase, stage], 3, grace=300)
+GONE = [("ends", "before backward", "optimizer"), ("ends", "after the step", "parameters"),
+        ("stops", "before backward", "parameters"), ("stops", "after the step", "optimizer")]  # way, phase, stage
+
+
+@pytest.fixture(scope="module")
+def with_a_rank_that_is_gone():
+    return beside_each_other(lambda row: run_ranks([PROGRAM, *row], 3, grace=300), GONE)
+
+
+@pytest.mark.parametrize(("way", "phase", "stage"), GONE)
+def test_a_rank_that_is_gone_is_named(with_a_rank_that_is_gone, way, phase, stage):
+    result = with_a_rank_that_is_gone[way, phase, stage]
     for rank in (0, 2):
         (told,) = [line for line in result.ranks[rank].output.splitlines() if line.startswith("told: ")]
         assert f"rank {rank} of 3: the " in told and "failed: rank 1 (process " in told, told

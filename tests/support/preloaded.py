@@ -13,12 +13,18 @@ import functools
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 MODULES = ("torch", "torch._dynamo", "reef")  # an optimizer of torch imports the second when it is made
 PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.02
+ONE_REQUEST = threading.Lock()
+"""From a request to its answer."""
 
 
 def yield_to_senders() -> None:
@@ -45,6 +51,11 @@ class Forked:
     def wait(self) -> int:
         return self.poll(0)
 
+    def kill(self) -> None:
+        """Ends the program and all that it started, which is in its session."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
 
 @functools.cache
 def server() -> socket.socket:
@@ -62,8 +73,25 @@ def server() -> socket.socket:
 def start(command: list[str], env: dict[str, str], stdout, cwd: str | None = None) -> Forked:
     """Starts the program `command[0]`, leader of a session of its own. `stdout`, a file, takes its errors, too."""
     request = {"command": command, "env": env, "cwd": cwd or os.getcwd()}
-    socket.send_fds(server(), [json.dumps(request).encode()], [stdout.fileno()])
-    return Forked(int(server().recv(32)))
+    with ONE_REQUEST:
+        socket.send_fds(server(), [json.dumps(request).encode()], [stdout.fileno()])
+        pid = server().recv(32)
+    if not pid:
+        raise RuntimeError(f"the process that imports {', '.join(MODULES)} ahead has ended; see what it wrote above")
+    return Forked(int(pid))
+
+
+def run(command: list[str], env: dict[str, str], stdout, cwd: str, timeout_seconds: float) -> int:
+    """Runs the program to its end and returns its exit code. Kills it after `timeout_seconds`: subprocess.TimeoutExpired."""
+    process = start(command, env, stdout, cwd)
+    deadline = time.monotonic() + timeout_seconds
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise subprocess.TimeoutExpired(command, timeout_seconds)
+        time.sleep(POLL_SECONDS)
+    return process.returncode
 
 
 def serve(connection: socket.socket) -> dict:

@@ -9,6 +9,7 @@ all the processes it started. Every rank always runs to an end. The exit code is
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import signal
@@ -175,6 +176,12 @@ def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, gr
                                   seconds=ended[rank], stopped_by=stopped.get(rank)))
         outputs[rank].close()
     return Result(results)
+
+
+def beside_each_other(run_one, rows: list) -> dict:
+    """What `run_one(row)` returns for each row. All run at once: for rows whose ranks mostly wait."""
+    with concurrent.futures.ThreadPoolExecutor(len(rows)) as threads:
+        return dict(zip(rows, threads.map(run_one, rows), strict=True))
 
 
 def planned_kill(text: str) -> tuple[int, float]:

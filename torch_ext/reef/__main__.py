@@ -9,7 +9,8 @@ import reef
 from . import doctor
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
+    """Runs the command line `words`, by default the process's, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m reef", description=__doc__)
     parser.add_argument("--version", action="store_true", help="print Reef's version")
     parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's Reef_ROOT")
@@ -17,7 +18,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command")
     check = commands.add_parser("doctor", help="check versions and run one real training step")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.version:
         print(reef.__version__)
     elif arguments.cmake_dir:
