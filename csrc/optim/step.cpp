@@ -89,7 +89,8 @@ void over(const std::vector<Piece>& pieces, const Work& work) {
                         });
 }
 
-// Pieces of so many works at a time that survey() and the step read gradients once from memory, and once from a cache.
+// Pieces of so many works at a time that survey() and the step read gradients once from memory, and once from
+// a cache.
 constexpr std::int64_t kSurveyedElements = 1 << 20;
 
 // Raises the new scales of works in kInt4Rank1, and drops the pieces of those that are not finite.
@@ -208,7 +209,8 @@ void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>
     set_constants(rule, hyper, works[i]);
     add_pieces(pieces, i, works[i].tensor.elements);
   }
-  if (best_kernels().measure[static_cast<std::size_t>(rule)][0] != nullptr) set_trusts(rule, hyper, pieces, works);
+  if (best_kernels().measure[static_cast<std::size_t>(rule)][0] != nullptr)
+    set_trusts(rule, hyper, pieces, works);
   if (new_scales_of(works) > 0) {
     step_surveyed(rule, works, nonfinite);
   } else {

@@ -26,8 +26,8 @@ struct SharedColumns {
   }
 };
 
-/// What one thread's tiles of a matrix need of the new scales of columns, gathered until flush(): threads that raise the
-/// shared ones at every tile take their cache lines from each other.
+/// What one thread's tiles of a matrix need of the new scales of columns, gathered until flush(): threads
+/// that raise the shared ones at every tile take their cache lines from each other.
 template <class L>
 class GatheredColumns {
  public:
@@ -46,7 +46,8 @@ class GatheredColumns {
   }
   void flush() {
     std::int64_t column = 0;
-    for (; column + L::kLanes <= columns_; column += L::kLanes) shared_.raise(column, L::load(scales_ + column));
+    for (; column + L::kLanes <= columns_; column += L::kLanes)
+      shared_.raise(column, L::load(scales_ + column));
     for (; column < columns_; ++column) shared_.raise(column, scales_[column]);
     columns_ = 0;
   }
@@ -109,7 +110,8 @@ class Rank1Codec {
     }
   }
 
-  /// Raises the new scales to what these values of the tile need; those of columns at once (null), or in `gathered`.
+  /// Raises the new scales to what these values of the tile need; those of columns at once (null), or in
+  /// `gathered`.
   [[gnu::noinline, REEF_FLAT]] void raise(const float* values, GatheredColumns<L>* gathered) {
     SharedColumns<L> shared{new_scales_ + matrix_.rows};
     if (gathered == nullptr || matrix_.columns > GatheredColumns<L>::kMost) return raise_in(shared, values);

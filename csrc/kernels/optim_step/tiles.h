@@ -85,8 +85,8 @@ class TileLoops {
     return nonfinite;
   }
 
-  // New states, of which only their scales are kept, with codecs of Surveyed. Those of unsigned states depend on no signed
-  // one, and what a compiler finds to be of no use for them is not computed.
+  // New states, of which only their scales are kept, with codecs of Surveyed. Those of unsigned states depend
+  // on no signed one, and what a compiler finds to be of no use for them is not computed.
   [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const OptimTensor& tensor, std::int64_t first,
                                                           std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
