@@ -89,8 +89,8 @@ void over(const std::vector<Piece>& pieces, const Work& work) {
                         });
 }
 
-// Pieces of so many works at a time that survey() and the step read gradients once from memory, and once from
-// a cache.
+// With states in kInt4Rank1, tensors are surveyed and stepped in groups of about this many elements, so that
+// the step finds in a cache the gradients that the survey has read.
 constexpr std::int64_t kSurveyedElements = 1 << 20;
 
 // Raises the new scales of works in kInt4Rank1, and drops the pieces of those that are not finite.
@@ -113,8 +113,9 @@ void settle(const OptimWork& work) {
   }
 }
 
-void set_trusts(OptimRule rule, const OptimHyper& hyper, const std::vector<Piece>& pieces,
-                std::vector<OptimWork>& works) {
+void set_trusts(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works) {
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < works.size(); ++i) add_pieces(pieces, i, works[i].tensor.elements);
   const auto& kernels = best_kernels().measure[static_cast<std::size_t>(rule)];
   std::vector<kernels::OptimSquares> squares(pieces.size());
   over(pieces, [&](std::size_t i) {
@@ -171,50 +172,35 @@ void set_new_scales(std::vector<OptimWork>& works, float* memory) {
   }
 }
 
-void step_pieces(OptimRule rule, const std::vector<OptimWork>& works, const std::vector<Piece>& pieces,
+void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
                  std::int64_t* nonfinite) {
-  const auto& kernels = best_kernels().step[static_cast<std::size_t>(rule)];
-  over(pieces, [&](std::size_t i) {
-    const Piece& piece = pieces[i];
-    const OptimWork& work = works[piece.work];
-    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
-    count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
-  });
-}
-
-// Works with states in kInt4Rank1 among them: some at a time.
-void step_surveyed(OptimRule rule, std::vector<OptimWork>& works, std::int64_t* nonfinite) {
+  const auto r = static_cast<std::size_t>(rule);
+  for (OptimWork& work : works) set_constants(rule, hyper, work);
+  if (best_kernels().measure[r][0] != nullptr) set_trusts(rule, hyper, works);
   std::vector<float> new_scales(static_cast<std::size_t>(new_scales_of(works)));
   set_new_scales(works, new_scales.data());
+  const bool surveys = !new_scales.empty();
+  const auto& kernels = best_kernels().step[r];
   std::vector<Piece> pieces;
   std::int64_t elements = 0;
   for (std::size_t i = 0; i < works.size(); ++i) {
     add_pieces(pieces, i, works[i].tensor.elements);
     elements += works[i].tensor.elements;
-    if (elements < kSurveyedElements && i + 1 < works.size()) continue;
-    survey(rule, works, pieces, nonfinite);
-    step_pieces(rule, works, pieces, nonfinite);
+    const bool more_fit = !surveys || elements < kSurveyedElements;
+    if (more_fit && i + 1 < works.size()) continue;
+    if (surveys) survey(rule, works, pieces, nonfinite);
+    over(pieces, [&](std::size_t k) {
+      const Piece& piece = pieces[k];
+      const OptimWork& work = works[piece.work];
+      const auto kernel = kernels[static_cast<std::size_t>(work.format)];
+      count(nonfinite[piece.work], kernel(work.tensor, piece.first, piece.last));
+    });
     pieces.clear();
     elements = 0;
   }
+  if (!surveys) return;
   for (std::size_t i = 0; i < works.size(); ++i) {
     if (nonfinite[i] == 0) settle(works[i]);
-  }
-}
-
-void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
-                 std::int64_t* nonfinite) {
-  std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < works.size(); ++i) {
-    set_constants(rule, hyper, works[i]);
-    add_pieces(pieces, i, works[i].tensor.elements);
-  }
-  if (best_kernels().measure[static_cast<std::size_t>(rule)][0] != nullptr)
-    set_trusts(rule, hyper, pieces, works);
-  if (new_scales_of(works) > 0) {
-    step_surveyed(rule, works, nonfinite);
-  } else {
-    step_pieces(rule, works, pieces, nonfinite);
   }
 }
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 OUTPUTS = ("-o", "-MF", "-MT", "-MQ")  # each followed by a path
-COMPILERS = ("ccache",)  # launchers in front of a compiler
+LAUNCHERS = ("ccache",)  # what may stand in front of the compiler
 
 
 class Place:
@@ -28,7 +28,7 @@ class Place:
 
     def command(self, words):
         """The words but for launchers, outputs and files of dependencies, and the texts of what has been generated."""
-        while os.path.basename(words[0]) in COMPILERS:
+        while os.path.basename(words[0]) in LAUNCHERS:
             words = words[1:]
         kept = [word for before, word in zip(["", *words], words, strict=False)
                 if word not in (*OUTPUTS, "-MD") and before not in OUTPUTS]

@@ -86,7 +86,7 @@ def with_a_stopped_rank(probe):
     return beside_each_other(run_one, STOPPED)
 
 
-# In a collective of gloo's own.
+# The ranks wait in a collective of gloo's own.
 @pytest.mark.parametrize(("ranks", "victim"), STOPPED)
 def test_a_rank_that_is_stopped_is_named(with_a_stopped_rank, ranks, victim):
     result = with_a_stopped_rank[ranks, victim]

@@ -121,7 +121,7 @@ struct Coder {
   }
 };
 
-/// A format of states that is staged: what decodes and encodes a tile.
+/// Decodes and encodes the tiles of a staged format.
 struct StagedFormat {
   void (*decode)(const OptimState& state, std::int64_t tile, std::uint32_t key, float* to);
   void (*encode)(const OptimState& state, std::int64_t tile, std::uint32_t key, const float* from,

@@ -18,7 +18,7 @@ struct SharedColumns {
 
   void raise(std::int64_t column, float x) { raise_to(scales + column, x); }
   void raise(std::int64_t column, typename L::Floats x) {
-    // Other threads may raise the same scales: one that is read too small here is compared again there.
+    // Other threads may raise the same scales meanwhile, so raise_to() compares again what looks too small.
     if (all(L::load(scales + column) >= x)) return;
     alignas(64) float lanes[L::kLanes];
     L::store(lanes, x);
@@ -26,8 +26,8 @@ struct SharedColumns {
   }
 };
 
-/// What one thread's tiles of a matrix need of the new scales of columns, gathered until flush(): threads
-/// that raise the shared ones at every tile take their cache lines from each other.
+/// Gathers the new scales of columns that one thread's tiles of a matrix need, until flush() raises the
+/// shared ones. If threads raised those at every tile, they would take the cache lines from each other.
 template <class L>
 class GatheredColumns {
  public:
@@ -110,8 +110,8 @@ class Rank1Codec {
     }
   }
 
-  /// Raises the new scales to what these values of the tile need; those of columns at once (null), or in
-  /// `gathered`.
+  /// Raises the new scales to what these values of the tile need. The scales of columns are raised in
+  /// `gathered`, or at once if it is null or the matrix has more columns than it has room for.
   [[gnu::noinline, REEF_FLAT]] void raise(const float* values, GatheredColumns<L>* gathered) {
     SharedColumns<L> shared{new_scales_ + matrix_.rows};
     if (gathered == nullptr || matrix_.columns > GatheredColumns<L>::kMost) return raise_in(shared, values);
@@ -188,7 +188,8 @@ class Rank1Codec {
   alignas(64) float unit_[kTileElements + L::kLanes] = {};
 };
 
-/// A signed state in a survey, which needs none: it is not read.
+/// The codec of signed states in a survey, whose result does not depend on them: it reads no memory and
+/// stores nothing.
 template <class L>
 struct Unsurveyed {
   using F = typename L::Floats;

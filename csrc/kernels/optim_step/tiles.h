@@ -85,8 +85,8 @@ class TileLoops {
     return nonfinite;
   }
 
-  // New states, of which only their scales are kept, with codecs of Surveyed. Those of unsigned states depend
-  // on no signed one, and what a compiler finds to be of no use for them is not computed.
+  // Computes the new unsigned states and keeps only their scales. For codecs of Surveyed: no unsigned state
+  // depends on a signed one, so the compiler drops all that is computed for signed states and parameters.
   [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const OptimTensor& tensor, std::int64_t first,
                                                           std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
@@ -217,7 +217,8 @@ class TileLoops {
                          Values& roots, std::int64_t elements) {
     put_new_states(rule, codecs, p, g, elements, [&](int i, F root) { L::store(roots + i, root); });
   }
-  // Calls `keep` with an element and what the first half of its step returns.
+  // Computes and puts the new states of a tile. Calls keep(i, root) with what the first half of the step
+  // returns for the lanes that begin with element i.
   template <class Keep>
   static void put_new_states(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                              std::int64_t elements, const Keep& keep) {
