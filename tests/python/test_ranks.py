@@ -1,11 +1,13 @@
 """tests/support/ranks.py itself: it must tell which rank failed first, and leave nothing running."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import preloaded
 import pytest
 from ranks import run_ranks
 
@@ -141,3 +143,16 @@ def test_an_interrupt_ends_the_ranks(tmp_path):
     runner.wait(timeout=30)
     assert not any(alive(int(file.read_text())) for file in files)
     assert runner.returncode != 0
+
+
+def test_a_preloaded_program_that_hangs_is_ended_with_what_it_started(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os, subprocess, time\n"
+                       "print(os.getpid(), subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
+                       "time.sleep(1000)\n")
+    with open(tmp_path / "output", "w+b") as output:
+        with pytest.raises(subprocess.TimeoutExpired):
+            preloaded.run([str(program)], dict(os.environ), output, str(tmp_path), timeout_seconds=10)
+        output.seek(0)
+        pids = [int(word) for word in output.read().split()]
+    assert len(pids) == 2 and not any(alive(pid) for pid in pids)

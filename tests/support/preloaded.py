@@ -51,10 +51,15 @@ class Forked:
     def wait(self) -> int:
         return self.poll(0)
 
-    def kill(self) -> None:
-        """Ends the program and all that it started, which is in its session."""
-        if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+
+def kill_group(process: subprocess.Popen | Forked) -> None:
+    """Kills the process and all that it started: it leads a process group of its own, or is about to."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 @functools.cache
@@ -87,7 +92,7 @@ def run(command: list[str], env: dict[str, str], stdout, cwd: str, timeout_secon
     deadline = time.monotonic() + timeout_seconds
     while process.poll() is None:
         if time.monotonic() > deadline:
-            process.kill()
+            kill_group(process)
             process.wait()
             raise subprocess.TimeoutExpired(command, timeout_seconds)
         time.sleep(POLL_SECONDS)

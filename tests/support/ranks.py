@@ -109,16 +109,6 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
 
 
-def kill_group(process: subprocess.Popen | preloaded.Forked) -> None:
-    """The rank and all that it started: it leads a process group of its own, or is about to."""
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
 def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Popen | preloaded.Forked:
     if command[0].endswith(".py"):
         return preloaded.start(command, env, output)
@@ -160,11 +150,11 @@ def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, gr
                 planned = now > kill.get(rank, float("inf"))
                 if rank not in ended and rank not in stopped and (why or planned):
                     stopped[rank] = why or "plan"
-                    kill_group(process)
+                    preloaded.kill_group(process)
             time.sleep(POLL_SECONDS)
     finally:
         for process in processes:  # also what a rank left behind, and all of it when we are interrupted
-            kill_group(process)
+            preloaded.kill_group(process)
             process.wait()
 
     results = []
