@@ -63,32 +63,34 @@ StateDict through_file(const StateDict& dict) {
       torch::pickle_load(torch::pickle_save(dict)).toGenericDict());
 }
 
-/// Every rank's, on every rank, as if read from files.
-std::vector<StateDict> of_all_ranks(const StateDict& own) {
-  std::vector<StateDict> all;
+/// Every rank's bytes, on every rank.
+std::vector<std::string> of_all_ranks(const std::string& own) {
+  std::vector<std::string> all;
   for (int of = 0; of < size(); ++of) {
-    std::vector<char> bytes = torch::pickle_save(own);
-    Tensor length = torch::tensor(static_cast<std::int64_t>(bytes.size()));
+    std::string& bytes = all.emplace_back(own);
+    const Tensor length = torch::tensor(static_cast<std::int64_t>(bytes.size()));
     broadcast({length}, group(), of);
     bytes.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
-    const Tensor wire = torch::from_blob(bytes.data(), {length.item<std::int64_t>()}, torch::kByte);
-    broadcast({wire}, group(), of);
-    all.push_back(c10::impl::toTypedDict<std::string, Tensor>(torch::pickle_load(bytes).toGenericDict()));
+    broadcast({torch::from_blob(bytes.data(), {length.item<std::int64_t>()}, torch::kByte)}, group(), of);
+  }
+  return all;
+}
+/// Every rank's, on every rank, as if read from files.
+std::vector<StateDict> of_all_ranks(const StateDict& own) {
+  const std::vector<char> bytes = torch::pickle_save(own);
+  std::vector<StateDict> all;
+  for (const std::string& file : of_all_ranks(std::string(bytes.begin(), bytes.end()))) {
+    all.push_back(c10::impl::toTypedDict<std::string, Tensor>(
+        torch::pickle_load(std::vector<char>(file.begin(), file.end())).toGenericDict()));
   }
   return all;
 }
 std::vector<OptimizerState> of_all_ranks(const OptimizerState& own) {
+  std::stringstream saved;
+  torch::save(own, saved);
   std::vector<OptimizerState> all;
-  for (int of = 0; of < size(); ++of) {
-    std::stringstream file;
-    torch::save(own, file);
-    std::string bytes = file.str();
-    Tensor length = torch::tensor(static_cast<std::int64_t>(bytes.size()));
-    broadcast({length}, group(), of);
-    bytes.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
-    const Tensor wire = torch::from_blob(bytes.data(), {length.item<std::int64_t>()}, torch::kByte);
-    broadcast({wire}, group(), of);
-    std::stringstream read(bytes);
+  for (const std::string& file : of_all_ranks(saved.str())) {
+    std::stringstream read(file);
     torch::load(all.emplace_back(), read);
   }
   return all;

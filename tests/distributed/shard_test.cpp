@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -25,16 +24,15 @@ namespace {
 TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
   for (const Case& tested : kCases) {
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
-      std::array<Net, 2> nets = {accumulated(tested, Ranks::kDiffer, reduction),
-                                 accumulated(tested, Ranks::kAlike, reduction)};
       for (const Stage stage : kStages) {
         const Ranks ranks = ranks_at(stage);
+        Net expected = accumulated(tested, ranks, reduction);
         for (const std::int64_t bucket_bytes : {std::int64_t{1}, std::int64_t{5000}, std::int64_t{1} << 25}) {
           Net net(7 + rank());  // rank 0's is broadcast
           Shard sharded =
               shard(*net, group(), {.stage = stage, .bucket_bytes = bucket_bytes, .reduction = reduction});
           train_steps(net, sharded, tested, ranks);
-          expect_same(*net, *nets[static_cast<std::size_t>(ranks)], where(tested, stage, bucket_bytes));
+          expect_same(*net, *expected, where(tested, stage, bucket_bytes));
         }
       }
     }
@@ -283,7 +281,7 @@ TEST(Shard, AStepThatOverflowsIsLeftOutOnAllRanks) {
       Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 3000});
       const Optimizer optimizer = tested.make(sharded.parameters());
       GradScaler scaler({.init_scale = 1024, .growth_interval = 2}, group());
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < 4; ++step) {
         optimizer->zero_grad();
         Tensor loss = net->forward(batch(ranks, rank(), step));
         if (step == 1) {
