@@ -1,5 +1,6 @@
 """README and docs say only what runs: their snippets are compiled and run, their commands are known to be tested."""
 
+import json
 import os
 import re
 import shutil
@@ -39,9 +40,17 @@ def test_python_snippets_run(info, python_block, tmp_path):
     (tmp_path / "snippet.py").write_text(python_block)
     with open(tmp_path / "output", "w+b") as output:
         program = [str(tmp_path / "snippet.py")]
-        returncode = preloaded.run(program, dict(os.environ), output, str(tmp_path), HANG_SECONDS)
+        returncode = preloaded.run(program, dict(os.environ), output, HANG_SECONDS, cwd=str(tmp_path))
         output.seek(0)
         assert returncode == 0, output.read().decode()
+
+
+def precompiled_flags(build_dir):
+    """The flags that tests are compiled with, and the header that is precompiled for them: it begins with torch/torch.h,
+    which costs a program 15 s otherwise."""
+    commands = json.loads((build_dir / "compile_commands.json").read_text())
+    command = next(entry["command"] for entry in commands if entry["file"].endswith("/precompiled.cpp"))
+    return re.sub(r"-Werror| -o \S+ -c \S+", "", command).split()[1:]
 
 
 @pytest.fixture(scope="session")
@@ -50,13 +59,14 @@ def compile_cpp(root, build_dir):
     from torch.utils.cpp_extension import include_paths, library_paths
 
     cached = ["ccache"] if shutil.which("ccache") else []
-    flags = ["-std=c++20", "-DNDEBUG", *(f"-isystem{path}" for path in include_paths()), f"-I{root}/include"]
+    narrow = ["-std=c++20", "-DNDEBUG", *(f"-isystem{path}" for path in include_paths()), f"-I{root}/include"]
     folders = [*library_paths(), str(build_dir)]
     libraries = [*(f"-L{path}" for path in folders), *(f"-Wl,-rpath,{path}" for path in folders),
                  "-Wl,--allow-shlib-undefined", "-lreef", "-ltorch_cpu", "-lc10"]  # fmt: skip
 
     def compile_(text, folder):
         (folder / "snippet.cpp").write_text(text)
+        flags = precompiled_flags(build_dir) if text.lstrip().startswith("#include <torch/torch.h>") else narrow
         for command in ([*cached, "g++", *flags, "-c", "snippet.cpp"], ["g++", "snippet.o", "-o", "snippet", *libraries]):
             subprocess.run(command, check=True, cwd=folder, timeout=HANG_SECONDS)
         return folder / "snippet"
