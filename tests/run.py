@@ -21,13 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+import preloaded  # noqa: E402
 from include_graph import IncludeGraph, changed_since  # noqa: E402
 
 BIN = Path(sys.executable).parent
 
 
 def tests_of(build: Path) -> dict[str, dict]:
-    """Each test of ctest by name: its sources (label "from:"), and the targets to be built (label "needs:")."""
+    """Each test of ctest by name: its sources (label "from:"), the targets to be built (label "needs:"), and the
+    interpreter of one that runs in Python."""
     out = subprocess.run([BIN / "ctest", "--test-dir", build, "--show-only=json-v1"], capture_output=True, text=True,
                          check=True).stdout
     found = {}
@@ -35,6 +37,7 @@ def tests_of(build: Path) -> dict[str, dict]:
         labels = next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
         found[test["name"]] = {kind: [label.removeprefix(f"{kind}:") for label in labels if label.startswith(f"{kind}:")]
                                for kind in ("from", "needs")}
+        found[test["name"]]["interpreter"] = test["command"][0] if "python" in labels else None
     return found
 
 
@@ -78,8 +81,15 @@ def main() -> int:
     # Some tests mostly wait (for a stopped rank to be noticed), so one more test runs than compilations would.
     at_a_time = str(options.jobs + 1)
     names = "|".join(re.escape(name) for name in chosen)
+    environment = dict(os.environ)
+    interpreter = next(filter(None, (tests[name]["interpreter"] for name in chosen)), None)
+    if interpreter:
+        as_tests = environment | {"PYTHONPATH": str(options.build.resolve() / "python"), "OMP_WAIT_POLICY": "PASSIVE",
+                                  "PYTHONDONTWRITEBYTECODE": ""}
+        environment[preloaded.ADDRESS], _ = preloaded.start_python_server(interpreter, as_tests)
     return subprocess.run([BIN / "ctest", "--test-dir", options.build, "--parallel", at_a_time,
-                           "--output-on-failure", "--no-tests=error", "-R", f"^({names})$"], check=False).returncode
+                           "--output-on-failure", "--no-label-summary", "--no-tests=error", "-R", f"^({names})$"],
+                          check=False, env=environment).returncode
 
 
 if __name__ == "__main__":

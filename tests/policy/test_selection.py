@@ -56,6 +56,7 @@ def test_a_change_touches_what_reaches_it_and_no_more(graph, tests, changed, tou
 
 
 @pytest.mark.parametrize("changed", ["tests/CMakeLists.txt", "CMakeLists.txt", "cmake/ReefCompile.cmake", "tests/conftest.py",
+                                     "tests/support/preloaded_pytest.py", "tests/support/precompiled.h",
                                      "csrc/precompiled.h"])
 def test_what_builds_them_all_touches_them_all(graph, tests, changed):
     assert graph.touched(tests, [changed]) == set(tests)

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree
 import zipfile
@@ -25,6 +26,7 @@ SCRIPT = EXAMPLES / "python" / "bytelm.py"
 sys.path[:0] = [str(EXAMPLES / "python"), str(EXAMPLES.parent / "tests" / "support")]
 
 import bytelm  # noqa: E402
+import preloaded  # noqa: E402
 from ranks import HANG_SECONDS, run_ranks  # noqa: E402
 
 TINY = dict(width=16, depth=2, heads=2, context=16, batch=4, steps=12, threads=1, sample=8, eval_every=5)
@@ -48,22 +50,25 @@ def command(face):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """run(face, **options): the program in tmp_path, C++ as a process, Python in this one."""
+    """run(face, **options): the program in tmp_path, C++ as a process, Python in this one. `limited`: under the limits of
+    this process."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
 
-    def run_face(face, **options):
+    def run_face(face, limited=False, **options):
         if face == "python":
             capfd.readouterr()
             returncode = bytelm.main(arguments(**options))
             return SimpleNamespace(returncode=returncode, **capfd.readouterr()._asdict())
-        done = subprocess.run(
-            [str(PROGRAM), *arguments(**options)],
-            capture_output=True,
-            timeout=HANG_SECONDS,
-            restore_signals=False,  # SIGXFSZ stays ignored, as it is in Python
-        )
-        return SimpleNamespace(returncode=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+        line = [str(PROGRAM), *arguments(**options)]
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            if limited:  # SIGXFSZ stays ignored, as it is in Python
+                code = subprocess.call(line, stdout=out, stderr=err, timeout=HANG_SECONDS, restore_signals=False)
+            else:
+                code = preloaded.run(line, dict(os.environ), out, HANG_SECONDS, stderr=err)
+            out.seek(0)
+            err.seek(0)
+            return SimpleNamespace(returncode=code, out=out.read().decode(), err=err.read().decode())
 
     yield run_face
     torch.set_num_threads(threads)
@@ -226,7 +231,7 @@ def test_checkpoint_is_written_whole_or_not_at_all(face, run, text, tmp_path):
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, unlimited[1]))  # the next write beyond fails
     try:
-        result = run(face, data=[text], save="model", no_ledger=True, seed=1)
+        result = run(face, limited=True, data=[text], save="model", no_ledger=True, seed=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert_one_sentence(result, 1, "model", "room")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
-from ranks import run_ranks
+from ranks import HANG_SECONDS, run_ranks
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "support" / "ranks.py")
 
@@ -126,7 +126,7 @@ def test_output_that_fills_a_pipe_does_not_stop_a_rank():
     (["--ranks", "0", "--", "true"], 2, "at least 1"),
 ])
 def test_the_program(arguments, code, last_line):
-    done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == code
     assert last_line in (done.stdout + done.stderr).splitlines()[-1]
 
@@ -140,19 +140,56 @@ def test_an_interrupt_ends_the_ranks(tmp_path):
         assert runner.poll() is None
         time.sleep(0.02)
     runner.send_signal(signal.SIGINT)
-    runner.wait(timeout=30)
+    runner.wait(timeout=HANG_SECONDS)
     assert not any(alive(int(file.read_text())) for file in files)
     assert runner.returncode != 0
 
 
+HANGS = """
+import os, subprocess, time
+print(os.getpid(), subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+time.sleep(1000)
+"""
+
+
 def test_a_preloaded_program_that_hangs_is_ended_with_what_it_started(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import os, subprocess, time\n"
-                       "print(os.getpid(), subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
-                       "time.sleep(1000)\n")
+    (tmp_path / "ends.py").touch()
+    (tmp_path / "hangs.py").write_text(HANGS)
     with open(tmp_path / "output", "w+b") as output:
+        preloaded.run([str(tmp_path / "ends.py")], dict(os.environ), output, HANG_SECONDS)  # all is imported now
         with pytest.raises(subprocess.TimeoutExpired):
-            preloaded.run([str(program)], dict(os.environ), output, str(tmp_path), timeout_seconds=10)
+            preloaded.run([str(tmp_path / "hangs.py")], dict(os.environ), output, timeout_seconds=10)
         output.seek(0)
         pids = [int(word) for word in output.read().split()]
     assert len(pids) == 2 and not any(alive(pid) for pid in pids)
+
+
+def test_a_preloaded_program_ends_with_the_process_that_asked_for_it(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    asks = ("import os, sys, time, preloaded\n"
+            "with open('output', 'w') as output:\n"
+            "    program = preloaded.start(['hangs.py'], dict(os.environ), output)\n"
+            "while not open('output').read().endswith('\\n'):\n"
+            "    time.sleep(0.02)\n"
+            "os.kill(os.getpid(), 9)")
+    environment = os.environ | {"PYTHONPATH": f"{Path(PROGRAM).parent}:{os.environ['PYTHONPATH']}"}
+    subprocess.run([sys.executable, "-c", asks], cwd=tmp_path, env=environment, check=False, timeout=HANG_SECONDS)
+    pids = [int(word) for word in (tmp_path / "output").read_text().split()]
+    deadline = time.monotonic() + HANG_SECONDS
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(("line", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("1 / 0", 1)])
+def test_a_preloaded_program_is_as_started_by_itself(tmp_path, line, code):
+    (tmp_path / "program.py").write_text(
+        "import os, sys\nprint(sys.argv, os.environ['NAME'], os.getcwd(), flush=True)\n" + line)
+    with open(tmp_path / "out", "w+b") as out, open(tmp_path / "err", "w+b") as err:
+        command = [str(tmp_path / "program.py"), "a word", ""]
+        environment = {"NAME": "some=thing"}
+        assert preloaded.run(command, environment, out, HANG_SECONDS, stderr=err, cwd=str(tmp_path)) == code
+        out.seek(0)
+        err.seek(0)
+        assert out.read().decode() == f"{command} some=thing {tmp_path}\n"
+        assert ("ZeroDivisionError" in err.read().decode()) == (code == 1)

@@ -22,7 +22,7 @@ PACKAGE = "torch_ext/reef"
 
 # A change of these can touch any test: how everything is built and started.
 EVERYTHING = re.compile(r"(^|/)CMakeLists\.txt$|^(cmake|\.ci)/|^(Makefile|CMakePresets\.json|pyproject\.toml)$"
-                        r"|^tests/conftest\.py$|^tests/support/(precompiled\.h|lsan\.supp)$|precompiled\.h$")
+                        r"|^tests/conftest\.py$|^tests/support/(lsan\.supp|preloaded.*)$|precompiled\.h$")
 
 
 def tracked(root: Path) -> list[str]:

@@ -1,30 +1,40 @@
-"""Runs Python programs as processes of their own, forked from one that has imported torch and reef: each import takes
-seconds, and several times as long when all ranks of a test do it on two cores.
+"""Runs programs as processes of their own, forked from one that has done what all of them begin with: a Python program
+from an interpreter that has imported torch and reef (seconds, and several times as long when all ranks of a test do it on
+two cores), a program of this build in C++ from itself, where main() begins (preloaded.cpp).
 
-    process = preloaded.start(["program.py", "argument"], env, stdout=file)
+    process = preloaded.start(["program.py", "argument"], env, file)
 
-A program finds the interpreter as a fresh one that has these modules, with one OpenMP thread, and ends as any other.
+A program finds the process as a fresh one, with one OpenMP thread, and ends as any other. It is killed, with what it has
+started, if the process that has asked for it ends before it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import json
+import gc
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
-MODULES = ("torch", "torch._dynamo", "reef")  # an optimizer of torch imports the second when it is made
-PR_SET_CHILD_SUBREAPER = 36
-POLL_SECONDS = 0.02
-ONE_REQUEST = threading.Lock()
-"""From a request to its answer."""
+KEPT_MODULES = ("torch", "reef")  # a program that ends leaves their objects alone
+MODULES = ("torch._dynamo",)  # which an optimizer of torch imports when it is made; its nanobind counts what is left
+ADDRESS = "REEF_PRELOADED"
+"""Names the variable with the address of a server that all tests share: tests/run.py starts one."""
+FILES = "REEF_PRELOADED_FILES"
+"""Names the variable with what start_server() gives to a server: its socket, and the file that it lives as long as."""
+BUILD = os.environ.get("REEF_BUILD_DIR", "")
+LIBRARY = os.path.join(BUILD, "tests", "libreef_preloaded.so")
+
+
+def can_fork(program: str) -> bool:
+    """Whether start() can: a program in Python, or one in C++ of this build."""
+    in_build = BUILD and os.path.abspath(program).startswith(os.path.abspath(BUILD) + os.sep)
+    return program.endswith(".py") or bool(in_build) and os.path.exists(LIBRARY)
 
 
 def yield_to_senders() -> None:
@@ -37,19 +47,25 @@ def yield_to_senders() -> None:
 class Forked:
     """A program that runs: what is used of subprocess.Popen."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
         self.returncode: int | None = None
+        self.pid = self.said()
 
-    def poll(self, flags: int = os.WNOHANG) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, flags)
-            if pid == self.pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+    def said(self) -> int:
+        answer = self.connection.recv(32)
+        if not answer:
+            raise RuntimeError(f"the process that imports {', '.join(KEPT_MODULES + MODULES)} ahead has ended; see what it wrote above")
+        return int(answer)
+
+    def poll(self, timeout_seconds: float | None = 0) -> int | None:
+        if self.returncode is None and select.select([self.connection], [], [], timeout_seconds)[0]:
+            self.returncode = self.said()
+            self.connection.close()
         return self.returncode
 
     def wait(self) -> int:
-        return self.poll(0)
+        return self.poll(None)
 
 
 def kill_group(process: subprocess.Popen | Forked) -> None:
@@ -62,80 +78,113 @@ def kill_group(process: subprocess.Popen | Forked) -> None:
         pass
 
 
+def start_server(command: list[str], env: dict[str, str]) -> tuple[str, int]:
+    """Starts a process that forks programs. Returns its address, and a file that it lives as long as."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind("")  # a name that is free
+    listening.listen(64)
+    theirs, life = os.pipe()
+    with listening:
+        files = (listening.fileno(), theirs)
+        variables = {FILES: f"{files[0]},{files[1]}", "OMP_NUM_THREADS": "1"}
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, env=env | variables, start_new_session=True)
+        os.close(theirs)
+        return listening.getsockname()[1:].decode(), life
+
+
+def start_python_server(interpreter: str, env: dict[str, str]) -> tuple[str, int]:
+    """Likewise, of a process that forks programs in Python."""
+    return start_server([interpreter, __file__], env)
+
+
 @functools.cache
-def server() -> socket.socket:
-    """The connection to the process that has imported, which is started here and ends when this one does."""
-    # Makes this process adopt the orphans among its descendants, so that it can wait for the programs.
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                         stdin=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    return ours
+def address(program: str) -> str:
+    """Of a server of `program`, "" for all in Python: the one that the environment names, else one that is started here,
+    and ends when this process does."""
+    if program:
+        return start_server([program], os.environ | {"LD_PRELOAD": LIBRARY})[0]
+    return os.environ.get(ADDRESS) or start_python_server(sys.executable, dict(os.environ))[0]
 
 
-def start(command: list[str], env: dict[str, str], stdout, cwd: str | None = None) -> Forked:
-    """Starts the program `command[0]`, leader of a session of its own. `stdout`, a file, takes its errors, too."""
-    request = {"command": command, "env": env, "cwd": cwd or os.getcwd()}
-    with ONE_REQUEST:
-        socket.send_fds(server(), [json.dumps(request).encode()], [stdout.fileno()])
-        pid = server().recv(32)
-    if not pid:
-        raise RuntimeError(f"the process that imports {', '.join(MODULES)} ahead has ended; see what it wrote above")
-    return Forked(int(pid))
+def start(command: list[str], env: dict[str, str], stdout, stderr=None, cwd: str | None = None) -> Forked:
+    """Starts the program `command[0]`, leader of a session of its own. `stdout`, a file, takes its errors, too, if there
+    is no other for them."""
+    program = command[0]
+    variables = (f"{name}={value}" for name, value in env.items())
+    request = "\0".join([cwd or os.getcwd(), str(len(command)), *command, *variables])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect("\0" + address("" if program.endswith(".py") else program))
+    socket.send_fds(connection, [os.fsencode(request)], [stdout.fileno(), (stderr or stdout).fileno()])
+    return Forked(connection)
 
 
-def run(command: list[str], env: dict[str, str], stdout, cwd: str, timeout_seconds: float) -> int:
+def run(command: list[str], env: dict[str, str], stdout, timeout_seconds: float, stderr=None, cwd: str | None = None) -> int:
     """Runs the program to its end and returns its exit code. Kills it after `timeout_seconds`: subprocess.TimeoutExpired."""
-    process = start(command, env, stdout, cwd)
-    deadline = time.monotonic() + timeout_seconds
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            kill_group(process)
-            process.wait()
-            raise subprocess.TimeoutExpired(command, timeout_seconds)
-        time.sleep(POLL_SECONDS)
+    process = start(command, env, stdout, stderr, cwd)
+    if process.poll(timeout_seconds) is None:
+        kill_group(process)
+        process.wait()
+        raise subprocess.TimeoutExpired(command, timeout_seconds)
     return process.returncode
 
 
-def serve(connection: socket.socket) -> dict:
-    """Forks a process for each request. Returns the request, and only in the forked process."""
+def attend(program: int, connection: socket.socket) -> None:
+    """Tells the pid and the exit code of a child. Kills its group once nobody listens."""
+    connection.send(str(program).encode())
+    ended = os.pidfd_open(program)
+    events = select.poll()
+    events.register(ended, select.POLLIN)
+    events.register(connection, 0)  # hanging up is always reported
+    if ended not in dict(events.poll()):
+        os.kill(program, signal.SIGKILL)
+        os.killpg(program, signal.SIGKILL)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    connection.send(str(exit_code).encode(), socket.MSG_NOSIGNAL)
+
+
+def serve(listening: socket.socket, life: int) -> list[str]:
+    """Forks a process for each request. Returns its strings, and only in the forked process."""
+    for module in KEPT_MODULES:
+        __import__(module)
+    gc.freeze()  # no collection in a program looks at these objects, which would copy their pages
     for module in MODULES:
         __import__(module)
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("a module that is imported ahead has started a thread, which no forked process would have")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for
     while True:
-        message, (*files,), _, _ = socket.recv_fds(connection, 1 << 20, 1)
-        if not message:
+        if life in select.select([listening, life], [], [])[0]:
             os._exit(0)
-        from_between, to_us = os.pipe()
-        between = os.fork()
-        if between == 0:
+        connection = listening.accept()[0]
+        message, files, _, _ = socket.recv_fds(connection, 1 << 20, 2)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if a shell has started us in the background
+            listening.close()
+            os.close(life)
             program = os.fork()
             if program != 0:
-                os.write(to_us, str(program).encode())
-                os._exit(0)
-            os.close(from_between)
-            os.close(to_us)
+                try:
+                    attend(program, connection)
+                finally:
+                    os._exit(0)
+            connection.close()
             os.setsid()
             yield_to_senders()
-            os.dup2(files[0], 1)
-            os.dup2(files[0], 2)
-            os.close(files[0])
-            connection.close()
-            return json.loads(message)
-        os.waitpid(between, 0)  # its parent has ended, so the requesting process has adopted the program
-        connection.send(os.read(from_between, 32))
-        for file in (from_between, to_us, files[0]):
+            for file, place in zip(files, (1, 2), strict=True):
+                os.dup2(file, place)
+                os.close(file)
+            return os.fsdecode(message).split("\0")
+        for file in (connection.detach(), *files):
             os.close(file)
 
 
 if __name__ == "__main__":
-    asked = serve(socket.socket(fileno=int(sys.argv[1])))
+    ours, life_file = map(int, os.environ[FILES].split(","))
+    folder, count, *words = serve(socket.socket(fileno=ours), life_file)
     os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    sys.argv = asked["command"]
+    os.environ.update(word.split("=", 1) for word in words[int(count):])
+    os.chdir(folder)
+    sys.argv = words[:int(count)]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -110,7 +110,7 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Popen | preloaded.Forked:
-    if command[0].endswith(".py"):
+    if preloaded.can_fork(command[0]):
         return preloaded.start(command, env, output)
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                             start_new_session=True, preexec_fn=preloaded.yield_to_senders)
@@ -119,8 +119,8 @@ def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Po
 def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, grace: float = 8.0,
               kill: dict[int, float] | None = None, env: dict[str, str] | None = None,
               rank_env: dict[int, dict[str, str]] | None = None) -> Result:
-    """Runs `command` as `ranks` ranks for at most `deadline` seconds. A program in Python (program.py) is forked from a
-    process that has imported torch and reef.
+    """Runs `command` as `ranks` ranks for at most `deadline` seconds. A program in Python (program.py), and one in
+    C++ of the build under test, is forked from a process that has begun already (preloaded.py).
 
     `grace`: seconds that the others have to end after the first failure. `kill`: rank -> seconds after which it is
     killed on purpose (SIGKILL). `env` is added to every rank's environment, `rank_env` to that of single ranks.
