@@ -75,6 +75,7 @@ class Rank1Codec {
     scales_ = reinterpret_cast<const float*>(state.scales);
     new_scales_ = state.new_scales;
     first_ = state.first + tile * kTileElements;
+    if (matrix_.rows * matrix_.columns - first_ < kTileElements) std::fill_n(unit_, kTileElements, 0.0F);
   }
   void read_scales() {
     prefetch_tile<L, kHalf>(codes_);
@@ -184,8 +185,8 @@ class Rank1Codec {
   std::int64_t first_ = 0;
   alignas(64) float values_[kTileElements];
   /// Of an element, to decode it; after close(), how many such units make 1. Elements that are not there have
-  /// any.
-  alignas(64) float unit_[kTileElements + L::kLanes] = {};
+  /// any number.
+  alignas(64) float unit_[kTileElements + L::kLanes];
 };
 
 /// The codec of signed states in a survey, whose result does not depend on them: it reads no memory and
