@@ -1,7 +1,8 @@
 """Runs every benchmark and its peers, or those asked for, and writes benchmarks/RESULTS.md. Each program prints JSON lines:
 rows of a table, and points of charts.
 
-    run.py --only shard    measures what has "shard" in its name, and leaves the other sections as they are
+    run.py --only shard      measures what has "shard" in its name, and leaves the other sections as they are
+    run.py --only '^optim$'  just that; with REEF_CPU=avx2, which is a section of its own, on another instruction set
 
 A peer that is not installed is left out; which ones are missing is said before anything is measured.
 """
@@ -103,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--results", type=Path, default=HERE / "RESULTS.md")
-    parser.add_argument("--only", default="", help="a part of the names of the sections to measure")
+    parser.add_argument("--only", default="", help="a regular expression for the names of the sections to measure")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     os.environ["REEF_BUILD_DIR"] = str(build)
@@ -111,16 +112,17 @@ def main() -> None:
     if missing := [module for module in OPTIONAL if importlib.util.find_spec(module) is None]:
         print(f"run.py: not installed, and left out of what is written: {', '.join(missing)}", file=sys.stderr)
     before = read_sections(arguments.results)
-    sections = {}
-    for name, command in programs(arguments.build):
-        if arguments.only not in name:
-            if name in before:
-                sections[name] = before[name]
+    asked = os.environ.get("REEF_CPU")
+    known = dict(programs(arguments.build))
+    sections = {name: text for name, text in before.items() if name.split(",")[0] in known}
+    for name, command in known.items():
+        if not re.search(arguments.only, name):
             continue
         rows = rows_of(command)
         if rows:  # else it needs a device that is not here
+            name += f", REEF_CPU={asked}" if asked else ""
             sections[name] = section(rows, arguments.results.resolve().parent / "charts")
-    arguments.results.write_text(markdown(sections))
+    arguments.results.write_text(markdown(dict(sorted(sections.items(), key=lambda item: (item[0].startswith("peer"), item[0])))))
 
 
 if __name__ == "__main__":
