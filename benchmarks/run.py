@@ -111,18 +111,17 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(build / "python"), os.environ.get("PYTHONPATH"))))
     if missing := [module for module in OPTIONAL if importlib.util.find_spec(module) is None]:
         print(f"run.py: not installed, and left out of what is written: {', '.join(missing)}", file=sys.stderr)
-    before = read_sections(arguments.results)
     asked = os.environ.get("REEF_CPU")
-    known = dict(programs(arguments.build))
-    sections = {name: text for name, text in before.items() if name.split(",")[0] in known}
-    for name, command in known.items():
+    sections = read_sections(arguments.results)
+    for name, command in programs(arguments.build):
         if not re.search(arguments.only, name):
             continue
         rows = rows_of(command)
         if rows:  # else it needs a device that is not here
             name += f", REEF_CPU={asked}" if asked else ""
             sections[name] = section(rows, arguments.results.resolve().parent / "charts")
-    arguments.results.write_text(markdown(dict(sorted(sections.items(), key=lambda item: (item[0].startswith("peer"), item[0])))))
+    ours_first = sorted(sections, key=lambda name: (name.startswith("peer"), name))
+    arguments.results.write_text(markdown({name: sections[name] for name in ours_first}))
 
 
 if __name__ == "__main__":
