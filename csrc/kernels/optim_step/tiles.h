@@ -246,8 +246,10 @@ class TileLoops {
   static void second_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                           const Values& roots) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
-      decltype(find(codecs, 0)) found[kTogether];
-      for (int k = 0; k < kTogether; ++k) found[k] = find(codecs, i + k * L::kLanes);
+      // Not an array that is filled later: a tuple would be cleared first.
+      const decltype(find(codecs, 0)) found[kTogether] = {find(codecs, i), find(codecs, i + L::kLanes),
+                                                          find(codecs, i + 2 * L::kLanes),
+                                                          find(codecs, i + 3 * L::kLanes)};
       Codes codes;
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;
