@@ -78,8 +78,8 @@ def main() -> int:
     built = subprocess.run([BIN / "cmake", "--build", options.build, "--parallel", jobs, "--target", *targets], check=False)
     if built.returncode != 0:
         return built.returncode
-    # Some tests mostly wait (for a stopped rank to be noticed), so one more test runs than compilations would.
-    at_a_time = str(options.jobs + 1)
+    # Some tests mostly wait (for a stopped rank to be noticed), so two more tests run than compilations would.
+    at_a_time = str(options.jobs + 2)
     names = "|".join(re.escape(name) for name in chosen)
     environment = dict(os.environ)
     interpreter = next(filter(None, (tests[name]["interpreter"] for name in chosen)), None)

@@ -10,6 +10,7 @@ started, if the process that has asked for it ends before it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -19,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 KEPT_MODULES = ("torch", "reef")  # a program that ends leaves their objects alone
 MODULES = ("torch._dynamo",)  # which an optimizer of torch imports when it is made; its nanobind counts what is left
@@ -33,8 +33,9 @@ LIBRARY = os.path.join(BUILD, "tests", "libreef_preloaded.so")
 
 def can_fork(program: str) -> bool:
     """Whether start() can: a program in Python, or one in C++ of this build."""
-    in_build = BUILD and os.path.abspath(program).startswith(os.path.abspath(BUILD) + os.sep)
-    return program.endswith(".py") or bool(in_build) and os.path.exists(LIBRARY)
+    if program.endswith(".py"):
+        return True
+    return os.path.exists(LIBRARY) and os.path.abspath(program).startswith(os.path.abspath(BUILD) + os.sep)
 
 
 def yield_to_senders() -> None:
@@ -55,7 +56,7 @@ class Forked:
     def said(self) -> int:
         answer = self.connection.recv(32)
         if not answer:
-            raise RuntimeError(f"the process that imports {', '.join(KEPT_MODULES + MODULES)} ahead has ended; see what it wrote above")
+            raise RuntimeError("the process that programs are forked from has ended; see what it wrote above")
         return int(answer)
 
     def poll(self, timeout_seconds: float | None = 0) -> int | None:
@@ -130,7 +131,8 @@ def run(command: list[str], env: dict[str, str], stdout, timeout_seconds: float,
 
 def attend(program: int, connection: socket.socket) -> None:
     """Tells the pid and the exit code of a child. Kills its group once nobody listens."""
-    connection.send(str(program).encode())
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(str(program).encode())
     ended = os.pidfd_open(program)
     events = select.poll()
     events.register(ended, select.POLLIN)
@@ -139,7 +141,7 @@ def attend(program: int, connection: socket.socket) -> None:
         os.kill(program, signal.SIGKILL)
         os.killpg(program, signal.SIGKILL)
     exit_code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    connection.send(str(exit_code).encode(), socket.MSG_NOSIGNAL)
+    connection.send(str(exit_code).encode())
 
 
 def serve(listening: socket.socket, life: int) -> list[str]:
