@@ -223,7 +223,7 @@ TEST(ShardMixed, StatesGoOnAtAnyStage) {
   const MixedPrecision mixed;
   for (const Case& tested : kCases) {
     Alone alone(mixed, tested);
-    for (int step = 0; step < 4; ++step) alone.step(Ranks::kAlike, step);
+    for (int step = 0; step < kSteps; ++step) alone.step(Ranks::kAlike, step);
     for (const Stage from : kStages) {
       const Stage to = kStages[(static_cast<std::size_t>(from) + 3) % 4];
       const auto steps = [&](Net net, torch::optim::Optimizer& optimizer, int first) {

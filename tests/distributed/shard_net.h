@@ -102,9 +102,7 @@ inline const std::vector<Case> kCases = {
     {"reef AdamW",
      [](std::vector<Tensor> all) { return std::make_shared<optim::AdamW>(all, optim::AdamWOptions(1e-2)); }}};
 constexpr Stage kStages[] = {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients, Stage::kParameters};
-/// The first step makes states, the second reads them, the third finds the order of use that the first two
-/// had.
-constexpr int kSteps = 3;
+constexpr int kSteps = 4;
 
 inline std::string where(const Case& tested, Stage stage, std::int64_t bucket_bytes) {
   return std::string(tested.name) + ", stage " + std::to_string(static_cast<int>(stage)) + ", buckets of " +
@@ -146,7 +144,7 @@ inline void step_alone(Net net, const Optimizer& optimizer, Ranks ranks, int ste
   optimizer->step();
 }
 
-/// What one process gets. Computed once.
+/// Returns what one process gets. The first call computes it, later ones of the same arguments find it.
 inline Net accumulated(const Case& tested, Ranks ranks, Reduction reduction) {
   static std::map<std::tuple<std::string, Ranks, Reduction>, Net> known;
   const auto [found, is_new] = known.try_emplace({tested.name, ranks, reduction}, 7);

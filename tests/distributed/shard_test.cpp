@@ -281,7 +281,7 @@ TEST(Shard, AStepThatOverflowsIsLeftOutOnAllRanks) {
       Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 3000});
       const Optimizer optimizer = tested.make(sharded.parameters());
       GradScaler scaler({.init_scale = 1024, .growth_interval = 2}, group());
-      for (int step = 0; step < 4; ++step) {
+      for (int step = 0; step < kSteps; ++step) {
         optimizer->zero_grad();
         Tensor loss = net->forward(batch(ranks, rank(), step));
         if (step == 1) {
