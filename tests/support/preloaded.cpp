@@ -49,7 +49,7 @@ void send_number(int connection, int number) {
   (void)!send(connection, text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-// As attend() of preloaded.py.
+// Sends the pid and the exit code of a child. Kills the child and its group if the other end hangs up before.
 [[noreturn]] void attend(pid_t program, int connection) {
   send_number(connection, program);
   const int ended = static_cast<int>(syscall(SYS_pidfd_open, program, 0));
@@ -66,7 +66,7 @@ void send_number(int connection, int number) {
   _exit(0);
 }
 
-// Returns the request, and only in a forked process.
+// Forks a process for each request. Returns the request, and only in the forked process.
 Request serve(int listening, int life) {
   std::signal(SIGCHLD, SIG_IGN);
   while (true) {
@@ -96,7 +96,7 @@ Request serve(int listening, int life) {
 
 }  // namespace
 
-// The C library's, which calls main().
+// Replaces the C library's function of this name, which initializes the program and calls main().
 extern "C" [[gnu::visibility("default")]] int __libc_start_main(int (*main)(int, char**, char**), int argc,
                                                                 char** argv, void (*init)(), void (*fini)(),
                                                                 void (*rtld_fini)(), void* stack_end) {

@@ -21,12 +21,13 @@ import socket
 import subprocess
 import sys
 
-KEPT_MODULES = ("torch", "reef")  # a program that ends leaves their objects alone
-MODULES = ("torch._dynamo",)  # which an optimizer of torch imports when it is made; its nanobind counts what is left
+FROZEN_MODULES = ("torch", "reef")  # imported before gc.freeze(), so no collection of a forked program visits their objects
+MODULES = ("torch._dynamo",)  # imported after it: frozen, its extensions would report leaks when a program ends
 ADDRESS = "REEF_PRELOADED"
-"""Names the variable with the address of a server that all tests share: tests/run.py starts one."""
+"""The environment variable with the address of a server that all tests share. tests/run.py starts that server."""
 FILES = "REEF_PRELOADED_FILES"
-"""Names the variable with what start_server() gives to a server: its socket, and the file that it lives as long as."""
+"""The environment variable with two descriptors that a server inherits: the socket on which it listens, and the end of a
+pipe that it reads. The server ends when the other end is closed."""
 BUILD = os.environ.get("REEF_BUILD_DIR", "")
 LIBRARY = os.path.join(BUILD, "tests", "libreef_preloaded.so")
 
@@ -46,14 +47,14 @@ def yield_to_senders() -> None:
 
 
 class Forked:
-    """A program that runs: what is used of subprocess.Popen."""
+    """A program that runs, with the part of subprocess.Popen's interface that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.returncode: int | None = None
-        self.pid = self.said()
+        self.pid = self.receive()
 
-    def said(self) -> int:
+    def receive(self) -> int:
         answer = self.connection.recv(32)
         if not answer:
             raise RuntimeError("the process that programs are forked from has ended; see what it wrote above")
@@ -61,7 +62,7 @@ class Forked:
 
     def poll(self, timeout_seconds: float | None = 0) -> int | None:
         if self.returncode is None and select.select([self.connection], [], [], timeout_seconds)[0]:
-            self.returncode = self.said()
+            self.returncode = self.receive()
             self.connection.close()
         return self.returncode
 
@@ -80,7 +81,7 @@ def kill_group(process: subprocess.Popen | Forked) -> None:
 
 
 def start_server(command: list[str], env: dict[str, str]) -> tuple[str, int]:
-    """Starts a process that forks programs. Returns its address, and a file that it lives as long as."""
+    """Starts a process that forks programs. Returns its address, and a descriptor: when it is closed, the process ends."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind("")  # a name that is free
     listening.listen(64)
@@ -94,14 +95,14 @@ def start_server(command: list[str], env: dict[str, str]) -> tuple[str, int]:
 
 
 def start_python_server(interpreter: str, env: dict[str, str]) -> tuple[str, int]:
-    """Likewise, of a process that forks programs in Python."""
+    """Starts a process that imports torch and reef and forks programs in Python. Returns what start_server() does."""
     return start_server([interpreter, __file__], env)
 
 
 @functools.cache
 def address(program: str) -> str:
-    """Of a server of `program`, "" for all in Python: the one that the environment names, else one that is started here,
-    and ends when this process does."""
+    """Returns the address of a server that forks `program`, or programs in Python if `program` is "". Starts one, which ends
+    with this process, unless the environment names one for Python."""
     if program:
         return start_server([program], os.environ | {"LD_PRELOAD": LIBRARY})[0]
     return os.environ.get(ADDRESS) or start_python_server(sys.executable, dict(os.environ))[0]
@@ -130,7 +131,7 @@ def run(command: list[str], env: dict[str, str], stdout, timeout_seconds: float,
 
 
 def attend(program: int, connection: socket.socket) -> None:
-    """Tells the pid and the exit code of a child. Kills its group once nobody listens."""
+    """Sends the pid and the exit code of a child. Kills the child and its group if the other end hangs up before."""
     with contextlib.suppress(BrokenPipeError):
         connection.send(str(program).encode())
     ended = os.pidfd_open(program)
@@ -146,9 +147,9 @@ def attend(program: int, connection: socket.socket) -> None:
 
 def serve(listening: socket.socket, life: int) -> list[str]:
     """Forks a process for each request. Returns its strings, and only in the forked process."""
-    for module in KEPT_MODULES:
+    for module in FROZEN_MODULES:
         __import__(module)
-    gc.freeze()  # no collection in a program looks at these objects, which would copy their pages
+    gc.freeze()  # a collection writes to every object that it visits, which copies the pages it shares with the server
     for module in MODULES:
         __import__(module)
     if len(os.listdir("/proc/self/task")) > 1:

@@ -246,7 +246,7 @@ class TileLoops {
   static void second_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                           const Values& roots) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
-      // Not an array that is filled later: a tuple would be cleared first.
+      // Initialized in one expression: the default constructor of a tuple clears all that it holds.
       const decltype(find(codecs, 0)) found[kTogether] = {find(codecs, i), find(codecs, i + L::kLanes),
                                                           find(codecs, i + 2 * L::kLanes),
                                                           find(codecs, i + 3 * L::kLanes)};
