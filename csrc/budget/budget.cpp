@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "ledger/watch.h"
 #include "page/observe_pages.h"
 #include "page/pager.h"
 #include "reef/bytes.h"
@@ -18,6 +19,7 @@ namespace reef {
 
 struct Budget::State {
   Pager* pager = nullptr;
+  std::uint64_t number = 0;  ///< among the pager's
   bool restore = true;
   std::mutex mutex;
   std::optional<Ledger> ledger;  ///< only where asked for: it observes every operator
@@ -26,13 +28,31 @@ struct Budget::State {
 
 namespace {
 
+struct Named {
+  at::Tensor tensor;
+  std::string name;
+};
+
+std::vector<Named> named(const std::vector<const torch::nn::Module*>& modules) {
+  std::vector<Named> all;
+  for (const torch::nn::Module* module : modules) {
+    for (const auto& parameter : module->named_parameters())
+      all.push_back({parameter.value(), parameter.key()});
+    for (const auto& buffer : module->named_buffers()) all.push_back({buffer.value(), buffer.key()});
+  }
+  return all;
+}
+
 std::vector<at::Tensor> tensors_of(const std::vector<const torch::nn::Module*>& modules) {
   std::vector<at::Tensor> tensors;
-  for (const torch::nn::Module* module : modules) {
-    for (const at::Tensor& parameter : module->parameters()) tensors.push_back(parameter);
-    for (const at::Tensor& buffer : module->buffers()) tensors.push_back(buffer);
-  }
+  for (const Named& one : named(modules)) tensors.push_back(one.tensor);
   return tensors;
+}
+
+BudgetOptions with_names(BudgetOptions options, const std::vector<const torch::nn::Module*>& modules) {
+  if (!options.names.empty()) return options;
+  for (const Named& one : named(modules)) options.names.push_back(one.name);
+  return options;
 }
 
 std::vector<std::shared_ptr<Tier>> tiers_of(BudgetOptions& options) {
@@ -47,7 +67,7 @@ std::vector<std::shared_ptr<Tier>> tiers_of(BudgetOptions& options) {
 
 Budget::Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>& modules,
                BudgetOptions options)
-    : Budget(bytes, tensors_of(modules), std::move(options)) {}
+    : Budget(bytes, tensors_of(modules), with_names(std::move(options), modules)) {}
 
 Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options)
     : state_(std::make_unique<State>()) {
@@ -56,17 +76,19 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
   state_->pager = &pager;
   const bool prefetch = options.prefetch;
   state_->restore = options.restore;
-  pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
-               .tiers = tiers_of(options),
-               .prefetch = prefetch});
+  state_->number = pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
+                                .tiers = tiers_of(options),
+                                .prefetch = prefetch});
   try {
-    for (const at::Tensor& tensor : tensors) {
-      pager.adopt(tensor);
-      if (tensor.requires_grad()) pager.adopt(tensor.grad());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string name = i < options.names.size() ? options.names[i] : std::string();
+      pager.adopt(tensors[i], name);
+      if (tensors[i].requires_grad() && tensors[i].is_leaf())
+        pager.adopt(tensors[i].grad(), name.empty() ? name : name + ".grad");
     }
     pager.set_budget_bytes(bytes);
   } catch (...) {
-    pager.stop();
+    pager.stop(state_->number);
     throw;
   }
   reset_use();
@@ -78,17 +100,63 @@ Budget::~Budget() {
     end();
   } catch (const std::exception&) {
     state_->observation.reset();
-    state_->pager->abandon();  // whoever accesses a page that could not be read is told
+    state_->pager->abandon(state_->number);  // whoever accesses a page that could not be read is told
   }
 }
 
 void Budget::end() {
   if (!state_->observation) return;
-  state_->restore ? state_->pager->stop() : state_->pager->abandon();
+  state_->restore ? state_->pager->stop(state_->number) : state_->pager->abandon(state_->number);
   state_->observation.reset();
 }
 
-void Budget::set_bytes(std::uint64_t bytes) { state_->pager->set_budget_bytes(bytes); }
+void Budget::set_bytes(std::uint64_t bytes) {
+  state_->pager->check_in_force(state_->number);
+  state_->pager->set_budget_bytes(bytes);
+}
+
+// ---- whole tensors
+
+struct WholeTensors::State {
+  explicit State(Pager& of) : pager(of) {}
+  ~State() {
+    for (const at::Tensor& tensor : pinned) pager.unpin(tensor);
+    pager.disallow(bytes);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  Pager& pager;
+  std::uint64_t bytes = 0;
+  std::vector<at::Tensor> pinned;
+};
+
+WholeTensors::WholeTensors(std::unique_ptr<State> state) : state_(std::move(state)) {}
+WholeTensors::WholeTensors(WholeTensors&&) noexcept = default;
+WholeTensors::~WholeTensors() = default;
+std::uint64_t WholeTensors::bytes() const { return state_->bytes; }
+
+WholeTensors Budget::whole(at::TensorList tensors) {
+  auto whole = std::make_unique<WholeTensors::State>(*state_->pager);
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.device() != state_->pager->device()) continue;
+    const std::uint64_t bytes = state_->pager->evictable_bytes(tensor);
+    state_->pager->allow(bytes);
+    whole->bytes += bytes;
+    state_->pager->pin(tensor);
+    whole->pinned.push_back(tensor);
+  }
+  return WholeTensors(std::move(whole));
+}
+
+WholeTensors Budget::whole(const std::vector<const torch::nn::Module*>& modules,
+                           const std::vector<torch::optim::Optimizer*>& optimizers) {
+  std::vector<at::Tensor> tensors = tensors_of(modules);
+  for (torch::optim::Optimizer* optimizer : optimizers) {
+    for (const at::Tensor& state : state_tensors(*optimizer)) tensors.push_back(state);
+  }
+  return whole(tensors);
+}
 
 BudgetUse Budget::use() const {
   const PagerCounts counts = state_->pager->counts();
@@ -144,7 +212,7 @@ std::vector<BudgetOutlook> Budget::outlook() const {
   return all;
 }
 
-std::string Budget::report() const {
+std::string Budget::report(bool with_outlook) const {
   const BudgetUse now = use();
   std::ostringstream text;
   const auto line = [&](const std::string& what, const std::string& value) {
@@ -171,6 +239,7 @@ std::string Budget::report() const {
                                         bytes(held.written_bytes) + " written, " + bytes(held.read_bytes) +
                                         " read");
   }
+  if (!with_outlook) return text.str();
   for (const BudgetOutlook& step : outlook()) {
     line("a step within " + bytes(step.budget_bytes), seconds(step.seconds) + ", " +
                                                           seconds(step.waited_seconds) + " of it waiting, " +

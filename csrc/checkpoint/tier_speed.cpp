@@ -48,7 +48,8 @@ TierSpeed tier_speed(const std::shared_ptr<Tier>& tier, c10::Device device, std:
     const double core_before = core_seconds();
     const auto begin = std::chrono::steady_clock::now();
     const auto copied =
-        lane.memory->run({direction, lane.tier, *slot, block.get(), bytes, TierLane::kHashed});
+        lane.memory->prepare({direction, lane.tier, *slot, block.get(), bytes, TierLane::kHashed});
+    copied->run();
     while (!copied->done()) std::this_thread::yield();  // on a device
     if (copied->error) std::rethrow_exception(copied->error);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

@@ -19,7 +19,7 @@ class WritesUndone::Listener final : public OperatorListener {
   bool needs_outputs() const override { return true; }
 
   bool begins(OperatorCall& call) override {
-    if (current == nullptr || !call.op.touches_memory) return false;
+    if (current == nullptr || !call.op.touches_memory()) return false;
     if (current->depth_++ == 0) current->about_to_run(call);
     return true;
   }

@@ -13,8 +13,9 @@ class AllocationGate {
   virtual void after_allocate(std::size_t bytes) noexcept = 0;
   /// Memory for the block, if the gate has its own; nullptr: LibTorch's allocator is asked.
   virtual void* allocate(std::size_t bytes) = 0;
-  /// `data` is about to be given back.
-  virtual void freed(const void* data) noexcept = 0;
+  /// `data` is about to be given back. True: not now, since it is being read; the gate gives it back later,
+  /// by given_back_later().
+  virtual bool freed(const void* data) noexcept = 0;
   /// Takes it back; false if it is not the gate's own.
   virtual bool take_back(void* data) noexcept = 0;
 

@@ -1,7 +1,5 @@
 #include "ledger/blocks.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 
 #include "ledger/birth.h"
@@ -25,12 +23,7 @@ Blocks& Blocks::instance() {
   return *blocks;
 }
 
-Blocks::Blocks() {
-  // A data loader forks its workers at any moment: without this the lock could be held, for ever, in the
-  // child.
-  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                 [] { instance().mutex_.unlock(); });
-}
+Blocks::Blocks() : at_fork_(mutex_, AtFork::Order::kBlocks) {}
 
 void Blocks::tell(const Change& change) {
   CategoryBytes& live = live_[change.slot];

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fork.h"
 #include "ledger/block_table.h"
 #include "reef/category.h"
 #include "reef/timeline.h"
@@ -85,6 +86,7 @@ class Blocks {
   void tell(const Change& change);
 
   std::mutex mutex_;
+  LockAtFork at_fork_;
   BlockTable table_;
   std::array<CategoryBytes, kDeviceSlots> live_{};
   std::vector<ChangeListener*> listeners_;

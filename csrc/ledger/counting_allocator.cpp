@@ -22,13 +22,17 @@ std::atomic<AllocationGate*> gate{nullptr};
 c10::Allocator* wrapped = nullptr;
 c10::DeleterFnPtr wrapped_delete = nullptr;
 
+void give_back(void* data) {
+  AllocationGate* const closed = gate.load(std::memory_order_acquire);
+  live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
+  if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
+}
+
 // Also meets pointers it never issued: libraries free through the allocator of the day what was allocated
 // before.
 void count_and_delete(void* data) {
   AllocationGate* const closed = gate.load(std::memory_order_acquire);
-  if (closed != nullptr) closed->freed(data);
-  live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
-  if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
+  if (closed == nullptr || !closed->freed(data)) give_back(data);
 }
 
 void count_birth(const void* data, std::size_t bytes) {
@@ -96,6 +100,11 @@ void install_counting_allocator() {
     return true;
   }();
   (void)installed;
+}
+
+c10::DataPtr given_back_later(const void* data) {
+  void* const block = const_cast<void*>(data);
+  return {block, block, &give_back, c10::Device(c10::kCPU)};
 }
 
 void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memory_order_release); }

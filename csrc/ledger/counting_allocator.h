@@ -13,6 +13,9 @@ void install_counting_allocator();
 std::int64_t allocator_peak_bytes();
 std::int64_t take_allocator_peak();
 
+/// Gives a block back that stayed where AllocationGate::freed() wanted it.
+c10::DataPtr given_back_later(const void* data);
+
 /// Starts counting a block that is older than the counting allocator: from now on its deleter is ours. False
 /// if it is not a block of LibTorch's CPU allocator (from_blob, shared memory, another device) or is counted
 /// already.

@@ -98,6 +98,14 @@ void mark_tensor(const at::Tensor& tensor, Category category) {
   if (!Blocks::instance().mark(data, category) && adopt(storage)) Blocks::instance().mark(data, category);
 }
 
+std::vector<at::Tensor> state_tensors(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [key, state] : optimizer.state()) {
+    each_tensor(*state, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+  return tensors;
+}
+
 void watch_optimizer(torch::optim::Optimizer* optimizer) {
   for (const auto& [key, state] : optimizer->state()) each_tensor(*state, mark_state);
   const std::lock_guard lock(watched_mutex());

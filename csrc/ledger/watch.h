@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "reef/category.h"
 
 namespace torch::optim {
@@ -12,6 +14,9 @@ namespace reef {
 
 /// `tensor`'s block gets `category`; a block older than the counting allocator is adopted first.
 void mark_tensor(const at::Tensor& tensor, Category category);
+
+/// What an optimizer of LibTorch's or of Reef's keeps for its parameters.
+std::vector<at::Tensor> state_tensors(torch::optim::Optimizer& optimizer);
 
 /// The optimizers that ledgers watch, so that their state can be marked while they step.
 void watch_optimizer(torch::optim::Optimizer* optimizer);

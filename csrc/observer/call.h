@@ -12,14 +12,19 @@ namespace reef {
 /// Whether this thread is running a backward pass.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-/// Calls `visit` with every tensor among `value` until it returns true; says whether it did.
+/// Calls `visit` with every tensor among `value`, in lists and tuples too, until it returns true; says
+/// whether it did.
 template <class Visit>
 bool any_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) return visit(value.toTensor());
-  if (!value.isList()) return false;
-  for (const c10::IValue& element : value.toListRef()) {
-    if (element.isTensor() && visit(element.toTensor())) return true;
-  }
+  const auto among = [&](const auto& elements) {
+    for (const c10::IValue& element : elements) {
+      if (any_tensor(element, visit)) return true;
+    }
+    return false;
+  };
+  if (value.isList()) return among(value.toListRef());
+  if (value.isTuple()) return among(value.toTupleRef().elements());
   return false;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "fork.h"
 #include "observer/call.h"
 
 namespace reef {
@@ -23,21 +24,9 @@ struct Listeners {
 
 Listeners& listeners() {
   static auto* const all = new Listeners;
+  static auto* const at_fork = new LockAtFork(all->mutex, AtFork::Order::kTables);
+  (void)at_fork;
   return *all;
-}
-
-std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
-  const Operator& op = operator_of(call);
-  if (!op.is_operator) return nullptr;
-  auto begun = std::make_unique<OperatorCall>(op, call);
-  begun->in_backward = in_backward();
-  begun->records_gradient = !begun->in_backward && records_gradient(call);
-  for (std::size_t i = 0; i < kMostListeners; ++i) {
-    OperatorListener* listener = listeners().active[i].load(std::memory_order_acquire);
-    if (listener != nullptr && listener->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
-  }
-  if (begun->heard == 0) return nullptr;
-  return begun;
 }
 
 // A listener that no longer observes still hears of what it heard begin.
@@ -47,6 +36,27 @@ void ends(const at::RecordFunction&, at::ObserverContext* context) {
   for (std::size_t i = 0; i < kMostListeners; ++i) {
     if ((begun.heard >> i & 1) != 0) listeners().known[i]->ends(begun);
   }
+}
+
+// LibTorch swallows what an observer throws, and then never tells of the end.
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
+  const Operator& op = operator_of(call);
+  if (!op.is_operator && call.inputs().empty()) return nullptr;
+  auto begun = std::make_unique<OperatorCall>(op, call);
+  try {
+    begun->in_backward = in_backward();
+    begun->records_gradient = !begun->in_backward && records_gradient(call);
+    for (std::size_t i = 0; i < kMostListeners; ++i) {
+      OperatorListener* listener = listeners().active[i].load(std::memory_order_acquire);
+      if (listener == nullptr || (!op.is_operator && !listener->hears_ranges())) continue;
+      if (listener->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
+    }
+  } catch (...) {
+    ends(call, begun.get());
+    return nullptr;
+  }
+  if (begun->heard == 0) return nullptr;
+  return begun;
 }
 
 // With the lock held.

@@ -23,9 +23,12 @@ struct OperatorCall : at::ObserverContext {
 /// since it costs about half a microsecond a call. Listeners live for ever.
 class OperatorListener {
  public:
-  /// True if ends() is to be called as well.
+  /// True if ends() is to be called as well. What it throws ends the observation of this call, for all
+  /// listeners: the operator itself runs.
   virtual bool begins(OperatorCall& call) = 0;
   virtual void ends(OperatorCall& call) noexcept = 0;
+  /// Whether it hears also of ranges that are no operators: functions of autograd written in Python.
+  virtual bool hears_ranges() const { return false; }
   /// Whether ends() reads call.call.outputs().
   virtual bool needs_outputs() const { return false; }
 

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "fork.h"
+
 namespace reef {
 namespace {
 
@@ -31,13 +33,17 @@ bool is_of(const Entry& entry, std::string_view name, std::string_view overload)
   return entry.op.name == name && entry.overload == overload;
 }
 
+bool is_of_torch(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("aten::") || schema.name().starts_with("prims::");
+}
+
 // Schemas of LibTorch's own operators tell the truth about what is written, except for batch norm's
 // statistics. Of others nothing is known.
 bool may_write(const c10::FunctionSchema& schema, std::size_t argument) {
   const c10::Argument& what = schema.arguments()[argument];
   if (what.alias_info() != nullptr && what.alias_info()->isWrite()) return true;
   if (what.name() == "running_mean" || what.name() == "running_var") return true;
-  return !schema.name().starts_with("aten::") && !schema.name().starts_with("prims::");
+  return !is_of_torch(schema);
 }
 
 // A kernel that only calls other operators: it is registered for no backend.
@@ -49,6 +55,7 @@ bool is_composite(const c10::FunctionSchema& schema) {
 
 // Every result shares an argument's memory and nothing is written.
 bool is_view(const c10::FunctionSchema& schema) {
+  if (!is_of_torch(schema)) return false;
   const auto aliases = [](const c10::Argument& what) {
     return what.alias_info() != nullptr && !what.alias_info()->isWrite();
   };
@@ -68,13 +75,17 @@ Entry* describe(const at::RecordFunction& call, std::string_view name, std::stri
   for (std::size_t i = 0; i < schema->arguments().size(); ++i) {
     if (may_write(*schema, i)) op.writes_arguments |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
   }
-  op.touches_memory = !is_composite(*schema) && !is_view(*schema);
+  op.is_composite = is_composite(*schema);
+  op.is_view = is_view(*schema);
+  op.is_of_torch = is_of_torch(*schema);
   return entry;
 }
 
 const Entry* find_or_describe(const at::RecordFunction& call, std::string_view name,
                               std::string_view overload, std::size_t hash) {
   static auto* const mutex = new std::mutex;
+  static auto* const at_fork = new LockAtFork(*mutex, AtFork::Order::kTables);
+  (void)at_fork;
   static auto* const table = new std::unordered_multimap<std::size_t, Entry*>;
   const std::lock_guard lock(*mutex);
   const auto [first, last] = table->equal_range(hash);

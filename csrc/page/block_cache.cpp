@@ -28,10 +28,7 @@ void* BlockCache::allocate(std::size_t bytes, std::uint64_t kept_bytes) {
     data = where;
   } else {
     trim_locked(kept_bytes);
-    // Populated at once: it is about to be written, and one call is cheaper than a fault for each memory
-    // page.
-    void* const fresh =
-        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void* const fresh = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fresh == MAP_FAILED) return nullptr;
     data = static_cast<char*>(fresh);
   }

@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fork.h"
+
 namespace reef {
 
 /// Memory for large blocks, mapped by ourselves: a heap keeps what is freed between blocks that live on, so
@@ -25,7 +27,8 @@ class BlockCache {
   BlockCache& operator=(const BlockCache&) = delete;
 
   /// From what is kept if it fits there, else new, and then at most `kept_bytes` stay. nullptr if the system
-  /// has none. Aligned to a memory page; its content is anything.
+  /// has none. Aligned to a memory page; its content is anything, and the system has memory for what is
+  /// touched.
   void* allocate(std::size_t bytes, std::uint64_t kept_bytes);
   /// False if it is no block of ours.
   bool free(void* data) noexcept;
@@ -42,6 +45,7 @@ class BlockCache {
   void trim_locked(std::uint64_t kept_bytes) noexcept;
 
   std::mutex mutex_;
+  LockAtFork at_fork_{mutex_, AtFork::Order::kBlocks};
   std::unordered_map<const void*, std::size_t> in_use_;
   std::map<char*, std::size_t> kept_;  ///< no two adjacent
   std::set<Range> by_size_;

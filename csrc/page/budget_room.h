@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "page/pager.h"
+#include "page/peaks.h"
 
 namespace reef {
 
@@ -25,7 +26,7 @@ class BudgetRoom {
  private:
   c10::Device device_;
   Pager* pager_ = nullptr;  ///< that knows our mark
-  Pager::Mark mark_;
+  PeakMark mark_;
 };
 
 }  // namespace reef

@@ -14,8 +14,8 @@
 #include "ledger/blocks.h"
 #include "page/cuda_stream_copy.h"
 #include "page/memory.h"
+#include "page/own_allocation.h"
 #include "page/pager.h"
-#include "page/pager_entry.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -103,7 +103,10 @@ class CudaMemory final : public Memory {
     return caching::get()->allocate(bytes);
   }
 
-  std::shared_ptr<Transfer> start(const PageCopy& copy) override {
+  c10::DataPtr take_over(const void*) override { return {}; }  // the allocator keeps its blocks by streams
+
+  // Begins at once, behind what the program's stream has been given so far.
+  std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
     const c10::cuda::CUDAGuard guard(device_.index());
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
     if (range.isActive()) range.before(name_of(copy));
@@ -113,11 +116,9 @@ class CudaMemory final : public Memory {
     if (address != nullptr) return start_on_stream(copy, address, side.stream);
     const auto ready = std::make_shared<CudaEvent>();
     ready->record(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
-    return side.lane.submit([this, copy, ready, &side] { return copy_through(copy, *ready, side); });
-  }
-  std::shared_ptr<Transfer> run(const PageCopy& copy) override {
-    auto transfer = start(copy);
-    transfer->wait();
+    auto transfer =
+        side.lane.prepare([this, copy, ready, &side] { return copy_through(copy, *ready, side); });
+    transfer->start();
     return transfer;
   }
   // The device's memory would have to be read for it, and by the device.
@@ -130,7 +131,7 @@ class CudaMemory final : public Memory {
       raise<std::uint64_t>(largest_, entry.size_);
     } else if (entry.action_ == TraceEntry::FREE_COMPLETED) {
       alive_ -= entry.size_;
-    } else if (entry.action_ == TraceEntry::FREE_REQUESTED && !inside && running() != nullptr) {
+    } else if (entry.action_ == TraceEntry::FREE_REQUESTED && running() != nullptr) {
       const std::lock_guard lock(freed_mutex_);
       // NOLINTNEXTLINE(performance-no-int-to-ptr): the trace gives addresses as integers.
       freed_.push_back(reinterpret_cast<const void*>(entry.addr_));
@@ -153,7 +154,8 @@ class CudaMemory final : public Memory {
     std::uint64_t largest = largest_;
     while (bytes > largest && !largest_.compare_exchange_weak(largest, bytes)) {
     }
-    if (Pager* const pager = inside ? nullptr : running()) pager->refuse_allocation(bytes);
+    if (Pager* const pager = OwnAllocation::is_being_made() ? nullptr : running())
+      pager->refuse_allocation(bytes);
   }
 
  private:

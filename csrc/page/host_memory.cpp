@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "ledger/allocation_gate.h"
 #include "ledger/blocks.h"
 #include "ledger/counting_allocator.h"
 #include "page/memory.h"
@@ -42,6 +43,8 @@ TransferLane::Copy copy_of(const PageCopy& copy) {
 
 class HostMemory final : public Memory {
  public:
+  HostMemory() { install_counting_allocator(); }
+
   c10::Device device() const override { return c10::kCPU; }
 
   bool counts(c10::StorageImpl& storage) override {
@@ -56,11 +59,11 @@ class HostMemory final : public Memory {
   void limit(std::uint64_t) override {}
   bool asks_before_allocations() const override { return true; }
 
+  c10::DataPtr take_over(const void* data) override { return given_back_later(data); }
   c10::DataPtr allocate(std::uint64_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
-  std::shared_ptr<Transfer> start(const PageCopy& copy) override {
-    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).submit(copy_of(copy));
+  std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
+    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).prepare(copy_of(copy));
   }
-  std::shared_ptr<Transfer> run(const PageCopy& copy) override { return TransferLane::run(copy_of(copy)); }
   std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
 
  private:

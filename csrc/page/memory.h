@@ -57,10 +57,16 @@ class Memory {
   virtual std::uint64_t stream() const { return 0; }
 
   virtual c10::DataPtr allocate(std::uint64_t bytes) = 0;
-  /// Starts beside the operators.
-  virtual std::shared_ptr<Transfer> start(const PageCopy& copy) = 0;
-  /// Returns when what this thread does next finds it done. Throws what the tier throws.
-  virtual std::shared_ptr<Transfer> run(const PageCopy& copy) = 0;
+  /// A block that its owner is giving back, and whose AllocationGate::freed() said that it stays: goes with
+  /// the pointer.
+  virtual c10::DataPtr take_over(const void* data) = 0;
+  /// For Transfer::run() or start(). Neither waits nor copies.
+  virtual std::shared_ptr<Transfer> prepare(const PageCopy& copy) = 0;
+  std::shared_ptr<Transfer> start(const PageCopy& copy) {
+    std::shared_ptr<Transfer> transfer = prepare(copy);
+    transfer->start();
+    return transfer;
+  }
   /// Of what is there now, as a transfer gives it; 0 where reading it would cost more than it is worth.
   virtual std::uint64_t hash(const void* data, std::uint64_t bytes) const = 0;
 };

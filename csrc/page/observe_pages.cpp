@@ -1,14 +1,16 @@
 #include "page/observe_pages.h"
 
-#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
 #include <array>
 #include <mutex>
 
+#include "fork.h"
 #include "ledger/blocks.h"
 #include "observer/call.h"
 #include "observer/observer.h"
+#include "page/collective_work.h"
 #include "page/pager.h"
 
 namespace reef {
@@ -17,57 +19,97 @@ namespace {
 using Register = Pager::Register;
 using Uses = c10::SmallVector<Pager::Use, 8>;
 
+// Nothing that a subclass may answer for: it may raise, or call operators.
 void add_dense(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device device) {
-  if (!tensor.has_storage() || tensor.device() != device) return;
-  uses.push_back(
-      {tensor.storage().unsafeGetStorageImpl(), writes, tensor.requires_grad() && tensor.is_leaf()});
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || storage->device() != device) return;
+  uses.push_back({storage, writes, tensor.requires_grad() && tensor.is_leaf()});
 }
 
-// A sparse tensor has no storage: its parts do.
+// A sparse tensor has no storage: its parts do. Many wrappers call themselves sparse; the class says who is.
+void add_tensor(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device device) {
+  if (!tensor.defined()) return;
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (!impl->key_set().has_any(c10::sparse_ks | c10::sparse_csr_ks)) {
+    add_dense(uses, tensor, writes, device);
+  } else if (const auto* coo = dynamic_cast<const at::SparseTensorImpl*>(impl)) {
+    add_dense(uses, coo->indices(), writes, device);
+    add_dense(uses, coo->values(), writes, device);
+  } else if (const auto* compressed = dynamic_cast<const at::SparseCsrTensorImpl*>(impl)) {
+    add_dense(uses, compressed->compressed_indices(), writes, device);
+    add_dense(uses, compressed->plain_indices(), writes, device);
+    add_dense(uses, compressed->values(), writes, device);
+  }
+}
+
 void add(Uses& uses, const c10::IValue& value, bool writes, c10::Device device) {
   any_tensor(value, [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) return false;
-    if (tensor.layout() == c10::kSparse) {
-      const auto* sparse = static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
-      add_dense(uses, sparse->indices(), writes, device);
-      add_dense(uses, sparse->values(), writes, device);
-    } else if (at::sparse_csr::is_sparse_compressed(tensor)) {
-      const auto* sparse = static_cast<const at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
-      add_dense(uses, sparse->compressed_indices(), writes, device);
-      add_dense(uses, sparse->plain_indices(), writes, device);
-      add_dense(uses, sparse->values(), writes, device);
-    } else {
-      add_dense(uses, tensor, writes, device);
-    }
+    add_tensor(uses, tensor, writes, device);
     return false;
   });
 }
 
-// Autograd may save what a recorded operator reads and makes. Without recording, what an optimizer makes in
-// the likeness of a parameter or a gradient, or writes beside one, is its state.
+void add_inputs(Uses& uses, const OperatorCall& call, c10::Device device) {
+  const auto inputs = call.call.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) add(uses, inputs[i], call.op.writes(i), device);
+}
+
+// An operator of LibTorch's that only calls others runs on any device, so it reads no memory by itself but
+// the lengths and indices that it asks to be in the CPU's.
+void add_integers(Uses& uses, const OperatorCall& call, c10::Device device) {
+  for (const c10::IValue& input : call.call.inputs()) {
+    any_tensor(input, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true))
+        add_tensor(uses, tensor, /*writes=*/false, device);
+      return false;
+    });
+  }
+}
+
+// Autograd may save what a recorded operator reads and makes.
 Register what_to_register(const OperatorCall& call) {
-  if (call.in_backward || call.records_gradient) return Register::kAll;
-  return call.op.writes_arguments != 0 ? Register::kWrittenWithAKnown : Register::kNone;
+  return call.in_backward || call.records_gradient || call.op.is_collective ? Register::kAll
+                                                                            : Register::kNone;
 }
 
 class PageListener final : public OperatorListener {
  public:
   explicit PageListener(Pager& pager) : pager_(pager), device_(pager.device()) {}
   bool needs_outputs() const override { return true; }
+  bool hears_ranges() const override { return true; }
 
   bool begins(OperatorCall& call) override {
-    if (!call.op.touches_memory) return false;
+    const Operator& op = call.op;
+    if (op.is_view) return false;
     Uses uses;
-    const auto inputs = call.call.inputs();
-    for (std::size_t i = 0; i < inputs.size(); ++i) add(uses, inputs[i], call.op.writes(i), device_);
-    pager_.this_threads_frame().enter(pager_, call, what_to_register(call), uses);
+    if (op.touches_memory()) {
+      add_inputs(uses, call, device_);
+      pager_.enter(call, what_to_register(call), uses);
+      return true;
+    }
+    op.is_operator&& op.is_of_torch ? add_integers(uses, call, device_) : add_inputs(uses, call, device_);
+    const bool keeps = op.is_operator && !op.is_of_torch;
+    if (uses.empty() && !keeps) return false;
+    pager_.enter_around(call, keeps, uses);
     return true;
   }
 
   void ends(OperatorCall& call) noexcept override {
+    if (!call.op.touches_memory()) return pager_.leave_around(call);
     Uses results;
-    for (const c10::IValue& output : call.call.outputs()) add(results, output, false, device_);
-    pager_.this_threads_frame().leave(pager_, call, what_to_register(call), results);
+    try {
+      for (const c10::IValue& output : call.call.outputs()) add(results, output, false, device_);
+    } catch (...) {  // of a subclass: what it has told is all that is known
+    }
+    if (!call.op.is_collective) return pager_.leave(call, what_to_register(call), results);
+    Pager::LetGo let_go;
+    pager_.leave(call, what_to_register(call), results, &let_go);
+    if (!let_go) return;
+    try {
+      when_over(call.call.outputs(), let_go);
+    } catch (...) {  // it cannot be asked, so its tensors stay for good
+    }
   }
 
  private:
@@ -78,6 +120,8 @@ class PageListener final : public OperatorListener {
 // Never destroyed: an operator that it heard begin may end at any time.
 PageListener& listener_of(Pager& pager) {
   static auto* const mutex = new std::mutex;
+  static auto* const at_fork = new LockAtFork(*mutex, AtFork::Order::kTables);
+  (void)at_fork;
   static std::array<PageListener*, kDeviceSlots> listeners{};
   const std::lock_guard lock(*mutex);
   PageListener*& listener = listeners[*slot_of(pager.device())];

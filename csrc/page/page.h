@@ -1,12 +1,16 @@
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <boost/intrusive/list_hook.hpp>
+#include <boost/smart_ptr/intrusive_ptr.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "page/transfer.h"
 #include "reef/category.h"
@@ -26,28 +30,51 @@ enum class PageState : std::uint8_t {
   kComing,    ///< as kAway, and being read into a block that is counted already
 };
 
-/// The memory behind one storage. `bytes`, and what is known of its next use, are the learner's.
-struct Page : LearnedPage {
-  Pager* pager = nullptr;
+/// The memory behind one storage. `bytes`, and what is known of its next use, are the learner's; the rest is
+/// read and written under its pager's lock.
+///
+/// Owned by whoever may still ask for it: the table, the data pointer of a storage whose bytes are away, the
+/// frames of running operators, threads that move it, and the learner.
+struct Page final : LearnedPage {
+  explicit Page(Pager& of) : pager(of) {}
+
+  Pager& pager;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+  std::string name;            ///< as the program knows it; empty: not told
   const void* data = nullptr;  ///< where it is, or was, in memory
   PageState state = PageState::kResident;
   Category category = Category::kOther;  ///< while away: what its block was
+  bool gone = false;                     ///< its storage is, or holds other memory: no page any longer
   bool parameter = false;                ///< a leaf that requires a gradient
-  bool dead = false;                     ///< its storage is gone; kept until the last pin is
-  std::uint32_t pins = 0;                ///< operators running on it
+  bool preparing = false;                ///< a thread is about to evict it, and has not begun to copy
+  bool leaves_beside = false;            ///< kLeaving: beside the operators
+  bool stays = false;                    ///< used on several streams: pinned for good
+  bool refused = false;                  ///< it could not come, and its storage says why
+  std::uint32_t pins = 0;                ///< operators that run on it, and calls of pin()
+  std::uint32_t holds = 0;               ///< of these, calls of pin(): they outlast a budget
+  std::uint32_t readers = 0;             ///< threads that read its memory outside the lock
+  std::uint64_t version = 0;             ///< writes that were observed
   std::uint64_t last_use = 0;            ///< by the pager's clock
   std::size_t index = 0;                 ///< in the table
   std::uint64_t stream = 0;              ///< of its device, on which its operators run
-  bool stays = false;                    ///< used on several streams: pinned for good
-  std::shared_ptr<Tier> tier;            ///< of `slot`
+
+  std::shared_ptr<Tier> tier;  ///< of `slot`
   std::optional<Tier::Slot> slot;
   std::uint64_t hash = 0;              ///< of what the slot holds
+  std::uint64_t copied_version = 0;    ///< kLeaving: of what is being written
   std::shared_ptr<Transfer> transfer;  ///< kLeaving, kComing
-  c10::DataPtr block;                  ///< kComing
+  c10::DataPtr block;                  ///< kComing; or given back while it was being read
+
+  boost::intrusive::list_member_hook<> order;   ///< of eviction, while it may leave
+  boost::intrusive::list_member_hook<> copies;  ///< while it is in memory and has a slot all the same
 
   /// Its bytes count: it could give them back.
-  bool in_memory() const { return state != PageState::kAway && !dead; }
+  bool in_memory() const { return state != PageState::kAway && !gone; }
+  /// Its memory is being read outside the lock, so it cannot be given back now.
+  bool being_read() const {
+    return readers > 0 || (state == PageState::kLeaving && transfer != nullptr && !transfer->done());
+  }
 };
+using PagePtr = boost::intrusive_ptr<Page>;
 
 }  // namespace reef

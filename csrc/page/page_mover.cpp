@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "ledger/blocks.h"
+#include "page/own_allocation.h"
 #include "reef/ledger.h"
 
 namespace reef {
@@ -12,27 +14,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds), started_(Clock::now()) {}
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - started_).count(); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
+double seconds_since(Clock::time_point began) {
+  return std::chrono::duration<double>(Clock::now() - began).count();
+}
 
- private:
-  double& seconds_;
-  Clock::time_point started_;
-};
+// A program that has no thread left for it copies by itself.
+void start_or_run(Transfer& transfer) {
+  try {
+    transfer.start();
+  } catch (const std::system_error&) {
+    transfer.run();
+  }
+}
 
 }  // namespace
 
-PageMover::PageMover(PageTable& table, Memory& memory)
-    : table_(table),
+PageMover::PageMover(std::mutex& mutex, PageTable& table, Memory& memory, Residency& residency)
+    : mutex_(mutex),
+      table_(table),
       memory_(memory),
+      residency_(residency),
       out_counter_("bytes moved out (" + memory.device().str() + ")"),
       in_counter_("bytes moved in (" + memory.device().str() + ")") {}
 
-void PageMover::set_tiers(std::vector<std::shared_ptr<Tier>> tiers) {
+void PageMover::set_tiers(std::vector<std::shared_ptr<Tier>> tiers, const Decision&) {
   tiers_ = std::move(tiers);
   counts_ = {};
   error_ = nullptr;
@@ -40,28 +45,11 @@ void PageMover::set_tiers(std::vector<std::shared_ptr<Tier>> tiers) {
   in_speed_ = {};
 }
 
-SwapSpeeds PageMover::speeds() const {
+SwapSpeeds PageMover::speeds(const Decision&) const {
   SwapSpeeds speeds;
   if (out_speed_.seconds > 0) speeds.out_bytes_per_second = out_speed_.bytes / out_speed_.seconds;
   if (in_speed_.seconds > 0) speeds.in_bytes_per_second = in_speed_.bytes / in_speed_.seconds;
   return speeds;
-}
-
-// ---- out
-
-PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction) {
-  void* const data = direction == PageCopy::Direction::kOut ? const_cast<void*>(page.data) : page.block.get();
-  return {direction, page.tier, *page.slot, data, page.bytes};
-}
-
-void PageMover::count_out(const Page& page) {
-  counts_.bytes_out += page.bytes;
-  Blocks::instance().sample(out_counter_, static_cast<std::int64_t>(counts_.bytes_out));
-}
-
-void PageMover::count_in(const Page& page) {
-  counts_.bytes_in += page.bytes;
-  Blocks::instance().sample(in_counter_, static_cast<std::int64_t>(counts_.bytes_in));
 }
 
 void PageMover::Speed::measured(const Page& page, const Transfer& transfer) {
@@ -70,200 +58,416 @@ void PageMover::Speed::measured(const Page& page, const Transfer& transfer) {
   seconds += transfer.seconds;
 }
 
-bool PageMover::take_slot(Page& page) {
-  for (const auto& tier : tiers_) {
-    if (page.slot) break;
-    page.slot = tier->take(page.bytes);
-    if (page.slot) page.tier = tier;
+void PageMover::count_out(const Page& page, const Transfer& transfer) {
+  out_speed_.measured(page, transfer);
+  counts_.bytes_out += page.bytes;
+  Blocks::instance().sample(out_counter_, static_cast<std::int64_t>(counts_.bytes_out));
+}
+
+void PageMover::count_in(const Page& page, const Transfer& transfer) {
+  in_speed_.measured(page, transfer);
+  counts_.bytes_in += page.bytes;
+  Blocks::instance().sample(in_counter_, static_cast<std::int64_t>(counts_.bytes_in));
+}
+
+PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction, void* data) const {
+  return {direction, page.tier, *page.slot, data, page.bytes};
+}
+
+// ---- room in the tiers
+
+void PageMover::drop_slot(Page& page, Decision& decision) {
+  if (page.copies.is_linked()) copies_.erase(copies_.iterator_to(page));
+  decision.drop_slot(page);
+}
+
+// Pages that are back in memory can be written once more. The last that came back is the first to give up its
+// copy: it is in use, and will be written sooner than those that have been idle since they came.
+bool PageMover::give_up_copies(std::uint64_t bytes) {
+  Decision decision(mutex_);
+  std::uint64_t given_up = 0;
+  while (given_up < bytes && !copies_.empty()) {
+    Page& page = copies_.back();
+    given_up += page.bytes;
+    if (page.state == PageState::kClean) page.state = PageState::kResident;
+    drop_slot(page, decision);
   }
-  return page.slot.has_value();
+  return given_up > 0;
 }
 
-void PageMover::give_back_slot(Page& page) {
-  if (page.slot) page.tier->give_back(*page.slot);
-  page.slot.reset();
-}
+// ---- out
 
-// Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
-bool PageMover::is_as_in_its_slot(const Page& page) {
-  if (memory_.hash(page.data, page.bytes) == page.hash) return true;
-  ++counts_.unseen_writes;
+bool PageMover::evict(const PagePtr& page, Way way) {
+  std::shared_ptr<Transfer> coming;
+  std::vector<std::shared_ptr<Tier>> tiers;
+  {
+    Decision decision(mutex_);
+    if (page->state == PageState::kComing) coming = page->transfer;
+    tiers = tiers_;
+    // Its bytes there are old, and the room is its own.
+    if (page->slot)
+      std::stable_partition(tiers.begin(), tiers.end(), [&](const auto& tier) { return tier == page->tier; });
+  }
+  if (coming) {  // fetched too early
+    wait_for(page);
+    Decision decision(mutex_);
+    if (page->state == PageState::kComing) {
+      table_.being_freed(*page);
+      return true;
+    }
+  }
+  if (leave_clean(page) || !may_be_written(page)) return true;
+  std::exception_ptr failed;
+  do {
+    for (const auto& tier : tiers) {
+      try {
+        const std::shared_ptr<Transfer> transfer = begin_leaving(page, tier, way);
+        if (transfer == nullptr) {
+          Decision decision(mutex_);
+          if (page->preparing && !wanted(*page) && page->state == PageState::kResident) continue;  // no room
+          table_.end_preparing(*page);
+          return true;
+        }
+        if (way == Way::kBeside) {
+          start_or_run(*transfer);
+          return true;
+        }
+        const Clock::time_point began = Clock::now();
+        transfer->run();
+        {
+          const Decision decision(mutex_);
+          counts_.waited_seconds += seconds_since(began);
+        }
+        failed = transfer->error;
+        settle_leaving(page, transfer);
+        if (!failed) return true;
+        Decision decision(mutex_);
+        if (wanted(*page) || page->state != PageState::kResident) return true;
+        table_.begin_preparing(*page);  // for the next tier
+      } catch (...) {
+        failed = std::current_exception();
+      }
+    }
+  } while (!failed && give_up_copies(page->bytes));
+  {
+    Decision decision(mutex_);
+    table_.end_preparing(*page);
+  }
+  if (failed) std::rethrow_exception(failed);
   return false;
 }
 
-bool PageMover::evict(Page& page) {
-  const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
-  if (!storage || !may_leave(page, *storage)) {  // no page of ours any longer
-    forget(page);
+// Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
+bool PageMover::leave_clean(const PagePtr& page) {
+  {
+    Decision decision(mutex_);
+    if (page->state != PageState::kClean || wanted(*page)) return false;
+    ++page->readers;
+  }
+  const bool same = memory_.hash(page->data, page->bytes) == page->hash;
+  const Residency::Hold owner = residency_.hold(*page);
+  Decision decision(mutex_);
+  no_longer_read(*page, decision);
+  if (page->state != PageState::kClean || wanted(*page)) return false;
+  if (!owner) {
+    table_.being_freed(*page);
     return true;
   }
-  const Stopwatch watch(counts_.waited_seconds);
-  if (page.state == PageState::kClean && !is_as_in_its_slot(page)) page.state = PageState::kResident;
-  if (page.state == PageState::kResident) {
-    if (!take_slot(page)) return false;
-    const std::shared_ptr<Transfer> copied = memory_.run(copy_of(page, PageCopy::Direction::kOut));
-    if (copied->error) {
-      give_back_slot(page);
-      std::rethrow_exception(copied->error);
-    }
-    page.hash = copied->hash;
-    out_speed_.measured(page, *copied);
-    count_out(page);
-  } else {
-    ++counts_.clean_evictions;
+  if (!residency_.may_leave(*page, *owner)) {
+    forget(*page, decision, /*freed=*/false);
+    return true;
   }
-  leave(page, *storage);
+  if (!same) {
+    ++counts_.unseen_writes;
+    page->state = PageState::kResident;
+    return false;
+  }
+  ++counts_.clean_evictions;
+  leave(*page, *owner, decision);
   return true;
 }
 
-void PageMover::start_evict(Page& page) {
-  if (page.dead || page.pins > 0) return;
-  if (page.state == PageState::kClean) evict(page);
-  if (page.state != PageState::kResident) return;
-  const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
-  if (!storage || !may_leave(page, *storage) || !take_slot(page)) return;
-  page.transfer = memory_.start(copy_of(page, PageCopy::Direction::kOut));
-  page.state = PageState::kLeaving;
-  leaving_.push_back(&page);
-}
-
-// Its transfer is done or waited for.
-void PageMover::end_leaving(Page& page, bool stays) {
-  const std::shared_ptr<Transfer> transfer = no_longer_leaving(page);
-  if (transfer->error) {
-    give_back_slot(page);
-    keep_error(transfer->error);
-    return;
+// False: it is wanted, or no page of ours any longer.
+bool PageMover::may_be_written(const PagePtr& page) {
+  const Residency::Hold owner = residency_.hold(*page);
+  Decision decision(mutex_);
+  if (page->gone) return false;
+  if (wanted(*page) || page->state != PageState::kResident) {
+    table_.end_preparing(*page);
+    return false;
   }
-  out_speed_.measured(page, *transfer);
-  count_out(page);
-  page.hash = transfer->hash;
-  if (!stays && !is_as_in_its_slot(page)) return;
-  page.state = PageState::kClean;
-  if (stays) return;
-  const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
-  if (!storage || !may_leave(page, *storage)) return forget(page);
-  leave(page, *storage);
+  if (!owner) {
+    table_.being_freed(*page);
+    return false;
+  }
+  if (residency_.may_leave(*page, *owner)) return true;
+  forget(*page, decision, /*freed=*/false);
+  return false;
 }
 
-void PageMover::leave(Page& page, c10::StorageImpl& storage) {
+// nullptr: the tier has no room, or the page is wanted.
+std::shared_ptr<Transfer> PageMover::begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier,
+                                                   Way way) {
+  bool has_slot = false;
+  {
+    Decision decision(mutex_);
+    has_slot = page->slot && page->tier == tier;
+  }
+  const std::optional<Tier::Slot> slot = has_slot ? std::nullopt : tier->take(page->bytes);
+  if (!has_slot && !slot) return nullptr;
+  std::shared_ptr<Transfer> transfer;
+  {
+    Decision decision(mutex_);
+    const bool mine = slot || (page->slot && page->tier == tier);
+    if (mine && !wanted(*page) && page->state == PageState::kResident) {
+      if (slot) {
+        drop_slot(*page, decision);
+        page->tier = tier;
+        page->slot = slot;
+      } else if (page->copies.is_linked()) {
+        copies_.erase(copies_.iterator_to(*page));
+      }
+      transfer = memory_.prepare(copy_of(*page, PageCopy::Direction::kOut, const_cast<void*>(page->data)));
+      page->transfer = transfer;
+      page->state = PageState::kLeaving;
+      page->copied_version = page->version;
+      page->leaves_beside = way == Way::kBeside;
+      table_.begin_preparing(*page);
+      leaving_.push_back(page);
+    }
+  }
+  if (slot && transfer == nullptr) tier->give_back(*slot);
+  return transfer;
+}
+
+void PageMover::leave(Page& page, c10::StorageImpl& owner, Decision& decision) {
   ++counts_.evictions;
   evicted_bytes_ += page.bytes;
-  table_.leave(page, storage);
+  if (page.copies.is_linked()) copies_.erase(copies_.iterator_to(page));
+  table_.left(page);
+  table_.end_preparing(page);
+  decision.drop(residency_.take_away(page, owner));
 }
 
-std::shared_ptr<Transfer> PageMover::no_longer_leaving(Page& page) {
-  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &page));
+void PageMover::no_longer_read(Page& page, Decision& decision) {
+  --page.readers;
+  if (page.gone && !page.being_read()) decision.drop(std::move(page.block));
+}
+
+void PageMover::end_leaving(Page& page) {
+  std::erase(leaving_, &page);
+  page.transfer = nullptr;
   page.state = PageState::kResident;
-  return std::exchange(page.transfer, nullptr);
 }
 
-void PageMover::settle() {
-  for (std::size_t i = 0; i < leaving_.size();) {
-    if (leaving_[i]->transfer->done()) {
-      end_leaving(*leaving_[i], false);
-    } else {
-      ++i;
-    }
+// What is known without looking at its memory; false: it may leave.
+bool PageMover::stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision) {
+  if (page.transfer != transfer || page.state != PageState::kLeaving) return true;  // another has settled it
+  if (!transfer->error && !wanted(page)) return false;
+  end_leaving(page);
+  if (page.gone) {
+    drop_slot(page, decision);
+    if (page.readers == 0) decision.drop(std::move(page.block));
+    return true;
   }
-}
-
-bool PageMover::settle_one() {
-  if (leaving_.empty()) return false;
-  Page& first = *leaving_.front();
-  {
-    const Stopwatch watch(counts_.waited_seconds);
-    first.transfer->wait();
+  if (transfer->error) {
+    // The next tier is tried when the page must leave; of the last's failure somebody has to be told.
+    if (page.leaves_beside && page.tier == tiers_.back()) keep_error(transfer->error, decision);
+    drop_slot(page, decision);
+  } else {
+    count_out(page, *transfer);
+    page.hash = transfer->hash;
+    copies_.push_back(page);
+    if (page.version == page.copied_version) page.state = PageState::kClean;
   }
-  end_leaving(first, false);
+  table_.end_preparing(page);
   return true;
+}
+
+void PageMover::settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) {
+  {
+    Decision decision(mutex_);
+    if (stays(*page, transfer, decision)) return;
+    ++page->readers;
+  }
+  const bool same = memory_.hash(page->data, page->bytes) == transfer->hash;
+  const Residency::Hold owner = residency_.hold(*page);
+  Decision decision(mutex_);
+  no_longer_read(*page, decision);
+  if (stays(*page, transfer, decision)) return;
+  count_out(*page, *transfer);
+  page->hash = transfer->hash;
+  end_leaving(*page);
+  copies_.push_back(*page);
+  if (!owner) return table_.being_freed(*page);
+  if (!residency_.may_leave(*page, *owner)) {
+    forget(*page, decision, /*freed=*/false);
+  } else if (same && page->version == page->copied_version) {
+    leave(*page, *owner, decision);
+  } else {
+    ++counts_.unseen_writes;
+    table_.end_preparing(*page);
+  }
 }
 
 // ---- in
 
 c10::DataPtr PageMover::allocate(const Page& page) {
+  const OwnAllocation own;
   const CategoryScope category(page.category);
   return memory_.allocate(page.bytes);
 }
 
-void PageMover::fetch(Page& page) {
-  const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
-  if (!storage) return;
-  const Stopwatch watch(counts_.waited_seconds);
-  table_.take_block(page, allocate(page));
-  const std::shared_ptr<Transfer> copied = memory_.run(copy_of(page, PageCopy::Direction::kIn));
-  if (copied->error) {
-    table_.give_up_block(page);
-    std::rethrow_exception(copied->error);
+void PageMover::fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::StorageImpl* owner) {
+  std::shared_ptr<Transfer> transfer;
+  {
+    Decision decision(mutex_);
+    if (page->gone || page->state != PageState::kAway) return decision.drop(std::move(block));
+    page->block = std::move(block);
+    transfer = memory_.prepare(copy_of(*page, PageCopy::Direction::kIn, page->block.get()));
+    page->transfer = transfer;
+    table_.coming(*page);
+    coming_.push_back(page);
+    ++(way == Way::kHere ? counts_.faults : counts_.fetches);
   }
-  in_speed_.measured(page, *copied);
-  ++counts_.faults;
-  count_in(page);
-  table_.come(page, *storage);
+  if (way == Way::kBeside) return start_or_run(*transfer);
+  const Clock::time_point began = Clock::now();
+  transfer->run();
+  {
+    const Decision decision(mutex_);
+    counts_.waited_seconds += seconds_since(began);
+  }
+  settle_coming(page, transfer, owner);
 }
 
-void PageMover::start_fetch(Page& page) {
-  if (page.dead || page.state != PageState::kAway) return;
-  table_.take_block(page, allocate(page));
-  try {
-    page.transfer = memory_.start(copy_of(page, PageCopy::Direction::kIn));
-  } catch (...) {
-    table_.give_up_block(page);
-    throw;
-  }
-}
-
-// Its transfer is done.
 void PageMover::end_coming(Page& page) {
-  const std::shared_ptr<Transfer> transfer = std::exchange(page.transfer, nullptr);
-  const c10::intrusive_ptr<c10::StorageImpl> storage = page.storage.lock();
-  if (transfer->error || !storage) {
-    table_.give_up_block(page);
-    if (transfer->error) std::rethrow_exception(transfer->error);
-    return;
+  std::erase(coming_, &page);
+  page.transfer = nullptr;
+}
+
+void PageMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
+                              c10::StorageImpl* owner) {
+  {
+    Decision decision(mutex_);
+    if (page->transfer != transfer || page->state != PageState::kComing) return;
+    if (page->gone || transfer->error) {
+      end_coming(*page);
+      decision.drop(std::move(page->block));
+      if (page->gone) return drop_slot(*page, decision);
+      table_.stayed_away(*page);
+    }
   }
-  in_speed_.measured(page, *transfer);
-  ++counts_.fetches;
-  count_in(page);
-  table_.come(page, *storage);
+  if (transfer->error) std::rethrow_exception(transfer->error);
+  const Residency::Hold hold = owner == nullptr ? residency_.hold(*page) : Residency::Hold();
+  if (owner == nullptr) owner = hold.get();
+  if (owner == nullptr) return;  // whoever frees it will tell
+  Decision decision(mutex_);
+  if (page->transfer != transfer || page->state != PageState::kComing || page->gone) return;
+  const void* const data = page->block.get();
+  end_coming(*page);
+  if (c10::DataPtr rest = residency_.put_back(*page, *owner, std::move(page->block))) {
+    decision.drop(std::move(rest));
+    return table_.stayed_away(*page);
+  }
+  count_in(*page, *transfer);
+  table_.came(*page, data);
+  copies_.push_back(*page);
 }
 
 // ---- both
 
-void PageMover::finish(Page& page) {
-  if (!page.transfer) return;
-  const bool leaving = page.state == PageState::kLeaving;
-  if (leaving && page.transfer->cancel()) {
-    no_longer_leaving(page);
-    return;
+void PageMover::settle(const PagePtr& page, c10::StorageImpl* owner) {
+  std::shared_ptr<Transfer> transfer;
+  bool leaving = false;
+  {
+    const Decision decision(mutex_);
+    transfer = page->transfer;
+    leaving = page->state == PageState::kLeaving;
   }
-  if (!page.transfer->done()) {
-    if (!leaving) ++counts_.faults;
-    const Stopwatch watch(counts_.waited_seconds);
-    page.transfer->wait();
-  }
-  leaving ? end_leaving(page, true) : end_coming(page);
+  if (transfer == nullptr) return;
+  leaving ? settle_leaving(page, transfer) : settle_coming(page, transfer, owner);
 }
 
-void PageMover::forget(Page& page) {
-  if (page.transfer && !page.transfer->cancel()) page.transfer->wait();
-  if (page.state == PageState::kLeaving) no_longer_leaving(page);
-  if (page.state == PageState::kComing) table_.give_up_block(page);
-  page.transfer = nullptr;
-  give_back_slot(page);
-  table_.remove(page);
+void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
+  std::shared_ptr<Transfer> transfer;
+  {
+    Decision decision(mutex_);
+    transfer = page->transfer;
+    if (transfer == nullptr) return;
+    // What has not begun to leave, and is wanted, need not.
+    if (page->state == PageState::kLeaving && wanted(*page) && transfer->cancel()) {
+      end_leaving(*page);
+      if (page->gone) drop_slot(*page, decision);
+      if (page->slot) copies_.push_back(*page);
+      return table_.end_preparing(*page);
+    }
+  }
+  if (!transfer->done()) {
+    const Clock::time_point began = Clock::now();
+    transfer->wait();
+    const Decision decision(mutex_);
+    counts_.waited_seconds += seconds_since(began);
+    if (page->state == PageState::kComing) ++counts_.faults;
+  }
+  settle(page, owner);
+}
+
+std::shared_ptr<Transfer> PageMover::under_way() const {
+  for (const auto* pages : {&leaving_, &coming_}) {
+    for (const PagePtr& page : *pages) {
+      if (!page->transfer->done()) return page->transfer;
+    }
+  }
+  return nullptr;
+}
+
+void PageMover::leave_tiers_alone() {
+  copies_.clear();
+  for (const PagePtr& page : table_.pages()) {
+    if (page->state != PageState::kResident && page->state != PageState::kClean) continue;
+    page->state = PageState::kResident;
+    page->slot.reset();
+    page->tier = nullptr;
+  }
 }
 
 void PageMover::settle_all() noexcept {
-  while (settle_one()) {
+  std::vector<PagePtr> pages;
+  {
+    const Decision decision(mutex_);
+    settling_all_ = true;
+    pages = leaving_;
+    pages.insert(pages.end(), coming_.begin(), coming_.end());
   }
-  for (const auto& page : table_.pages()) {
+  for (const PagePtr& page : pages) {
     try {
-      finish(*page);
+      wait_for(page);
     } catch (...) {
-      keep_error(std::current_exception());
+      keep_error(std::current_exception(), Decision(mutex_));
     }
   }
+  const Decision decision(mutex_);
+  settling_all_ = false;
+}
+
+bool PageMover::forget(Page& page, Decision& decision, bool freed) {
+  if (page.gone) return false;
+  const PagePtr keep(&page);
+  const bool away = page.state == PageState::kAway || page.state == PageState::kComing;
+  table_.remove(page);
+  if (page.transfer) {
+    // A device's allocator has the block already; its streams must not write there before it has been read.
+    if (!freed && !away) page.transfer->wait();
+    if (page.transfer->cancel() || page.transfer->done() || (!freed && !away)) {
+      std::erase(leaving_, &page);
+      end_coming(page);
+    }
+  }
+  const bool later = freed && page.being_read();
+  if (later) page.block = memory_.take_over(page.data);
+  if (page.transfer == nullptr) drop_slot(page, decision);
+  if (page.transfer == nullptr && !later) decision.drop(std::move(page.block));
+  return later;
 }
 
 }  // namespace reef

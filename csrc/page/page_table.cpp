@@ -1,20 +1,15 @@
 #include "page/page_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ledger/blocks.h"
-#include "page/storage_access.h"
 
 namespace reef {
 namespace {
 
 // Smaller storages stay where they are: moving one costs more than its bytes are worth.
 constexpr std::uint64_t kSmallestPage = 1024;
-
-constexpr const char* kAwayMessage =
-    "this tensor's memory is not in use just now: its page was evicted by a reef::Budget and is accessed "
-    "without an operator (a raw pointer, a file being written); pin the tensor (reef::pin) first, or end the "
-    "budget";
 
 c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
   return c10::weak_intrusive_ptr<c10::StorageImpl>(
@@ -23,63 +18,118 @@ c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
 
 }  // namespace
 
-// numpy() and sharing between processes make a storage non-resizable; a lazy clone hands its memory to a
-// context of its own.
-bool may_leave(const Page& page, c10::StorageImpl& storage) {
-  const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
-  return block.get() == page.data && block.get_context() == page.data && storage.resizable();
-}
+PageTable::PageTable(Memory& memory, Residency& residency, StepLearner& learner)
+    : memory_(memory),
+      residency_(residency),
+      learner_(learner),
+      away_counter_("bytes away (" + memory.device().str() + ")") {}
+
+// ---- which
 
 Page* PageTable::at(const void* data) const {
   const auto found = by_data_.find(data);
   return found == by_data_.end() ? nullptr : found->second;
 }
 
+// A block, or what stands for it, may have been handed from one storage to another.
 Page* PageTable::find(c10::StorageImpl& storage) {
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
-  if (block.get_deleter() == storage_died_) return static_cast<Page*>(block.get_context());
-  Page* page = at(block.get());
-  if (page != nullptr && page->storage._unsafe_get_target() != &storage) {
-    page->storage = weak(storage);  // the block was handed from one storage to another
-  }
+  Page* page = residency_.page_of(block);
+  if (page == nullptr) page = at(block.get());
+  if (page == nullptr || page->storage._unsafe_get_target() == &storage) return page;
+  if (storage.nbytes() != page->bytes) return nullptr;  // a part of the page's storage
+  page->storage = weak(storage);
+  if (page->preparing) end_preparing(*page);
   return page;
 }
 
-Page* PageTable::add(c10::StorageImpl& storage) {
-  if (storage.device() != memory_.device() || !storage.resizable() || storage.nbytes() < kSmallestPage)
-    return nullptr;
+Page* PageTable::add(Pager& pager, c10::StorageImpl& storage) {
+  if (storage.device() != memory_.device() || !storage.resizable()) return nullptr;
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
-  if (block.get() == nullptr || block.get_context() != block.get()) return nullptr;
-  if (!memory_.counts(storage)) return nullptr;
-  auto page = std::make_unique<Page>();
+  const void* const data = block.get();
+  if (data == nullptr || block.get_context() != data || at(data) != nullptr) return nullptr;
+  if (storage.nbytes() < kSmallestPage || unknown_.contains(data) || !memory_.counts(storage)) return nullptr;
+  const PagePtr page(new Page(pager));
   page->storage = weak(storage);
-  page->data = block.get();
+  page->data = data;
   page->bytes = storage.nbytes();
   page->index = pages_.size();
-  by_data_.insert_or_assign(page->data, page.get());
+  pages_.push_back(page);
+  by_data_.emplace(data, page.get());
   count(*page, true);
-  pages_.push_back(std::move(page));
-  return pages_.back().get();
+  victims_.add(*page);
+  return page.get();
 }
 
 void PageTable::remove(Page& page) {
-  if (std::exchange(page.stays, false)) unpin(page);
+  if (page.gone) return;
+  end_preparing(page);
   if (page.in_memory()) {
-    // Its address may be another page's by now.
-    if (page.state != PageState::kComing && at(page.data) == &page) by_data_.erase(page.data);
+    if (page.state != PageState::kComing) by_data_.erase(page.data);
     count(page, false);
   }
-  if (!page.dead) {
-    if (page.state == PageState::kAway || page.state == PageState::kComing) count_away(page, false);
-    learner_.died(page);
+  if (page.state == PageState::kAway || page.state == PageState::kComing) count_away(page, false);
+  victims_.remove(page);
+  learner_.died(page);
+  page.gone = true;
+  const PagePtr last = std::exchange(pages_.back(), nullptr);
+  if (last->index != page.index) {
+    pages_[page.index] = last;
+    last->index = page.index;
   }
-  page.dead = true;
-  if (page.pins > 0) return;
-  const std::size_t index = page.index;
-  std::swap(pages_[index], pages_.back());
-  pages_[index]->index = index;
   pages_.pop_back();
 }
+
+// ---- who may leave
+
+void PageTable::pin(Page& page) {
+  if (page.pins++ > 0 || page.gone) return;
+  victims_.remove(page);
+  if (page.in_memory()) evictable_bytes_ -= page.bytes;
+}
+
+void PageTable::unpin(Page& page) {
+  if (--page.pins > 0 || page.gone) return;
+  if (page.in_memory()) evictable_bytes_ += page.bytes;
+  may_leave_again(page);
+}
+
+void PageTable::may_leave_again(Page& page) {
+  if (page.pins > 0 || page.preparing || !page.in_memory() || page.state == PageState::kLeaving) return;
+  if (!Victims::has(page)) victims_.add(page);
+}
+
+void PageTable::begin_preparing(Page& page) {
+  victims_.remove(page);
+  if (std::exchange(page.preparing, true)) return;
+  preparing_.emplace_back(&page);
+}
+
+void PageTable::end_preparing(Page& page) {
+  being_freed(page);
+  page.preparing = false;
+  if (!page.gone) may_leave_again(page);
+}
+
+void PageTable::being_freed(Page& page) {
+  if (page.preparing) std::erase(preparing_, &page);
+}
+
+Page* PageTable::victim(bool known, bool others_too) {
+  if (Page* page = victims_.first(known, learner_.epoch())) return page;
+  if (!others_too) return nullptr;
+  const auto other = std::find_if(preparing_.begin(), preparing_.end(), [](const PagePtr& page) {
+    return page->pins == 0 && page->state != PageState::kLeaving;
+  });
+  return other == preparing_.end() ? nullptr : other->get();
+}
+
+void PageTable::unuse_unknown(const void* data) {
+  const auto found = unknown_.find(data);
+  if (found != unknown_.end() && --found->second == 0) unknown_.erase(found);
+}
+
+// ---- where it is
 
 void PageTable::count(const Page& page, bool there) {
   const std::uint64_t bytes = there ? page.bytes : -page.bytes;
@@ -92,46 +142,32 @@ void PageTable::count_away(const Page& page, bool away) {
   Blocks::instance().sample(away_counter_, static_cast<std::int64_t>(away_bytes_));
 }
 
-void PageTable::pin(Page& page) {
-  if (page.pins++ == 0 && page.in_memory()) evictable_bytes_ -= page.bytes;
-}
-
-void PageTable::unpin(Page& page) {
-  if (--page.pins > 0) return;
-  if (page.dead) return remove(page);
-  if (page.in_memory()) evictable_bytes_ += page.bytes;
-}
-
-void PageTable::leave(Page& page, c10::StorageImpl& storage) {
+void PageTable::left(Page& page) {
+  victims_.remove(page);
   by_data_.erase(page.data);
   count(page, false);
   page.category = Blocks::instance().category_of(page.data).value_or(Category::kOther);
   page.state = PageState::kAway;
   count_away(page, true);
-  refuse_access(storage, kAwayMessage);
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, &page, storage_died_, storage.device()));
 }
 
-void PageTable::take_block(Page& page, c10::DataPtr block) {
-  page.block = std::move(block);
+void PageTable::coming(Page& page) {
   page.state = PageState::kComing;
   count(page, true);
+  may_leave_again(page);
 }
 
-void PageTable::come(Page& page, c10::StorageImpl& storage) {
-  page.data = page.block.get();
+void PageTable::came(Page& page, const void* data) {
+  page.data = data;
   page.state = PageState::kClean;
   count_away(page, false);
-  by_data_.insert_or_assign(page.data, &page);
-  storage._mutable_data_ptr_no_checks().release_context();
-  storage.set_data_ptr_noswap(std::move(page.block));
-  allow_access(storage);
+  by_data_.insert_or_assign(data, &page);
 }
 
-void PageTable::give_up_block(Page& page) {
+void PageTable::stayed_away(Page& page) {
+  victims_.remove(page);
   count(page, false);
   page.state = PageState::kAway;
-  page.block.clear();
 }
 
 }  // namespace reef

@@ -4,66 +4,76 @@
 
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "page/memory.h"
 #include "page/page.h"
+#include "page/residency.h"
+#include "page/victims.h"
 
 namespace reef {
 
-/// All pages, found by storage or by address, and the sums over them. Not thread-safe.
+/// All pages, found by storage or by address, the sums over them, and the order in which they would leave.
+/// Read and written under the pager's lock.
 class PageTable {
  public:
-  /// nullptr if the storage is no page.
+  PageTable(Memory& memory, Residency& residency, StepLearner& learner);
+
+  /// nullptr if the storage is no page. Here and below, valid until the lock is released.
   Page* find(c10::StorageImpl& storage);
   Page* at(const void* data) const;
-  /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared.
-  Page* add(c10::StorageImpl& storage);
-  /// The page is none any longer; the object goes with its last pin.
+  /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared,
+  /// or in use by an operator that does not know that it may leave.
+  Page* add(Pager& pager, c10::StorageImpl& storage);
+  /// It is no page any longer. Whoever still has it finds it gone.
   void remove(Page& page);
 
   void pin(Page& page);
   void unpin(Page& page);
+  /// It cannot leave for now, being prepared to; and then it can again, if nobody has pinned it.
+  void begin_preparing(Page& page);
+  void end_preparing(Page& page);
+  /// Another thread frees it, and will tell: until then it is nobody's victim.
+  void being_freed(Page& page);
+  /// The page that should leave first, where `known` by next use; nullptr: none can. With `others_too` one
+  /// that another thread prepares already.
+  Page* victim(bool known, bool others_too);
 
-  /// The page's memory is gone: its storage has `page` for a context, and throws when accessed.
-  void leave(Page& page, c10::StorageImpl& storage);
-  /// `block` is the page's while its bytes are on their way in; then its storage's, or nobody's.
-  void take_block(Page& page, c10::DataPtr block);
-  void come(Page& page, c10::StorageImpl& storage);
-  void give_up_block(Page& page);
+  /// Its bytes have become inaccessible, or accessible at `data`; in between they are counted already.
+  void left(Page& page);
+  void coming(Page& page);
+  void came(Page& page, const void* data);
+  void stayed_away(Page& page);
 
-  const std::vector<std::unique_ptr<Page>>& pages() const { return pages_; }
+  /// A storage that is no page is in use by a running operator, and its memory may not be taken away.
+  void use_unknown(const void* data) { ++unknown_[data]; }
+  void unuse_unknown(const void* data);
+
+  const std::vector<PagePtr>& pages() const { return pages_; }
+  Victims& victims() { return victims_; }
   /// Of pages in memory.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
   /// Of these, of pages without a pin.
   std::uint64_t evictable_bytes() const { return evictable_bytes_; }
 
-  /// Called with a page whose storage died while it was away.
-  using StorageDied = void (*)(void* page);
-  PageTable(Memory& memory, StorageDied storage_died, StepLearner& learner)
-      : memory_(memory),
-        storage_died_(storage_died),
-        learner_(learner),
-        away_counter_("bytes away (" + memory.device().str() + ")") {}
-
  private:
   void count(const Page& page, bool there);
   void count_away(const Page& page, bool away);
+  void may_leave_again(Page& page);
 
   Memory& memory_;
-  StorageDied storage_died_;
+  Residency& residency_;
   StepLearner& learner_;  ///< hears of deaths
-  std::vector<std::unique_ptr<Page>> pages_;
-  boost::unordered_flat_map<const void*, Page*> by_data_;  ///< pages in memory
+  std::vector<PagePtr> pages_;
+  boost::unordered_flat_map<const void*, Page*> by_data_;          ///< pages in memory
+  boost::unordered_flat_map<const void*, std::uint32_t> unknown_;  ///< and how many operators use it
+  Victims victims_;
+  std::vector<PagePtr> preparing_;
   std::uint64_t memory_bytes_ = 0;
   std::uint64_t evictable_bytes_ = 0;
   std::uint64_t away_bytes_ = 0;
   const std::string away_counter_;
 };
-
-/// Whether `storage` still holds the page's memory alone and may lose it.
-bool may_leave(const Page& page, c10::StorageImpl& storage);
 
 }  // namespace reef

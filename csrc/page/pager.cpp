@@ -1,21 +1,17 @@
 #include "page/pager.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
-#include "ledger/blocks.h"
-#include "page/pager_entry.h"
-#include "reef/bytes.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 
 namespace reef {
 namespace {
 
-constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
 c10::Device indexed(c10::Device device) {
   if (device.is_cuda() && !device.has_index()) device.set_index(0);
@@ -27,14 +23,19 @@ constinit std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
 
 }  // namespace
 
+// ---- which
+
 Pager& Pager::of(c10::Device device) {
   device = indexed(device);
   const auto slot = slot_of(device);
   if (!slot)
     throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
   static auto* const mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
+  static auto* const at_fork = new LockAtFork(*mutex, Order::kTables);
+  (void)at_fork;
   std::atomic<Pager*>& pager = pagers[*slot];
+  if (Pager* const made = pager.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(*mutex);
   if (pager == nullptr) pager = new Pager(device.is_cpu() ? host_memory() : cuda_memory(device.index()));
   return *pager;
 }
@@ -42,104 +43,139 @@ Pager& Pager::of(c10::Device device) {
 Pager* Pager::running(c10::Device device) {
   const auto slot = slot_of(indexed(device));
   Pager* const pager = slot ? pagers[*slot].load() : nullptr;
-  return pager != nullptr && pager->running_ ? pager : nullptr;
+  return pager != nullptr && pager->running() ? pager : nullptr;
 }
 
-Pager& Pager::cpu() {
-  static Pager& pager = of(c10::kCPU);
-  return pager;
-}
+Pager& Pager::cpu() { return of(c10::kCPU); }
 
 Pager::Pager(std::unique_ptr<Memory> memory)
-    : slot_(*slot_of(memory->device())),
+    : AtFork(Order::kPager),
+      slot_(*slot_of(memory->device())),
       memory_(std::move(memory)),
-      table_(*memory_, &Pager::storage_died, step_.learner()),
-      mover_(table_, *memory_) {
-  Blocks::instance();  // its lock is taken after ours, at a fork too
-  if (!device().is_cpu()) return;
-  // A forked child (a data loader's worker) has none of the tiers' threads, and its memory is not ours to
-  // bound.
-  const auto prepare = [] {
-    cpu().mutex_.lock();
-    inside = true;
-    cpu().mover_.settle_all();
-    inside = false;
-  };
-  pthread_atfork(
-      prepare, [] { cpu().mutex_.unlock(); },
-      [] {
-        cpu().running_ = false;
-        cpu().mutex_.unlock();
-      });
-}
-
-Pager::Frame& Pager::this_threads_frame() const {
-  static thread_local std::array<Frame, kDeviceSlots> frames;
-  return frames[slot_];
-}
-
-std::string Pager::running_operator() const {
-  const std::string* op = this_threads_frame().op();
-  return op == nullptr ? std::string("outside any operator") : "operator " + *op;
-}
+      residency_(no_address()),
+      table_(*memory_, residency_, step_.learner()),
+      mover_(mutex_, table_, *memory_, residency_),
+      peaks_(*memory_) {}
 
 // ---- beginning and end
 
-void Pager::start(PagerOptions options) {
-  const Entry entry(*this);
-  if (running_) {
+std::uint64_t Pager::start(PagerOptions options) {
+  Decision decision(mutex_);
+  if (running()) {
     throw ConfigError("a budget for " + device().str() +
                       " is in force already; end it first, or change it by set_bytes()");
   }
   budget_bytes_ = options.budget_bytes;
+  allowed_bytes_ = 0;
   minimum_bytes_ = 0;
-  ++starts_;
-  mover_.set_tiers(std::move(options.tiers));
+  mover_.set_tiers(std::move(options.tiers), decision);
   step_.begin(options.prefetch);
   fetches_.clear();
-  running_ = true;
+  mode_ = Mode::kRunning;
+  listens_ = true;
   memory_->open(*this);
+  return ++starts_;
 }
 
-void Pager::stop() {
-  const Entry entry(*this);
-  take_freed();
-  budget_bytes_ = ~std::uint64_t{0};
-  memory_->limit(budget_bytes_);
-  mover_.settle_all();
-  std::exception_ptr error = mover_.take_error();
-  step_.learner().reset();
-  for (std::size_t i = table_.pages().size(); i-- > 0;) {
-    Page& page = *table_.pages()[i];
-    try {
-      make_resident(page);
-    } catch (...) {
-      error = std::current_exception();
-      continue;
-    }
-    if (!page.dead) mover_.forget(page);
+void Pager::check_in_force(std::uint64_t number) const {
+  if (running() && number == starts_) return;
+  throw ConfigError(mode_ == Mode::kForked
+                        ? "the budget is over in this process, which was forked while it was in force: its "
+                          "pages come back when they are used; start another budget here"
+                        : "this budget has ended, or was replaced by another");
+}
+
+void Pager::stop(std::uint64_t number) {
+  std::vector<PagePtr> pages;
+  {
+    Decision decision(mutex_);
+    if (mode_ == Mode::kAsleep || number != starts_) return;
+    take_freed(decision);
+    budget_bytes_ = kNoLimit;
+    pages = table_.pages();
   }
-  if (error) std::rethrow_exception(error);
-  running_ = false;
-  blocks_.trim(0);
-}
-
-void Pager::abandon() noexcept {
-  const Entry entry(*this);
   memory_->limit(~std::uint64_t{0});
   mover_.settle_all();
-  running_ = false;
+  std::exception_ptr error;
+  for (const PagePtr& page : pages) {
+    try {
+      make_resident(page, nullptr, /*writes=*/false);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  pages.clear();
+  {
+    Decision decision(mutex_);
+    if (const std::exception_ptr beside = mover_.take_error(decision); !error) error = beside;
+    step_.learner().reset();
+    forget_all(decision);
+    if (!error) mode_ = Mode::kAsleep;
+    listen_while_needed(decision);
+  }
+  if (error) std::rethrow_exception(error);
   blocks_.trim(0);
 }
 
-std::uint64_t Pager::budget_bytes() const {
-  const Entry entry(*this);
-  return budget_bytes_;
+void Pager::abandon(std::uint64_t number) noexcept {
+  if (mode_ == Mode::kAsleep || number != starts_) return;
+  memory_->limit(~std::uint64_t{0});
+  mover_.settle_all();
+  {
+    Decision decision(mutex_);
+    step_.learner().reset();
+    mode_ = Mode::kAsleep;
+    forget_all(decision);
+    listen_while_needed(decision);
+  }
+  blocks_.trim(0);
 }
 
+// Those that are away stay pages, and so do those that the program has pinned.
+void Pager::forget_all(Decision& decision) {
+  const std::vector<PagePtr> pages = table_.pages();
+  for (const PagePtr& page : pages) {
+    if (page->state == PageState::kAway || page->state == PageState::kComing) continue;
+    if (page->state == PageState::kClean) page->state = PageState::kResident;
+    if (page->holds == 0) {
+      mover_.forget(*page, decision, /*freed=*/false);
+    } else {
+      mover_.drop_slot(*page, decision);
+    }
+  }
+}
+
+void Pager::listen_while_needed(const Decision&) { listens_ = running() || !table_.pages().empty(); }
+
+// ---- at a fork
+
+// A forked child (a data loader's worker) has none of the transfers' threads, and its memory is not ours to
+// bound: there every page is in memory or away, and comes back when it is used.
+void Pager::before_fork() {
+  for (;;) {
+    mutex_.lock();
+    const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover_.under_way() : nullptr;
+    if (transfer == nullptr) return;
+    mutex_.unlock();
+    transfer->wait();
+  }
+}
+
+void Pager::after_fork_in_parent() { mutex_.unlock(); }
+
+void Pager::after_fork_in_child() {
+  if (running()) mode_ = Mode::kForked;
+  budget_bytes_ = kNoLimit;
+  allowed_bytes_ = reserved_bytes_ = 0;
+  mover_.leave_tiers_alone();
+  mutex_.unlock();
+}
+
+// ---- what the owner of a budget asks and says
+
+std::uint64_t Pager::budget_bytes() const { return budget_bytes_; }
+
 void Pager::set_budget_bytes(std::uint64_t bytes) {
-  const Entry entry(*this);
-  take_freed();
   const std::uint64_t before = budget_bytes_.exchange(bytes);
   try {
     make_room(0);
@@ -148,329 +184,197 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
     budget_bytes_ = before;
     throw;
   }
-  fetches_.clear();
-  step_.make_plan(bytes, mover_.speeds());
+  std::optional<PlanWanted> wanted;
+  {
+    Decision decision(mutex_);
+    fetches_.clear();
+    wanted = step_.wants_plan(bytes, mover_.speeds(decision));
+  }
+  plan(wanted);
+  if (bytes > before) bring_back();
 }
 
-PagerCounts Pager::counts() const {
-  const Entry entry(*this);
-  return {mover_.counts(), minimum_bytes_};
+// As far as there is room: the last used first, since those that are used next were used last, too.
+void Pager::bring_back() {
+  std::vector<PagePtr> pages;
+  {
+    const Decision decision(mutex_);
+    for (const PagePtr& page : table_.pages()) {
+      if (page->state == PageState::kAway || page->state == PageState::kComing) pages.push_back(page);
+    }
+    // Those that are on their way have their room already.
+    const auto rank = [](const Page& page) {
+      return std::make_pair(page.state == PageState::kComing, page.last_use);
+    };
+    std::sort(pages.begin(), pages.end(), [&](const auto& a, const auto& b) { return rank(*a) > rank(*b); });
+    std::uint64_t room = limit_bytes() - std::min(limit_bytes(), alive_bytes(0));
+    std::erase_if(pages, [&](const PagePtr& page) {
+      if (page->state == PageState::kComing) return false;
+      if (page->bytes > room) return true;
+      room -= page->bytes;
+      return false;
+    });
+  }
+  for (const PagePtr& page : pages) make_resident(page, nullptr, /*writes=*/false);
 }
 
-void Pager::reset_counts() {
-  const Entry entry(*this);
-  mover_.counts() = {};
-  minimum_bytes_ = 0;
-}
+void Pager::allow(std::uint64_t bytes) { allowed_bytes_ += bytes; }
 
-Trace Pager::trace() const {
-  const Entry entry(*this);
-  return step_.learner().trace();
-}
-
-std::uint64_t Pager::fixed_bytes() const {
-  const Entry entry(*this);
-  return step_.fixed_bytes();
-}
-
-std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
-  const Entry entry(*this);
-  return mover_.tiers();
-}
-
-SwapSpeeds Pager::speeds() const {
-  const Entry entry(*this);
-  return mover_.speeds();
-}
-
-// ---- the allocator's side
-
-bool Pager::before_allocate(std::size_t bytes) {
-  if (inside || !running_) return false;
-  if (auto& failed = this_threads_frame().failed_) std::rethrow_exception(std::exchange(failed, nullptr));
-  const Entry entry(*this);
-  if (const std::exception_ptr error = mover_.take_error()) std::rethrow_exception(error);
-  make_room(bytes);
-  reserved_bytes_ += bytes;
-  blocks_.trim(kept_bytes(0));
-  return true;
-}
-
-void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
-
-void* Pager::allocate(std::size_t bytes) {
-  if (!running_ || bytes < BlockCache::kSmallestBlock) return nullptr;
-  // What the pager allocates for itself has no reservation.
-  return blocks_.allocate(bytes, kept_bytes(inside ? bytes : 0));
-}
-
-void Pager::freed(const void* data) noexcept {
-  if (!running_) return;
-  const auto forget = [&] {
-    if (Page* page = table_.at(data)) mover_.forget(*page);
-  };
-  if (inside) return forget();
-  const Entry entry(*this);
-  forget();
-}
-
-// The storage of an evicted page is gone.
-void Pager::storage_died(void* page) {
-  Pager& pager = *static_cast<Page*>(page)->pager;
-  const auto forget = [&] { pager.mover_.forget(*static_cast<Page*>(page)); };
-  if (inside) return forget();
-  const Entry entry(pager);
-  forget();
-}
-
-// Where the allocator tells of it later, under a lock of its own.
-void Pager::take_freed() {
-  for (const void* data : memory_->take_freed()) {
-    Page* page = table_.at(data);
-    if (page == nullptr || page->dead) continue;
-    const c10::intrusive_ptr<c10::StorageImpl> storage = page->storage.lock();
-    if (!storage || storage->_mutable_data_ptr_no_checks().get() != data) mover_.forget(*page);
+void Pager::disallow(std::uint64_t bytes) noexcept {
+  allowed_bytes_ -= bytes;
+  try {
+    make_room(0);
+  } catch (...) {  // the next allocation finds the same
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
 }
 
-// ---- pages
-
 Page* Pager::find_or_register(c10::StorageImpl& storage) {
   if (Page* known = table_.find(storage)) return known;
-  Page* page = table_.add(storage);
+  Page* page = table_.add(*this, storage);
   if (page == nullptr) return nullptr;
-  page->pager = this;
   page->stream = memory_->stream();
   page->last_use = ++clock_;
   step_.learner().made(*page);
   return page;
 }
 
-void Pager::adopt(const at::Tensor& tensor) {
+void Pager::adopt(const at::Tensor& tensor, const std::string& name) {
   if (!tensor.defined() || !tensor.has_storage()) return;
-  const Entry entry(*this);
-  take_freed();
+  Decision decision(mutex_);
+  take_freed(decision);
   Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
   if (page == nullptr) return;
   page->made_in_step = 0;
   page->parameter = tensor.requires_grad() && tensor.is_leaf();
+  if (!name.empty()) page->name = name;
 }
 
 void Pager::pin(const at::Tensor& tensor) {
-  const Entry entry(*this);
-  take_freed();
-  Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
-  if (page == nullptr) return;
-  make_resident(*page);
-  if (page->state == PageState::kClean) page->state = PageState::kResident;  // whoever pins may write
-  table_.pin(*page);
-}
-
-void Pager::unpin(const at::Tensor& tensor) {
-  const Entry entry(*this);
-  Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
-  if (page == nullptr || page->pins == 0) return;
-  table_.unpin(*page);
-  // Of what is freed while it sleeps it would not hear.
-  if (!running_ && page->pins == 0) mover_.forget(*page);
-}
-
-void Pager::make_resident(Page& page) {
-  if (page.dead) return;
-  mover_.finish(page);
-  if (page.state != PageState::kAway || page.storage.expired()) return;
-  make_room(page.bytes);
-  for (;;) {
-    try {
-      return mover_.fetch(page);
-    } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
-      Page* other = memory_->asks_before_allocations() ? nullptr : victim();
-      if (other == nullptr) throw;
-      if (!push_out(*other)) throw;
-    }
+  if (!tensor.has_storage()) return;
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  PagePtr page;
+  {
+    Decision decision(mutex_);
+    take_freed(decision);
+    page = find_or_register(*storage);
+    if (page == nullptr) return;
+    if (!listens_.exchange(true)) memory_->open(*this);
+    if (page->state == PageState::kClean) page->state = PageState::kResident;  // whoever pins may write
+    ++page->version;
+    ++page->holds;
+    table_.pin(*page);
   }
+  try {
+    make_resident(page, storage, /*writes=*/true);
+  } catch (...) {
+    Decision decision(mutex_);
+    --page->holds;
+    table_.unpin(*page);
+    throw;
+  }
+  Decision decision(mutex_);
+  if (page->state == PageState::kClean) page->state = PageState::kResident;
+}
+
+void Pager::unpin(const at::Tensor& tensor) noexcept {
+  if (!tensor.has_storage()) return;
+  Decision decision(mutex_);
+  Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
+  if (page == nullptr || page->holds == 0) return;
+  --page->holds;
+  table_.unpin(*page);
+  if (!running() && page->holds == 0 && page->in_memory()) mover_.forget(*page, decision, /*freed=*/false);
+  listen_while_needed(decision);
+}
+
+std::uint64_t Pager::evictable_bytes(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return 0;
+  const Decision decision(mutex_);
+  const Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
+  return page == nullptr || page->holds > 0 ? 0 : page->bytes;
+}
+
+PagerCounts Pager::counts() const {
+  const Decision decision(mutex_);
+  return {mover_.counts(decision), minimum_bytes_};
+}
+
+void Pager::reset_counts() {
+  const Decision decision(mutex_);
+  mover_.counts(decision) = {};
+  minimum_bytes_ = 0;
+}
+
+Trace Pager::trace() const {
+  std::shared_ptr<const Trace> trace;
+  {
+    const Decision decision(mutex_);
+    trace = step_.learner().shared_trace();
+  }
+  return *trace;
+}
+
+std::uint64_t Pager::fixed_bytes() const {
+  const Decision decision(mutex_);
+  return step_.fixed_bytes();
+}
+
+std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
+  const Decision decision(mutex_);
+  return mover_.tiers(decision);
+}
+
+SwapSpeeds Pager::speeds() const {
+  const Decision decision(mutex_);
+  return mover_.speeds(decision);
+}
+
+void Pager::plan(const std::optional<PlanWanted>& wanted) {
+  if (!wanted) return;
+  SwapPlan made = make_plan(*wanted);
+  const Decision decision(mutex_);
+  step_.use_plan(std::move(made), *wanted);
 }
 
 // ---- what was alive
 
-void Pager::see_peak() {
-  const std::uint64_t peak = memory_->take_peak();
-  own_mark_.peak_bytes = std::max(own_mark_.peak_bytes, peak);
-  for (Mark* mark : marks_) mark->peak_bytes = std::max(mark->peak_bytes, peak);
+void Pager::add(PeakMark& mark) {
+  const Decision decision(mutex_);
+  peaks_.add(mark);
 }
 
-void Pager::add(Mark& mark) {
-  const Entry entry(*this);
-  marks_.push_back(&mark);
+void Pager::remove(PeakMark& mark) {
+  const Decision decision(mutex_);
+  peaks_.remove(mark);
 }
 
-void Pager::remove(Mark& mark) {
-  const Entry entry(*this);
-  std::erase(marks_, &mark);
+void Pager::set(PeakMark& mark) {
+  const Decision decision(mutex_);
+  peaks_.see();
+  mark = {memory_->alive_bytes(), mover_.evicted_bytes(decision), starts_};
 }
 
-void Pager::set(Mark& mark) {
-  const Entry entry(*this);
-  see_peak();
-  mark = {memory_->alive_bytes(), mover_.evicted_bytes(), starts_};
-}
-
-std::optional<std::int64_t> Pager::left_bytes(const Mark& mark) {
-  const Entry entry(*this);
-  see_peak();
-  if (!running_) return std::nullopt;
+std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
+  const Decision decision(mutex_);
+  peaks_.see();
+  if (!running()) return std::nullopt;
   if (mark.start != starts_) return 0;
-  if (const std::uint64_t evicted = mover_.evicted_bytes() - mark.evicted_bytes; evicted > 0)
+  if (const std::uint64_t evicted = mover_.evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
     return -static_cast<std::int64_t>(evicted);
   return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, mark.peak_bytes));
 }
 
 std::uint64_t Pager::peak_bytes() {
-  const Entry entry(*this);
-  see_peak();
-  return own_mark_.peak_bytes;
+  const Decision decision(mutex_);
+  peaks_.see();
+  return peaks_.peak_bytes();
 }
 
 void Pager::reset_peak() {
-  const Entry entry(*this);
-  see_peak();
-  own_mark_.peak_bytes = memory_->alive_bytes();
-}
-
-// ---- room
-
-std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
-  return memory_->alive_bytes() + reserved_bytes_ + bytes;
-}
-
-// Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
-// blocks of many sizes would hardly ever fit where others have left.
-std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
-  const std::uint64_t peak = std::max(own_mark_.peak_bytes, memory_->peak_bytes());
-  const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, peak);
-  return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
-}
-
-// What would be alive with every page away that could be.
-std::uint64_t Pager::needed_bytes(std::uint64_t bytes) const {
-  return alive_bytes(bytes) - table_.evictable_bytes();
-}
-
-void Pager::make_room(std::uint64_t bytes) {
-  const std::uint64_t needed = needed_bytes(bytes);
-  step_.allocates(needed);
-  minimum_bytes_ = std::max(minimum_bytes_, needed);
-  const auto over = [&] { return alive_bytes(bytes) > budget_bytes_; };
-  if (!over()) return;
-  if (needed > budget_bytes_) refuse(bytes);
-  mover_.settle();
-  while (over()) {
-    if (mover_.settle_one()) continue;  // its bytes are on their way already
-    Page* page = victim();
-    if (page == nullptr) refuse(bytes);
-    if (!push_out(*page)) refuse_without_tier(*page, bytes);
-  }
-}
-
-// False if no tier has room.
-bool Pager::push_out(Page& page) {
-  mover_.finish(page);  // it may be coming: fetched too early
-  return mover_.evict(page);
-}
-
-void Pager::refuse(std::uint64_t bytes) {
-  const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
-  const std::uint64_t least = needed_bytes(bytes);
-  throw BudgetError(running_operator() + " is out of memory. It works on " + format_bytes(pinned + bytes) +
-                        " of pages at once, and " + format_bytes(least - pinned - bytes) +
-                        " of other memory is alive that cannot leave, in a budget of " +
-                        format_bytes(budget_bytes_) + "; give at least " + std::to_string(least) +
-                        " bytes (Budget::set_bytes, or a new budget)",
-                    least);
-}
-
-void Pager::refuse_without_tier(const Page& page, std::uint64_t bytes) {
-  std::string full;
-  for (const auto& tier : mover_.tiers()) {
-    full += (full.empty() ? "" : ", ") + tier->name() + " " + format_bytes(tier->use().used_bytes) + " of " +
-            format_bytes(tier->use().capacity_bytes);
-  }
-  throw BudgetError(running_operator() + " is out of memory. A page of " + format_bytes(page.bytes) +
-                        " must leave, and no tier has room for it (" + full +
-                        "); give a larger tier, or one more (a disk)",
-                    alive_bytes(bytes));
-}
-
-// Room for what the running operator will allocate, where nobody asks when it does: as its last run did, or
-// as much again as it reads.
-void Pager::make_room_ahead(std::size_t position, const StepFollower::Uses& uses) {
-  std::uint64_t bytes = 0;
-  if (step_.learner().following() && position < step_.learner().trace().operators.size()) {
-    const Trace& trace = step_.learner().trace();
-    const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
-    const std::uint64_t working_set = working_set_bytes(trace, position);
-    bytes = working_set - std::min(working_set, pinned);
-  } else {
-    for (const auto& use : uses) bytes += use.page->bytes;
-  }
-  const std::uint64_t most = budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, needed_bytes(0));
-  make_room(std::min(bytes, most));  // if it needs more, its allocation is refused
-}
-
-// A block belongs to the stream that it was allocated on; on another, it could be given away while in use.
-void Pager::check_stream(Page& page, std::uint64_t stream) {
-  if (page.stream == stream || page.stays) return;
-  page.stays = true;
-  table_.pin(page);
-}
-
-bool Pager::free_some(std::uint64_t bytes) noexcept {
-  if (!running_ || inside) return false;
-  // The allocator's lock is held: another thread with this lock may be waiting for that one.
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
-  inside = true;
-  std::uint64_t freed = 0;
-  try {
-    while (freed < bytes) {
-      const std::uint64_t before = table_.memory_bytes();
-      if (!mover_.settle_one()) {
-        Page* page = victim();
-        if (page == nullptr) break;
-        if (!push_out(*page)) break;
-      }
-      freed += before - table_.memory_bytes();
-    }
-  } catch (...) {
-    mover_.keep_error(std::current_exception());
-  }
-  inside = false;
-  return freed > 0;
-}
-
-void Pager::refuse_allocation(std::uint64_t bytes) {
-  const Entry entry(*this);
-  if (const std::exception_ptr error = mover_.take_error()) std::rethrow_exception(error);
-  minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
-  refuse(bytes);
-}
-
-// The farthest next use, where the step is known; else, and between equals, the one unused for longest. What
-// the step does not know it will not use.
-Page* Pager::victim() {
-  const bool known = step_.learner().following();
-  Page* best = nullptr;
-  for (const auto& page : table_.pages()) {
-    if (!page->in_memory() || page->pins > 0) continue;
-    if (best != nullptr) {
-      const std::uint64_t mine = known ? page->next_use : 0;
-      const std::uint64_t its = known ? best->next_use : 0;
-      if (mine < its || (mine == its && page->last_use >= best->last_use)) continue;
-    }
-    if (page->storage.expired()) continue;  // being freed by another thread
-    best = page.get();
-  }
-  return best;
+  const Decision decision(mutex_);
+  peaks_.reset();
+  seen_peak_bytes_ = peaks_.peak_bytes();
 }
 
 }  // namespace reef

@@ -6,18 +6,24 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "fork.h"
 #include "ledger/allocation_gate.h"
 #include "observer/observer.h"
 #include "page/block_cache.h"
+#include "page/decision.h"
+#include "page/frame.h"
 #include "page/memory.h"
 #include "page/page_mover.h"
 #include "page/page_table.h"
+#include "page/pager_errors.h"
+#include "page/peaks.h"
 #include "page/step_follower.h"
 #include "reef/swap.h"
 #include "reef/tier.h"
@@ -37,7 +43,10 @@ struct PagerOptions {
 /// Keeps what LibTorch's allocator has handed out of one memory within a budget, by moving pages to tiers and
 /// back. One for each device, asleep until start(); never destroyed, since memory is freed until the very
 /// end. It decides: the table keeps the pages, the mover moves them, the follower knows what comes next.
-class Pager final : public AllocationGate {
+///
+/// Its lock covers decisions only (decision.h). A thread that needs room or a page does the work for it by
+/// itself, and waits for others' input and output at most.
+class Pager final : public AllocationGate, private AtFork {
  public:
   /// Throws ConfigError where there is no such device.
   static Pager& of(c10::Device device);
@@ -46,60 +55,37 @@ class Pager final : public AllocationGate {
   static Pager* running(c10::Device device);
   c10::Device device() const { return memory_->device(); }
 
-  /// Throws ConfigError if it is running.
-  void start(PagerOptions options);
+  // ---- pager.cpp
+
+  /// Gives the budget's number, which says later whether it is still the one in force. Throws ConfigError if
+  /// another is.
+  std::uint64_t start(PagerOptions options);
   /// Every page comes back. Throws what the last failing read threw, after trying them all; then it goes on
-  /// running, with no limit, and may be stopped again.
-  void stop();
+  /// running, with no limit, and may be stopped again. Without effect if another budget has come since.
+  void stop(std::uint64_t number);
   /// Stops at once. Pages that are away stay so, and an access to one throws.
-  void abandon() noexcept;
-  bool running() const { return running_; }
+  void abandon(std::uint64_t number) noexcept;
+  bool running() const { return mode_ == Mode::kRunning; }
+  /// Whether it hears of frees: it runs, or has pages still.
+  bool listens() const { return listens_; }
+  /// Throws ConfigError unless that budget is in force: in a forked child it is over.
+  void check_in_force(std::uint64_t number) const;
 
   std::uint64_t budget_bytes() const;
-  /// Evicts until it holds; throws BudgetError, and changes nothing, if it cannot.
+  /// Evicts until it holds; throws BudgetError, and changes nothing, if it cannot. If it is more than before,
+  /// pages come back as far as there is room; throws what a tier throws.
   void set_budget_bytes(std::uint64_t bytes);
+  /// On top of the budget, until it is taken back; what exceeds the budget leaves then.
+  void allow(std::uint64_t bytes);
+  void disallow(std::uint64_t bytes) noexcept;
 
-  /// `tensor`'s storage becomes a page, if it can be one.
-  void adopt(const at::Tensor& tensor);
-  /// While pinned, a page stays in memory. Faults it in first.
+  /// `tensor`'s storage becomes a page, if it can be one, that the program knows by this name.
+  void adopt(const at::Tensor& tensor, const std::string& name = {});
+  /// While pinned, a page stays in memory, over the end of a budget and into the next. Brings it in first.
   void pin(const at::Tensor& tensor);
-  void unpin(const at::Tensor& tensor);
-
-  struct Use {
-    c10::StorageImpl* storage;
-    bool writes;
-    bool parameter;  ///< a leaf that requires a gradient
-  };
-  enum class Register : std::uint8_t {
-    kNone,               ///< only pages known already, and parameters, are of interest
-    kAll,                ///< storages not met before become pages
-    kWrittenWithAKnown,  ///< those written become pages if another storage of the operator is one: optimizer
-                         ///< state
-  };
-  /// The pages that one thread's running operators use, pinned until the outermost of them ends.
-  class Frame {
-   public:
-    /// An operator starts: its pages are brought in and pinned. What fails is kept, and thrown by this
-    /// thread's next allocation within the operator; until then the storage throws when accessed.
-    void enter(Pager& pager, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
-    /// It ends, with these new storages.
-    void leave(Pager& pager, const OperatorCall& call, Register what, c10::ArrayRef<Use> results) noexcept;
-
-    /// The outermost operator that runs, nullptr outside.
-    const std::string* op() const { return op_; }
-
-   private:
-    void bring_in(Pager& pager, std::size_t first, const StepFollower::Uses& used);
-
-    friend class Pager;
-    std::exception_ptr failed_;  ///< a page could not be brought in
-    const std::string* op_ = nullptr;
-    int depth_ = 0;
-    bool knew_ = false;                               ///< the outermost operator used a page
-    std::size_t position_ = StepFollower::kUntraced;  ///< of the outermost operator, in its step
-    std::vector<Page*> pinned_;
-  };
-  Frame& this_threads_frame() const;
+  void unpin(const at::Tensor& tensor) noexcept;
+  /// Bytes of `tensor`'s page, if it is one that could leave; else 0.
+  std::uint64_t evictable_bytes(const at::Tensor& tensor);
 
   PagerCounts counts() const;
   void reset_counts();
@@ -111,23 +97,41 @@ class Pager final : public AllocationGate {
   std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
 
-  /// A time since when somebody looks at what was alive.
-  struct Mark {
-    std::uint64_t peak_bytes = 0;     ///< since then
-    std::uint64_t evicted_bytes = 0;  ///< in all, until then
-    std::uint64_t start = 0;          ///< how many budgets there had been; 0: not set yet
-  };
   /// Is kept up to date until it is removed. It must not move.
-  void add(Mark& mark);
-  void remove(Mark& mark);
+  void add(PeakMark& mark);
+  void remove(PeakMark& mark);
   /// It is now.
-  void set(Mark& mark);
+  void set(PeakMark& mark);
   /// Bytes of the budget that were free when most was alive, since then; negative: of the pages that have
   /// left since. 0 if there was another budget then. Nothing: there is none now.
-  std::optional<std::int64_t> left_bytes(const Mark& mark);
+  std::optional<std::int64_t> left_bytes(const PeakMark& mark);
   /// The most that was alive since start() or reset_peak().
   std::uint64_t peak_bytes();
   void reset_peak();
+
+  // ---- pager_operators.cpp
+
+  struct Use {
+    c10::StorageImpl* storage;
+    bool writes;
+    bool parameter;  ///< a leaf that requires a gradient
+  };
+  /// Which storages, beside parameters and what a known page's operator writes or makes, become pages.
+  enum class Register : std::uint8_t { kNone, kAll };
+  /// An operator with a kernel of its own starts: its pages are brought in and pinned. What fails is kept,
+  /// and thrown by this thread's next allocation within the operator; until then the storage throws when
+  /// accessed.
+  void enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
+  /// It ends, with these new storages. With `then`, its pages stay pinned until that is called.
+  using LetGo = std::function<void()>;
+  void leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results,
+             LetGo* then = nullptr) noexcept;
+  /// Something that calls operators starts: what it was given is brought in, and pinned until it ends, and
+  /// with `keeps` what is made within it, too, since it may keep raw pointers.
+  void enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses);
+  void leave_around(const OperatorCall& call) noexcept;
+
+  // ---- pager_room.cpp
 
   /// Memory has run out: what can leave does, until so many bytes are free. False if nothing did, or if
   /// another thread is at work with the pages.
@@ -139,48 +143,69 @@ class Pager final : public AllocationGate {
   bool before_allocate(std::size_t bytes) override;
   void after_allocate(std::size_t bytes) noexcept override;
   void* allocate(std::size_t bytes) override;
-  void freed(const void* data) noexcept override;
-  bool take_back(void* data) noexcept override { return blocks_.free(data); }
+  bool freed(const void* data) noexcept override;
+  bool take_back(void* data) noexcept override;
+
+  /// The storage of an evicted page is gone.
+  void storage_died(Page& page) noexcept;
 
  private:
+  enum class Mode : std::uint8_t {
+    kAsleep,
+    kRunning,
+    kForked,  ///< in a child of a process with a budget: pages come back when wanted, and nothing leaves
+  };
   explicit Pager(std::unique_ptr<Memory> memory);
-  void take_freed();
-  std::string running_operator() const;
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  void after_fork_in_child() override;
+
+  Frame& this_threads_frame() const { return Frame::of_this_thread(slot_); }
+
+  // With the lock.
   Page* find_or_register(c10::StorageImpl& storage);
-  void make_resident(Page& page);
-  void make_room(std::uint64_t bytes);
-  void make_room_ahead(std::size_t position, const StepFollower::Uses& uses);
-  void check_stream(Page& page, std::uint64_t stream);
-  Page* victim();
-  bool push_out(Page& page);
-  std::uint64_t alive_bytes(std::uint64_t bytes) const;
-  void see_peak();
-  std::uint64_t kept_bytes(std::uint64_t bytes) const;
+  void take_freed(Decision& decision);
+  void forget_all(Decision& decision);
+  void listen_while_needed(const Decision&);
+  bool try_claim(std::uint64_t bytes);
+  std::uint64_t note_needed(std::uint64_t bytes, const Decision&);
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
-  [[noreturn]] void refuse(std::uint64_t bytes);
-  [[noreturn]] void refuse_without_tier(const Page& page, std::uint64_t bytes);
-  static void storage_died(void* page);
+  void check_stream(Page& page, std::uint64_t stream);
+  void operator_runs(const Frame& frame, const Decision&);
+  void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
+  void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);
+  RoomWanted wanted_room(std::uint64_t bytes, const Decision&) const;
 
-  void end_step();
+  // Without.
+  void make_room(std::uint64_t bytes);
+  void make_room_ahead(const Frame& frame);
+  void make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);
+  void bring_in(Frame& frame, std::size_t first);
+  void bring_back();
+  void plan(const std::optional<PlanWanted>& wanted);
   void move_ahead(std::size_t position);
-
-  struct Entry;  // marks the thread as inside, and holds the lock
+  std::uint64_t alive_bytes(std::uint64_t bytes) const;
+  std::uint64_t limit_bytes() const;
+  std::uint64_t kept_bytes(std::uint64_t bytes) const;
 
   mutable std::mutex mutex_;
-  std::atomic<bool> running_ = false;
+  std::atomic<Mode> mode_ = Mode::kAsleep;
+  std::atomic<bool> listens_ = false;
   std::atomic<std::uint64_t> budget_bytes_ = 0;
+  std::atomic<std::uint64_t> allowed_bytes_ = 0;   ///< beside it
   std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
+  std::atomic<std::uint64_t> seen_peak_bytes_ = 0;
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
   const std::size_t slot_;  ///< the device's number
   std::unique_ptr<Memory> memory_;
+  Residency& residency_;
   StepFollower step_;
   PageTable table_;
   PageMover mover_;
   BlockCache blocks_;
-  Mark own_mark_;  ///< of reset_peak()
-  std::vector<Mark*> marks_;
-  std::uint64_t starts_ = 0;
+  Peaks peaks_;
+  std::atomic<std::uint64_t> starts_ = 0;
   std::uint64_t evicted_before_step_ = 0;  ///< bytes, in all, when the step under way began
   std::deque<std::uint32_t> fetches_;      ///< planned, by page id, and waiting for room
 };

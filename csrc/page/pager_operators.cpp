@@ -1,147 +1,295 @@
+// What a pager does for running operators: brings in and pins what they use, and follows the step.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "page/pager.h"
-#include "page/pager_entry.h"
 #include "page/storage_access.h"
 #include "reef/error.h"
 
 namespace reef {
+namespace {
 
-void Pager::Frame::enter(Pager& pager, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
-  const bool outermost = depth_++ == 0;
-  if (outermost) {
-    failed_ = nullptr;
-    op_ = &(call.in_backward ? call.op.name_in_backward : call.op.name);
-    position_ = StepFollower::kUntraced;
-    knew_ = false;
-  }
-  if (!pager.running_ || uses.empty()) return;
-  const Entry entry(pager);
-  pager.take_freed();
-  if (outermost) ++pager.clock_;
-  StepFollower::Uses known;
-  for (const Use& use : uses) {
-    if (Page* page = pager.table_.find(*use.storage)) known.push_back({page, use.writes});
-  }
-  const bool parameters = std::any_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
-  if (what != Register::kAll && known.empty() && !parameters) return;
-  knew_ |= !known.empty() || parameters;
-  if (outermost && call.records_gradient && pager.step_.begins_step(call.op.name, known)) pager.end_step();
+// Smaller storages are never pages.
+constexpr std::size_t kSmallestOfInterest = 1024;
 
-  // All are pinned before the first is faulted in: making room for one must not push out another.
-  const std::uint64_t stream = pager.memory_->stream();
-  const std::size_t first = pinned_.size();
-  StepFollower::Uses used;
-  for (const Use& use : uses) {
-    const bool may_register = what == Register::kAll || use.parameter ||
-                              (what == Register::kWrittenWithAKnown && knew_ && use.writes);
-    Page* page = may_register ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
-    if (page == nullptr) continue;
-    page->last_use = pager.clock_;
-    page->parameter |= use.parameter;
-    if (use.writes && page->parameter && !call.in_backward && !call.records_gradient)
-      pager.step_.parameter_written();
-    pager.check_stream(*page, stream);
-    pager.table_.pin(*page);
-    pinned_.push_back(page);
-    used.push_back({page, use.writes});
-  }
-  if (used.empty()) return;
-  if (outermost) position_ = pager.step_.begin_operator(call.op.name, used);
-  bring_in(pager, first, used);
-  if (outermost && !pager.memory_->asks_before_allocations()) pager.make_room_ahead(position_, used);
-  const std::uint64_t needed = pager.needed_bytes(0);
-  pager.minimum_bytes_ = std::max(pager.minimum_bytes_, needed);
-  if (outermost) pager.step_.operator_runs(pager.alive_bytes(0) - pager.table_.memory_bytes(), needed);
+bool is_there(const Page& page, bool writes) {
+  return page.state == PageState::kResident || page.state == PageState::kClean ||
+         (page.state == PageState::kLeaving && !writes);
 }
 
-void Pager::Frame::bring_in(Pager& pager, std::size_t first, const StepFollower::Uses& used) {
-  for (std::size_t i = 0; i < used.size(); ++i) {
-    Page& page = *pinned_[first + i];
-    try {
-      pager.make_resident(page);
-    } catch (const std::exception& error) {
-      if (!failed_) failed_ = std::current_exception();
-      if (const auto storage = page.storage.lock()) refuse_access(*storage, message_of(error));
+}  // namespace
+
+// ---- operators with kernels of their own
+
+void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
+  Frame& frame = this_threads_frame();
+  const bool outermost = frame.depth++ == 0;
+  if (outermost) {
+    frame.failed = nullptr;
+    frame.op = &(call.in_backward ? call.op.name_in_backward : call.op.name);
+    frame.position = StepFollower::kUntraced;
+    frame.knew = false;
+    frame.outermost_uses = 0;
+  }
+  if (mode_ == Mode::kAsleep || uses.empty()) return;
+  const std::size_t first = frame.used.size();
+  bool all_there = true;
+  std::optional<PlanWanted> wanted;
+  {
+    Decision decision(mutex_);
+    take_freed(decision);
+    if (outermost) ++clock_;
+    StepFollower::Uses known;
+    bool parameters = false;
+    for (const Use& use : uses) {
+      if (Page* page = table_.find(*use.storage)) known.push_back({page, use.writes});
+      parameters |= use.parameter;
     }
-    if (used[i].writes && page.state == PageState::kClean) page.state = PageState::kResident;
+    frame.knew |= !known.empty() || parameters;
+    if (outermost && call.records_gradient && step_.begins_step(call.op.name, known)) {
+      const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
+      const bool replan = step_.end_step();
+      if (replan) fetches_.clear();
+      // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
+      // that evicted nothing needs none.
+      if (replan && evicted_before_step_ != before)
+        wanted = step_.wants_plan(budget_bytes_, mover_.speeds(decision));
+    }
+    // All are pinned before the first is brought in: making room for one must not push out another.
+    begin_uses(frame, call, what, uses);
+    for (std::size_t i = first; i < frame.used.size(); ++i) {
+      const Frame::Use& used = frame.used[i];
+      all_there &= is_there(*used.page, used.writes);
+      if (all_there && used.writes) used.page->state = PageState::kResident;
+    }
+    if (outermost && !frame.used.empty()) {
+      StepFollower::Uses used;
+      for (const Frame::Use& use : frame.used) used.push_back({use.page.get(), use.writes});
+      frame.outermost_uses = used.size();
+      frame.position = step_.begin_operator(call.op.name, used);
+    }
+    if (all_there) operator_runs(frame, decision);
+  }
+  plan(wanted);
+  if (!all_there) bring_in(frame, first);
+  if (outermost && !frame.used.empty() && !memory_->asks_before_allocations() && running())
+    make_room_ahead(frame);
+}
+
+// Pins pages, and registers new ones; notes the storages that are none.
+void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
+  const std::uint64_t stream = memory_->stream();
+  for (const Use& use : uses) {
+    const bool may_register =
+        running() && (what == Register::kAll || use.parameter || (frame.knew && use.writes));
+    Page* page = may_register ? find_or_register(*use.storage) : table_.find(*use.storage);
+    if (page == nullptr) {
+      const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
+      if (data == nullptr || use.storage->nbytes() < kSmallestOfInterest) continue;
+      table_.use_unknown(data);
+      frame.unknown.push_back(data);
+      continue;
+    }
+    page->last_use = clock_;
+    page->parameter |= use.parameter;
+    if (use.writes) ++page->version;
+    if (use.writes && page->parameter && !call.in_backward && !call.records_gradient)
+      step_.parameter_written();
+    check_stream(*page, stream);
+    table_.pin(*page);
+    frame.used.push_back({PagePtr(page), use.writes, use.storage});
   }
 }
 
-void Pager::Frame::leave(Pager& pager, const OperatorCall& call, Register what,
-                         c10::ArrayRef<Use> results) noexcept {
-  const bool outermost = --depth_ == 0;
+void Pager::end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown) {
+  for (const Frame::Use& use : used) table_.unpin(*use.page);
+  for (const void* data : unknown) table_.unuse_unknown(data);
+}
+
+// Its pages are in memory.
+void Pager::operator_runs(const Frame& frame, const Decision&) {
+  if (frame.used.empty()) return;
+  const std::uint64_t needed = needed_bytes(0);
+  minimum_bytes_ = std::max(minimum_bytes_, needed);
+  if (frame.depth == 1) step_.operator_runs(alive_bytes(0) - table_.memory_bytes(), needed);
+}
+
+void Pager::bring_in(Frame& frame, std::size_t first) {
+  for (std::size_t i = first; i < frame.used.size(); ++i) {
+    const Frame::Use& used = frame.used[i];
+    std::string refusal;
+    try {
+      make_resident(used.page, used.owner, used.writes);
+    } catch (const std::exception& error) {
+      if (!frame.failed) frame.failed = std::current_exception();
+      refusal = message_of(error);
+    }
+    const Decision decision(mutex_);
+    if (used.writes && used.page->state == PageState::kClean) used.page->state = PageState::kResident;
+    if (!refusal.empty() && used.page->state == PageState::kAway)
+      refuse_access(*used.owner, std::move(refusal));
+  }
+  const Decision decision(mutex_);
+  operator_runs(frame, decision);
+}
+
+void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results, LetGo* then) noexcept {
+  Frame& frame = this_threads_frame();
+  const bool outermost = --frame.depth == 0;
   if (outermost) {
-    failed_ = nullptr;
-    op_ = nullptr;
+    frame.failed = nullptr;
+    frame.op = nullptr;
   }
-  if (knew_ && call.op.makes_alike) what = Register::kAll;
-  if (pinned_.empty() && (what != Register::kAll || results.empty())) return;
-  const Entry entry(pager);
-  pager.take_freed();
-  c10::SmallVector<LearnedPage*, 4> made;
-  for (const Use& use : pager.running_ ? results : c10::ArrayRef<Use>{}) {
-    Page* page =
-        what == Register::kAll ? pager.find_or_register(*use.storage) : pager.table_.find(*use.storage);
-    if (page == nullptr || !page->in_memory()) continue;
-    page->last_use = pager.clock_;
-    made.push_back(page);
-    if (outermost) continue;
-    pager.table_.pin(*page);  // an outer kernel may hold a raw pointer to it
-    pinned_.push_back(page);
+  if (frame.knew) what = Register::kAll;  // what is made of pages is one
+  if (frame.used.empty() && frame.unknown.empty() && (what == Register::kNone || results.empty())) return;
+  const std::size_t position = frame.position;
+  {
+    Decision decision(mutex_);
+    take_freed(decision);
+    c10::SmallVector<LearnedPage*, 4> made;
+    for (const Use& use : running() ? results : c10::ArrayRef<Use>{}) {
+      Page* page = what == Register::kAll ? find_or_register(*use.storage) : table_.find(*use.storage);
+      if (page == nullptr || !page->in_memory()) continue;
+      page->last_use = clock_;
+      made.push_back(page);
+      if (!frame.keepers.empty()) {  // what calls this operator may keep a raw pointer
+        table_.pin(*page);
+        frame.held.push_back({frame.keepers.back(), PagePtr(page)});
+      }
+      if (outermost) continue;
+      table_.pin(*page);  // so may an outer kernel
+      frame.used.push_back({PagePtr(page)});
+    }
+    if (!outermost) return;
+    // The step hears of the end before its pages may go.
+    if (running() && (frame.position != StepFollower::kUntraced || !made.empty())) {
+      if (frame.position == StepFollower::kUntraced) {
+        frame.position = step_.begin_operator(call.op.name, {});
+        step_.operator_runs(0, needed_bytes(0));
+      }
+      StepFollower::Uses used;
+      for (std::size_t i = 0; i < frame.outermost_uses; ++i)
+        used.push_back({frame.used[i].page.get(), frame.used[i].writes});
+      step_.end_operator(frame.position, used, made, mover_.counts(decision).waited_seconds);
+    }
+    if (then != nullptr) {
+      *then = [this, used = frame.used, unknown = frame.unknown] {
+        const Decision later(mutex_);
+        end_uses(used, unknown);
+      };
+    } else {
+      end_uses(frame.used, frame.unknown);
+    }
+    frame.used.clear();
+    frame.unknown.clear();
+    if (!running() || (frame.position == StepFollower::kUntraced && position == frame.position)) return;
   }
-  if (!outermost) return;
-  for (Page* page : pinned_) pager.table_.unpin(*page);
-  pinned_.clear();
-  if (!pager.running_) return;
-  if (position_ == StepFollower::kUntraced) {
-    if (made.empty()) return;
-    position_ = pager.step_.begin_operator(call.op.name, {});
-    pager.step_.operator_runs(0, pager.needed_bytes(0));
-  }
-  pager.step_.end_operator(position_, made, pager.mover_.counts().waited_seconds);
-  pager.move_ahead(position_);
+  move_ahead(frame.position);
 }
 
-void Pager::end_step() {
-  const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes());
-  if (!step_.end_step()) return;
-  fetches_.clear();
-  // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
-  // that evicted nothing needs none.
-  if (evicted_before_step_ == before) return;
-  step_.make_plan(budget_bytes_, mover_.speeds());
+// ---- what calls operators
+
+void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses) {
+  if (mode_ == Mode::kAsleep) return;
+  Frame& frame = this_threads_frame();
+  c10::SmallVector<Frame::Use, 8> wanted;
+  {
+    Decision decision(mutex_);
+    take_freed(decision);
+    for (const Use& use : uses) {
+      if (Page* page = table_.find(*use.storage)) {
+        if (use.writes) ++page->version;
+        table_.pin(*page);
+        frame.held.push_back({&call, PagePtr(page)});
+        if (!is_there(*page, use.writes)) wanted.push_back({PagePtr(page), use.writes, use.storage});
+        if (use.writes && page->state == PageState::kClean) page->state = PageState::kResident;
+      } else if (const void* const data = use.storage->_mutable_data_ptr_no_checks().get()) {
+        table_.use_unknown(data);
+        frame.held.push_back({&call, nullptr, data});
+      }
+    }
+  }
+  if (keeps) frame.keepers.push_back(&call);
+  for (const Frame::Use& use : wanted) {
+    try {
+      make_resident(use.page, use.owner, use.writes);
+      const Decision decision(mutex_);
+      if (use.writes && use.page->state == PageState::kClean) use.page->state = PageState::kResident;
+    } catch (const std::exception& error) {  // told by the next allocation, or by the access
+      const Decision decision(mutex_);
+      mover_.keep_error(std::current_exception(), decision);
+      if (use.page->state == PageState::kAway) refuse_access(*use.owner, message_of(error));
+    }
+  }
 }
 
-// The plan is followed as far as memory and the tiers allow; what fails is told at the next allocation.
+void Pager::leave_around(const OperatorCall& call) noexcept {
+  Frame& frame = this_threads_frame();
+  if (!frame.keepers.empty() && frame.keepers.back() == &call) frame.keepers.pop_back();
+  if (std::none_of(frame.held.begin(), frame.held.end(),
+                   [&](const auto& held) { return held.call == &call; }))
+    return;
+  const Decision decision(mutex_);
+  std::erase_if(frame.held, [&](const Frame::Held& held) {
+    if (held.call != &call) return false;
+    held.page != nullptr ? table_.unpin(*held.page) : table_.unuse_unknown(held.unknown);
+    return true;
+  });
+}
+
+// ---- the plan
+
+// It is followed as far as memory and the tiers allow; what fails is told at the next allocation.
 void Pager::move_ahead(std::size_t position) {
-  const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
-  const c10::ArrayRef<SwapMove> moves = step_.moves(position);
-  if (!step_.learner().following()) fetches_.clear();
-  if (moves.empty() && fetches_.empty()) return;
-  mover_.settle();
-  try {
-    for (const SwapMove& move : moves) {
-      Page* page = page_of(move.page);
-      if (page == nullptr) continue;
+  c10::SmallVector<PagePtr, 4> finished;
+  c10::SmallVector<PagePtr, 4> leave;
+  c10::SmallVector<PagePtr, 4> come;
+  {
+    const Decision decision(mutex_);
+    if (!step_.learner().following()) fetches_.clear();
+    mover_.finished(finished, decision);
+    if (finished.empty() && fetches_.empty() && step_.moves(position).empty()) return;
+  }
+  for (const PagePtr& page : finished) mover_.settle(page);
+  {
+    const Decision decision(mutex_);
+    const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
+    for (const SwapMove& move : step_.moves(position)) {
       if (move.kind == SwapMove::Kind::kFetch) {
         fetches_.push_back(move.page);
-      } else {
-        mover_.start_evict(*page);
+      } else if (Page* page = page_of(move.page);
+                 page != nullptr && Victims::has(*page) && page->state != PageState::kComing) {
+        table_.begin_preparing(*page);
+        leave.emplace_back(page);
       }
     }
     // In the order in which they are needed; what is still leaving has its room until it is gone.
     while (!fetches_.empty()) {
       Page* page = page_of(fetches_.front());
       if (page != nullptr && page->state == PageState::kAway) {
-        if (alive_bytes(page->bytes) > budget_bytes_) break;
-        mover_.start_fetch(*page);
+        if (!try_claim(page->bytes)) break;
+        come.emplace_back(page);
       }
       fetches_.pop_front();
     }
-  } catch (...) {
-    mover_.keep_error(std::current_exception());
+  }
+  for (const PagePtr& page : leave) {
+    try {
+      mover_.evict(page, PageMover::Way::kBeside);
+    } catch (...) {
+      mover_.keep_error(std::current_exception(), Decision(mutex_));
+    }
+  }
+  for (const PagePtr& page : come) {
+    c10::DataPtr block;
+    try {
+      block = mover_.allocate(*page);
+    } catch (...) {
+      mover_.keep_error(std::current_exception(), Decision(mutex_));
+    }
+    reserved_bytes_ -= page->bytes;
+    if (block) mover_.fetch(page, std::move(block), PageMover::Way::kBeside);
   }
 }
 

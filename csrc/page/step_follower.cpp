@@ -36,14 +36,22 @@ bool StepFollower::end_step() {
   return learnt ? learner_.departures() < kMostDepartures : repeated && plan_.after.empty();
 }
 
-void StepFollower::make_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds) {
+std::optional<PlanWanted> StepFollower::wants_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds) {
   plan_ = {Demand::kFarthest, {}};
-  if (!prefetch_ || !learner_.following()) return;
-  const std::uint64_t available = budget_bytes - std::min(budget_bytes, fixed_bytes_);
-  const Trace& trace = learner_.trace();
+  if (!prefetch_ || !learner_.following()) return std::nullopt;
+  return PlanWanted{learner_.shared_trace(), budget_bytes - std::min(budget_bytes, fixed_bytes_), speeds};
+}
+
+SwapPlan make_plan(const PlanWanted& wanted) {
+  const Trace& trace = *wanted.trace;
   // The last step may have seen more than the budget that is to come: then all is left to demand.
-  if (available < minimum_bytes(trace) || natural_peak_bytes(trace) <= available) return;
-  plan_ = plan_swaps(trace, available, SwapPolicy::kFarthest, speeds);
+  if (wanted.available_bytes < minimum_bytes(trace) || natural_peak_bytes(trace) <= wanted.available_bytes)
+    return {Demand::kFarthest, {}};
+  return plan_swaps(trace, wanted.available_bytes, SwapPolicy::kFarthest, wanted.speeds);
+}
+
+void StepFollower::use_plan(SwapPlan plan, const PlanWanted& wanted) {
+  if (learner_.following() && learner_.shared_trace() == wanted.trace) plan_ = std::move(plan);
 }
 
 std::size_t StepFollower::begin_operator(const std::string& op, const Uses& uses) {
@@ -55,7 +63,7 @@ void StepFollower::operator_runs(std::uint64_t fixed_bytes, std::uint64_t needed
   needed_before_ = needed_most_ = needed_bytes;
 }
 
-void StepFollower::end_operator(std::size_t position, c10::ArrayRef<LearnedPage*> results,
+void StepFollower::end_operator(std::size_t position, const Uses& uses, c10::ArrayRef<LearnedPage*> results,
                                 double waited_seconds) {
   const Clock::time_point now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_end_).count();
@@ -64,7 +72,8 @@ void StepFollower::end_operator(std::size_t position, c10::ArrayRef<LearnedPage*
   waited_before_ = waited_seconds;
   std::uint64_t scratch = needed_most_ - needed_before_;
   for (const LearnedPage* page : results) scratch -= std::min(scratch, page->bytes);
-  learner_.end_operator(position, {results.data(), results.size()}, std::max(0.0, seconds - waited), scratch);
+  learner_.end_operator(position, {uses.data(), uses.size()}, {results.data(), results.size()},
+                        std::max(0.0, seconds - waited), scratch);
 }
 
 c10::ArrayRef<SwapMove> StepFollower::moves(std::size_t position) const {

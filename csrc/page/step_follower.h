@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,15 @@
 #include "swap/step_learner.h"
 
 namespace reef {
+
+/// What a plan is to be made of: a step that repeats.
+struct PlanWanted {
+  std::shared_ptr<const Trace> trace;
+  std::uint64_t available_bytes = 0;  ///< for its pages
+  SwapSpeeds speeds;
+};
+/// Cost: some simulated steps.
+SwapPlan make_plan(const PlanWanted& wanted);
 
 /// Where the training program is in its step, and what to do there: finds where steps begin, measures
 /// operators for the learner, and keeps the plan of the step that repeats. Not thread-safe.
@@ -33,9 +44,12 @@ class StepFollower {
   void parameter_written() { parameter_written_ = true; }
   /// Whether a recorded operator outside backward, about to use these pages met before, begins a step.
   bool begins_step(const std::string& op, const Uses& known);
-  /// The step has ended; true if it is time for make_plan().
+  /// The step has ended; true if it is time for another plan.
   bool end_step();
-  void make_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds);
+  /// Until a plan comes, the farthest next use leaves on demand. Nothing: it stays so.
+  std::optional<PlanWanted> wants_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds);
+  /// Without effect if another step is followed by now.
+  void use_plan(SwapPlan plan, const PlanWanted& wanted);
 
   std::size_t begin_operator(const std::string& op, const Uses& uses);
   /// Its pages are there. `fixed_bytes`: alive and no page; `needed_bytes`: and what is pinned.
@@ -43,7 +57,8 @@ class StepFollower {
   /// An allocation within it.
   void allocates(std::uint64_t needed_bytes) { needed_most_ = std::max(needed_most_, needed_bytes); }
   /// `waited_seconds`: of the program so far, for pages.
-  void end_operator(std::size_t position, c10::ArrayRef<LearnedPage*> results, double waited_seconds);
+  void end_operator(std::size_t position, const Uses& uses, c10::ArrayRef<LearnedPage*> results,
+                    double waited_seconds);
   /// What is to start now that it has run.
   c10::ArrayRef<SwapMove> moves(std::size_t position) const;
 

@@ -9,29 +9,11 @@
 
 namespace reef {
 
-class TransferLane::Queued final : public Transfer {
+class TransferLane::Queued final : public Transfer, public std::enable_shared_from_this<Queued> {
  public:
-  Queued(Copy copy, TransferLane* lane) : copy_(std::move(copy)), lane_(lane) {}
+  Queued(Copy copy, TransferLane& lane) : copy_(std::move(copy)), lane_(lane) {}
 
-  bool done() override { return done_.load(std::memory_order_acquire); }
-
-  bool cancel() override {
-    if (done()) return false;
-    const std::lock_guard lock(lane_->mutex_);
-    const auto queued = std::find_if(lane_->queue_.begin(), lane_->queue_.end(),
-                                     [&](const auto& other) { return other.get() == this; });
-    if (queued == lane_->queue_.end()) return false;
-    lane_->queue_.erase(queued);
-    return true;
-  }
-
-  void wait() override {
-    if (done()) return;
-    std::unique_lock lock(lane_->mutex_);
-    lane_->finished_.wait(lock, [&] { return done(); });
-  }
-
-  void run() {
+  void run() override {
     const auto started = std::chrono::steady_clock::now();
     try {
       hash = copy_();
@@ -39,24 +21,36 @@ class TransferLane::Queued final : public Transfer {
       error = std::current_exception();
     }
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    done_.store(true, std::memory_order_release);
+    done_.notify_all();
   }
+  void start() override { lane_.submit(shared_from_this()); }
 
-  void finish() { done_.store(true, std::memory_order_release); }
+  bool done() override { return done_.load(std::memory_order_acquire); }
+  bool cancel() override { return !done() && lane_.drop(*this); }
+  void wait() override { done_.wait(false, std::memory_order_acquire); }
 
  private:
   Copy copy_;
-  TransferLane* lane_;
+  TransferLane& lane_;
   std::atomic<bool> done_ = false;
 };
 
+TransferLane::TransferLane(std::size_t threads)
+    : AtFork(Order::kLane), most_threads_(threads), state_(std::make_unique<State>()) {}
+
 TransferLane::~TransferLane() {
   {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    queue_.clear();
+    const std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+    state_->queue.clear();
   }
-  submitted_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  state_->submitted.notify_all();
+  for (std::thread& thread : state_->threads) thread.join();
+}
+
+std::shared_ptr<Transfer> TransferLane::prepare(Copy copy) {
+  return std::make_shared<Queued>(std::move(copy), *this);
 }
 
 void TransferLane::start_thread() {
@@ -66,49 +60,66 @@ void TransferLane::start_thread() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    threads_.emplace_back([this] { serve(); });
-    ++idle_threads_;
+    state_->threads.emplace_back([state = state_.get()] { serve(*state); });
+    ++state_->idle_threads;
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (threads_.empty()) throw;
+    if (state_->threads.empty()) throw;
     return;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-std::shared_ptr<Transfer> TransferLane::submit(Copy copy) {
-  auto transfer = std::make_shared<Queued>(std::move(copy), this);
+void TransferLane::submit(std::shared_ptr<Queued> transfer) {
   {
-    const std::lock_guard lock(mutex_);
-    if (queue_.size() >= idle_threads_ && threads_.size() < most_threads_) start_thread();
-    queue_.push_back(transfer);
+    const std::lock_guard lock(state_->mutex);
+    if (state_->queue.size() >= state_->idle_threads && state_->threads.size() < most_threads_)
+      start_thread();
+    state_->queue.push_back(std::move(transfer));
   }
-  submitted_.notify_one();
-  return transfer;
+  state_->submitted.notify_one();
 }
 
-std::shared_ptr<Transfer> TransferLane::run(Copy copy) {
-  auto transfer = std::make_shared<Queued>(std::move(copy), nullptr);
-  transfer->run();
-  transfer->finish();
-  return transfer;
+bool TransferLane::drop(const Queued& transfer) {
+  const std::lock_guard lock(state_->mutex);
+  const auto queued = std::find_if(state_->queue.begin(), state_->queue.end(),
+                                   [&](const auto& other) { return other.get() == &transfer; });
+  if (queued == state_->queue.end()) return false;
+  state_->queue.erase(queued);
+  return true;
 }
 
-void TransferLane::serve() {
-  std::unique_lock lock(mutex_);
+void TransferLane::serve(State& state) {
+  std::unique_lock lock(state.mutex);
   for (;;) {
-    submitted_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (closing_) return;
-    const std::shared_ptr<Queued> transfer = std::move(queue_.front());
-    queue_.pop_front();
-    --idle_threads_;
+    state.submitted.wait(lock, [&] { return state.closing || !state.queue.empty(); });
+    if (state.closing) return;
+    const std::shared_ptr<Queued> transfer = std::move(state.queue.front());
+    state.queue.pop_front();
+    --state.idle_threads;
     lock.unlock();
     transfer->run();
     lock.lock();
-    ++idle_threads_;
-    transfer->finish();
-    finished_.notify_all();
+    ++state.idle_threads;
+    state.rested.notify_all();
   }
+}
+
+// ---- at a fork
+
+void TransferLane::before_fork() {
+  std::unique_lock lock(state_->mutex);
+  state_->rested.wait(
+      lock, [&] { return state_->queue.empty() && state_->idle_threads == state_->threads.size(); });
+  lock.release();
+}
+
+void TransferLane::after_fork_in_parent() { state_->mutex.unlock(); }
+
+void TransferLane::after_fork_in_child() {
+  // Never destroyed: its threads are not there to be joined, and its condition has waiters for ever.
+  (void)state_.release();
+  state_ = std::make_unique<State>();
 }
 
 }  // namespace reef

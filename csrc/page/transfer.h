@@ -12,9 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "fork.h"
+
 namespace reef {
 
-/// A copy between memory and a tier, under way beside the operators.
+/// A copy between memory and a tier. It needs no lock but its own and the tier's, so whoever waits for one
+/// waits for input and output only.
 class Transfer {
  public:
   Transfer() = default;
@@ -22,10 +25,16 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
+  /// Copies on the calling thread; returns when wait() would. Once, and not after start().
+  virtual void run() { wait(); }
+  /// Copies beside the operators. Throws std::system_error if there is no thread and none can be started.
+  virtual void start() {}
+
   virtual bool done() = 0;
-  /// True if it had not begun, and now never will.
+  /// True if it was to be copied beside the operators, had not begun, and now never will.
   virtual bool cancel() = 0;
-  /// What this thread does next finds it done: on the host, or in the order of its device's stream.
+  /// What this thread does next finds it done: on the host, or in the order of its device's stream. Any
+  /// thread, any number of times.
   virtual void wait() = 0;
 
   std::exception_ptr error;  ///< what it threw; valid when done or waited for, as are the others
@@ -34,37 +43,45 @@ class Transfer {
 };
 
 /// Runs transfers in the order of submission on threads of its own, which start when there is work for them.
-/// It only copies: what a finished transfer means for its page is for the submitter to settle.
-class TransferLane {
+/// It only copies: what a finished transfer means for its page is for others to settle.
+class TransferLane final : public AtFork {
  public:
   /// Gives the hash of what it has written to a tier.
   using Copy = std::function<std::uint64_t()>;
 
   /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.
-  explicit TransferLane(std::size_t threads) : most_threads_(threads) {}
+  explicit TransferLane(std::size_t threads);
   /// Waits for the running transfers; those queued are dropped.
   ~TransferLane();
-  TransferLane(const TransferLane&) = delete;
-  TransferLane& operator=(const TransferLane&) = delete;
 
-  /// Throws std::system_error if there is no thread and none can be started.
-  std::shared_ptr<Transfer> submit(Copy copy);
-  /// Runs it on the calling thread.
-  static std::shared_ptr<Transfer> run(Copy copy);
+  /// For this lane or the calling thread; not begun.
+  std::shared_ptr<Transfer> prepare(Copy copy);
+
+  /// Returns when all that was submitted is done.
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  /// Begins anew without threads.
+  void after_fork_in_child() override;
 
  private:
   class Queued;
+  /// Replaced as a whole in a forked child.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable submitted;
+    std::condition_variable rested;
+    std::deque<std::shared_ptr<Queued>> queue;
+    bool closing = false;
+    std::size_t idle_threads = 0;
+    std::vector<std::thread> threads;
+  };
+  void submit(std::shared_ptr<Queued> transfer);
+  bool drop(const Queued& transfer);
   void start_thread();
-  void serve();
+  static void serve(State& state);
 
-  std::mutex mutex_;
-  std::condition_variable submitted_;
-  std::condition_variable finished_;
-  std::deque<std::shared_ptr<Queued>> queue_;
-  bool closing_ = false;
   std::size_t most_threads_;
-  std::size_t idle_threads_ = 0;
-  std::vector<std::thread> threads_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace reef

@@ -108,7 +108,7 @@ class OnDemand final : public Gatherer {
   }
 
   bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept override {
-    if (!call.op.touches_memory) return false;
+    if (!call.op.touches_memory()) return false;
     const std::lock_guard lock(mutex_);
     std::vector<std::size_t> needed;
     for (const Touch& touch : touches) {

@@ -33,6 +33,7 @@ Simulation::Simulation(const Trace& trace, std::uint64_t budget_bytes, const Swa
 SwapCost Simulation::step(const SwapPlan& plan) {
   cost_ = {};
   events_.clear();
+  rank_by(plan.demand);
   load_.assign(trace_.operators.size(), 0);
   const double began = now_;
   for (std::size_t op = 0; op < trace_.operators.size(); ++op) run(op, plan);
@@ -44,8 +45,8 @@ void Simulation::run(std::size_t op, const SwapPlan& plan) {
   const TraceOperator& what = trace_.operators[op];
   settle();
   for (const TraceAccess& access : what.accesses) pages_[access.page].pinned_by = clock_;
-  for (const TraceAccess& access : what.accesses) bring(op, access.page, plan.demand);
-  make_room(op, what.scratch_bytes, plan.demand);
+  for (const TraceAccess& access : what.accesses) bring(op, access.page);
+  make_room(op, what.scratch_bytes);
   load_[op] = resident_bytes_ + what.scratch_bytes;
   cost_.peak_bytes = std::max(cost_.peak_bytes, load_[op]);
   now_ += what.seconds;
@@ -57,10 +58,11 @@ void Simulation::run(std::size_t op, const SwapPlan& plan) {
     const std::uint64_t next = next_uses_[op][i];
     page.next_use = next == kNeverUsed ? kNeverUsed : step_start + next;
     if (what.accesses[i].writes) page.clean = false;
+    may_leave(what.accesses[i].page);
   }
   for (const std::uint32_t freed : what.frees) {
     if (pages_[freed].where != Where::kAway) resident_bytes_ -= bytes_of(freed);
-    pages_[freed] = {};
+    pages_[freed] = {.stamp = pages_[freed].stamp + 1};
   }
   ++clock_;
   if (op < plan.after.size()) {
@@ -71,14 +73,16 @@ void Simulation::run(std::size_t op, const SwapPlan& plan) {
 
 // Transfers that have ended by now.
 void Simulation::settle() {
-  for (std::uint32_t page = 0; page < pages_.size(); ++page) {
-    Page& state = pages_[page];
-    if (state.ready > now_) continue;
-    if (state.where == Where::kComing) state.where = Where::kResident;
-    if (state.where == Where::kLeaving) {
-      state.where = Where::kAway;
-      resident_bytes_ -= bytes_of(page);
-    }
+  for (; !coming_.empty(); coming_.pop_front()) {
+    if (!is_under_way(coming_.front(), Where::kComing)) continue;
+    if (coming_.front().ready > now_) break;
+    pages_[coming_.front().page].where = Where::kResident;
+  }
+  for (; !leaving_.empty(); leaving_.pop_front()) {
+    if (!is_under_way(leaving_.front(), Where::kLeaving)) continue;
+    if (leaving_.front().ready > now_) break;
+    pages_[leaving_.front().page].where = Where::kAway;
+    resident_bytes_ -= bytes_of(leaving_.front().page);
   }
 }
 
@@ -90,7 +94,7 @@ void Simulation::wait_until(double time) {
   settle();
 }
 
-void Simulation::bring(std::size_t op, std::uint32_t page, Demand demand) {
+void Simulation::bring(std::size_t op, std::uint32_t page) {
   Page& state = pages_[page];
   switch (state.where) {
     case Where::kResident:
@@ -103,13 +107,13 @@ void Simulation::bring(std::size_t op, std::uint32_t page, Demand demand) {
       wait_until(state.ready);
       return;
     case Where::kNowhere:
-      make_room(op, bytes_of(page), demand);
+      make_room(op, bytes_of(page));
       state.where = Where::kResident;
       state.clean = false;
       resident_bytes_ += bytes_of(page);
       return;
     case Where::kAway:
-      make_room(op, bytes_of(page), demand);
+      make_room(op, bytes_of(page));
       events_.push_back({op, page, state.last_use, true});
       ++cost_.faults;
       start_coming(page);
@@ -118,46 +122,59 @@ void Simulation::bring(std::size_t op, std::uint32_t page, Demand demand) {
   }
 }
 
-void Simulation::make_room(std::size_t op, std::uint64_t bytes, Demand demand) {
+void Simulation::make_room(std::size_t op, std::uint64_t bytes) {
   while (resident_bytes_ + bytes > budget_bytes_) {
     if (finish_one_leaving()) continue;
-    const std::uint32_t page = victim(demand);
+    const std::uint32_t page = victim();
     events_.push_back({op, page, pages_[page].last_use, false});
     start_leaving(page);
   }
 }
 
 bool Simulation::finish_one_leaving() {
-  const Page* first = nullptr;
-  for (const Page& page : pages_) {
-    if (page.where == Where::kLeaving && (first == nullptr || page.ready < first->ready)) first = &page;
-  }
-  if (first != nullptr) wait_until(first->ready);
-  return first != nullptr;
+  while (!leaving_.empty() && !is_under_way(leaving_.front(), Where::kLeaving)) leaving_.pop_front();
+  if (leaving_.empty()) return false;
+  wait_until(leaving_.front().ready);
+  return true;
 }
 
-// Feasibility was checked, so among what the running operator does not use there is always one. Between
-// equals, the larger leaves; a page on its way in counts as in memory.
-std::uint32_t Simulation::victim(Demand demand) const {
-  std::uint32_t best = 0;
-  bool found = false;
-  const auto before = [&](const Page& a, const Page& b) {
-    return demand == Demand::kRecency ? a.last_use + 1 < b.last_use + 1 : a.next_use > b.next_use;
-  };
-  for (std::uint32_t page = 0; page < pages_.size(); ++page) {
-    const Page& state = pages_[page];
-    const bool there = state.where == Where::kResident || state.where == Where::kComing;
-    if (!there || state.pinned_by == clock_) continue;
-    if (found && before(pages_[best], state)) continue;
-    if (found && !before(state, pages_[best]) && bytes_of(page) <= bytes_of(best)) continue;
-    best = page;
-    found = true;
+// Between equals the larger leaves, and then the one met first.
+bool Simulation::Candidate::operator<(const Candidate& other) const {
+  if (last != other.last) return last < other.last;
+  if (bytes != other.bytes) return bytes < other.bytes;
+  return page > other.page;
+}
+
+void Simulation::may_leave(std::uint32_t page) {
+  Page& state = pages_[page];
+  ++state.stamp;
+  if (!is_there(state)) return;
+  const std::uint64_t last = demand_ == Demand::kRecency ? ~(state.last_use + 1) : state.next_use;
+  candidates_.push_back({last, bytes_of(page), page, state.stamp});
+  std::push_heap(candidates_.begin(), candidates_.end());
+}
+
+void Simulation::rank_by(Demand demand) {
+  demand_ = demand;
+  candidates_.clear();
+  for (std::uint32_t page = 0; page < pages_.size(); ++page) may_leave(page);
+}
+
+// Feasibility was checked, so among what the running operator does not use there is always one; what it uses
+// becomes a candidate again when it has run. A page on its way in counts as in memory.
+std::uint32_t Simulation::victim() {
+  for (;;) {
+    const Candidate best = candidates_.front();
+    std::pop_heap(candidates_.begin(), candidates_.end());
+    candidates_.pop_back();
+    const Page& state = pages_[best.page];
+    if (state.stamp == best.stamp && state.pinned_by != clock_) return best.page;
   }
-  return best;
 }
 
 void Simulation::start_leaving(std::uint32_t page) {
   Page& state = pages_[page];
+  ++state.stamp;
   ++cost_.evictions;
   if (state.clean || state.where == Where::kComing) {
     state.where = Where::kAway;
@@ -169,6 +186,7 @@ void Simulation::start_leaving(std::uint32_t page) {
   state.where = Where::kLeaving;
   state.ready = out_lane_free_;
   state.clean = true;
+  leaving_.push_back({page, state.ready});
   cost_.bytes_out += bytes_of(page);
   settle();
 }
@@ -180,6 +198,8 @@ void Simulation::start_coming(std::uint32_t page) {
   state.where = Where::kComing;
   state.ready = in_lane_free_;
   state.clean = true;
+  coming_.push_back({page, state.ready});
+  may_leave(page);
   resident_bytes_ += bytes_of(page);
   cost_.bytes_in += bytes_of(page);
   cost_.peak_bytes = std::max(cost_.peak_bytes, resident_bytes_);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "reef/swap.h"
@@ -8,7 +9,9 @@
 
 namespace reef {
 
-/// A step, run over and over against a budget with pretended pages.
+/// A step, run over and over against a budget with pretended pages. Nothing in it depends on the number of
+/// pages but O(log pages) for each access: transfers end in the order of their lane, and victims are in a
+/// heap.
 class Simulation {
  public:
   Simulation(const Trace& trace, std::uint64_t budget_bytes, const SwapSpeeds& speeds);
@@ -36,15 +39,36 @@ class Simulation {
     std::uint64_t last_use = kNeverUsed;
     std::uint64_t next_use = kNeverUsed;
     std::uint64_t pinned_by = kNeverUsed;
+    std::uint64_t stamp = 0;  ///< another whenever it may leave anew, or no longer
+  };
+  struct Transfer {
+    std::uint32_t page;
+    double ready;
+  };
+  /// Of a page that may leave; out of date when the page has another stamp.
+  struct Candidate {
+    std::uint64_t last;  ///< the larger leaves first
+    std::uint64_t bytes;
+    std::uint32_t page;
+    std::uint64_t stamp;
+    bool operator<(const Candidate& other) const;
   };
 
   void run(std::size_t op, const SwapPlan& plan);
   void settle();
   void wait_until(double time);
-  void make_room(std::size_t op, std::uint64_t bytes, Demand demand);
+  void make_room(std::size_t op, std::uint64_t bytes);
   bool finish_one_leaving();
-  std::uint32_t victim(Demand demand) const;
-  void bring(std::size_t op, std::uint32_t page, Demand demand);
+  bool is_there(const Page& page) const {
+    return page.where == Where::kResident || page.where == Where::kComing;
+  }
+  bool is_under_way(const Transfer& transfer, Where where) const {
+    return pages_[transfer.page].where == where && pages_[transfer.page].ready == transfer.ready;
+  }
+  void may_leave(std::uint32_t page);
+  void rank_by(Demand demand);
+  std::uint32_t victim();
+  void bring(std::size_t op, std::uint32_t page);
   void start_leaving(std::uint32_t page);
   void start_coming(std::uint32_t page);
   void start(const SwapMove& move);
@@ -55,6 +79,10 @@ class Simulation {
   SwapSpeeds speeds_;
   std::vector<std::vector<std::uint64_t>> next_uses_;
   std::vector<Page> pages_;
+  Demand demand_ = Demand::kRecency;
+  std::vector<Candidate> candidates_;  ///< a heap
+  std::deque<Transfer> leaving_;       ///< in the order in which they end; some pages have stayed, or died
+  std::deque<Transfer> coming_;
   std::uint64_t resident_bytes_ = 0;
   std::uint64_t clock_ = 0;  ///< operators run so far, over all steps
   double now_ = 0;

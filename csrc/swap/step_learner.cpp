@@ -1,6 +1,7 @@
 #include "swap/step_learner.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace reef {
 namespace {
@@ -15,7 +16,7 @@ constexpr std::size_t kMostCandidates = 16;
 // ---- steps
 
 bool StepLearner::begins_step(const std::string& name, std::span<const Use> uses) {
-  const LearnedPage* first = nullptr;
+  LearnedPage* first = nullptr;
   for (const Use& use : uses) {
     if (use.page->made_in_step == step_ && step_ > 1) continue;  // the batch, say
     first = use.page;
@@ -40,6 +41,7 @@ bool StepLearner::end_step() {
     ++departures_;
     spoiled_ ? forget_step() : learn();
   }
+  ++epoch_;
   base_ += position_;
   for (Known& known : pages_) {
     if (!known.alive()) continue;
@@ -66,21 +68,23 @@ void StepLearner::forget_step() {
   accesses_.clear();
   pages_.clear();
   next_uses_.clear();
-  trace_ = {};
+  trace_ = std::make_shared<const Trace>();
   following_ = false;
 }
 
 void StepLearner::reset() {
   forget_step();
+  const std::uint64_t epoch = epoch_;
   *this = {};
+  epoch_ = epoch + 1;
 }
 
 void StepLearner::died(LearnedPage& page) {
+  page.dead = true;
   if (page.id == LearnedPage::kNoId) return;
-  Known& known = pages_[page.id];
-  known.page = nullptr;
+  Known& known = pages_[std::exchange(page.id, LearnedPage::kNoId)];
   known.freed_after = position_ == 0 ? 0 : position_ - 1;
-  page.id = LearnedPage::kNoId;
+  known.page = nullptr;
 }
 
 // ---- operators
@@ -90,7 +94,6 @@ std::size_t StepLearner::begin_operator(const std::string& name, std::span<const
   if (following_ && (position >= operators_.size() || operators_[position].name != &name)) depart(position);
   if (following_) {
     cursor_ = accesses_begin(position);
-    begun_.assign(uses.begin(), uses.end());
     const bool same =
         std::all_of(uses.begin(), uses.end(), [&](const Use& use) { return matches(*use.page, position); });
     if (!same) depart(position);
@@ -104,7 +107,8 @@ std::size_t StepLearner::begin_operator(const std::string& name, std::span<const
   return position;
 }
 
-void StepLearner::end_operator(std::size_t position, std::span<LearnedPage* const> results, double seconds,
+void StepLearner::end_operator(std::size_t position, std::span<const Use> uses,
+                               std::span<LearnedPage* const> results, double seconds,
                                std::uint64_t scratch_bytes) {
   if (position + 1 != position_) {  // another has begun meanwhile, on another thread
     if (following_) depart(position_);
@@ -117,13 +121,13 @@ void StepLearner::end_operator(std::size_t position, std::span<LearnedPage* cons
                       cursor_ == operators_[position].accesses_end;
     if (same) {
       for (std::size_t i = accesses_begin(position); i < cursor_; ++i) {
-        LearnedPage* page = pages_[accesses_[i].page].page;
+        LearnedPage* const page = pages_[accesses_[i].page].page.get();
         if (page == nullptr) continue;
         page->next_use = next_uses_[i] == kNeverUsed ? kNeverUsed : base_ + next_uses_[i];
       }
       return;
     }
-    depart_within(position);
+    depart_within(position, uses);
   }
   if (spoiled_) return;
   for (LearnedPage* page : results) record(*page, true, position);
@@ -134,6 +138,7 @@ void StepLearner::end_operator(std::size_t position, std::span<LearnedPage* cons
 // Whether the step that is followed meets this page here. Pages that existed before it and that it does not
 // know are of no interest: what an earlier step left behind.
 bool StepLearner::matches(LearnedPage& page, std::size_t position) {
+  if (page.dead) return true;
   if (page.met_at == now(position)) return true;
   page.met_at = now(position);
   if (page.id == LearnedPage::kNoId && page.made_in_step != step_) return true;
@@ -151,6 +156,7 @@ bool StepLearner::matches(LearnedPage& page, std::size_t position) {
 }
 
 void StepLearner::record(LearnedPage& page, bool writes, std::size_t position) {
+  if (page.dead) return;
   if (page.met_at == now(position) && page.id != LearnedPage::kNoId) {
     for (std::size_t i = accesses_.size(); i-- > accesses_begin(position);) {
       if (accesses_[i].page == page.id) accesses_[i].writes |= writes;
@@ -171,6 +177,7 @@ void StepLearner::record(LearnedPage& page, bool writes, std::size_t position) {
 // What the step did so far is what the followed one did up to `position`.
 void StepLearner::depart(std::size_t position) {
   following_ = false;
+  ++epoch_;
   if (position < operators_.size()) {
     accesses_.resize(accesses_begin(position));
     operators_.resize(position);
@@ -186,11 +193,11 @@ void StepLearner::depart(std::size_t position) {
 }
 
 // What the operator began with is recorded once more.
-void StepLearner::depart_within(std::size_t position) {
+void StepLearner::depart_within(std::size_t position, std::span<const Use> uses) {
   const std::string& name = *operators_[position].name;
   depart(position);
   position_ = position;
-  begin_operator(name, std::vector<Use>(begun_));
+  begin_operator(name, uses);
 }
 
 // ---- learning
@@ -199,7 +206,7 @@ void StepLearner::learn() {
   drop_carried();
   build_trace();
   next_uses_.clear();
-  for (const std::vector<std::uint64_t>& uses : next_uses(trace_))
+  for (const std::vector<std::uint64_t>& uses : next_uses(*trace_))
     next_uses_.insert(next_uses_.end(), uses.begin(), uses.end());
   following_ = true;
 }
@@ -229,21 +236,21 @@ void StepLearner::drop_carried() {
 }
 
 void StepLearner::build_trace() {
-  trace_ = {};
-  for (const Known& known : pages_) trace_.pages.push_back({known.bytes, known.earlier});
+  Trace trace;
+  for (const Known& known : pages_) trace.pages.push_back({known.bytes, known.earlier});
   for (std::size_t i = 0; i < operators_.size(); ++i) {
     const Operator& op = operators_[i];
-    trace_.operators.push_back({*op.name, op.seconds, op.scratch_bytes, {}, {}});
-    trace_.operators.back().accesses.assign(
-        accesses_.begin() + static_cast<std::ptrdiff_t>(accesses_begin(i)),
-        accesses_.begin() + static_cast<std::ptrdiff_t>(op.accesses_end));
+    trace.operators.push_back({*op.name, op.seconds, op.scratch_bytes, {}, {}});
+    trace.operators.back().accesses.assign(accesses_.begin() + static_cast<std::ptrdiff_t>(accesses_begin(i)),
+                                           accesses_.begin() + static_cast<std::ptrdiff_t>(op.accesses_end));
   }
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     const Known& known = pages_[id];
     if (known.earlier) continue;
     const std::size_t last = operators_.size() - 1;
-    trace_.operators[known.alive() ? last : std::min(known.freed_after, last)].frees.push_back(id);
+    trace.operators[known.alive() ? last : std::min(known.freed_after, last)].frees.push_back(id);
   }
+  trace_ = std::make_shared<const Trace>(std::move(trace));
 }
 
 }  // namespace reef

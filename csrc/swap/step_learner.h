@@ -1,8 +1,11 @@
 #pragma once
 
+#include <boost/smart_ptr/intrusive_ptr.hpp>
+#include <boost/smart_ptr/intrusive_ref_counter.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,8 +14,10 @@
 
 namespace reef {
 
-/// What the learner keeps in every page.
-struct LearnedPage {
+/// What the learner keeps in every page. It is owned by all who know it, the learner among them.
+struct LearnedPage : boost::intrusive_ref_counter<LearnedPage, boost::thread_safe_counter> {
+  virtual ~LearnedPage() = default;
+
   static constexpr std::uint32_t kNoId = std::numeric_limits<std::uint32_t>::max();
 
   std::uint64_t bytes = 0;
@@ -20,7 +25,9 @@ struct LearnedPage {
   std::uint64_t made_in_step = 0;       ///< 0: before the first
   std::uint64_t met_at = kNeverUsed;    ///< the operator that met it last, counted over all steps
   std::uint32_t id = kNoId;             ///< in the trace
+  bool dead = false;                    ///< its memory is gone: of no interest any longer
 };
+using LearnedPagePtr = boost::intrusive_ptr<LearnedPage>;
 
 /// Learns what a training step does with its pages, and follows the steps after it: while they do the same,
 /// the next use of every page is known. Pages are matched by position: those that outlive a step by
@@ -46,18 +53,21 @@ class StepLearner {
 
   /// `name` must stay where it is: operators are told apart by its address. Gives the operator's position.
   std::size_t begin_operator(const std::string& name, std::span<const Use> uses);
-  /// `results`: pages that it has made, beside others. `seconds`: since the operator before ended, without
-  /// waiting for pages.
-  void end_operator(std::size_t position, std::span<LearnedPage* const> results, double seconds,
-                    std::uint64_t scratch_bytes);
+  /// `uses`: what it began with; `results`: pages that it has made, beside others. `seconds`: since the
+  /// operator before ended, without waiting for pages.
+  void end_operator(std::size_t position, std::span<const Use> uses, std::span<LearnedPage* const> results,
+                    double seconds, std::uint64_t scratch_bytes);
 
   bool following() const { return following_; }
   /// Steps in a row that were no repetition.
   std::size_t departures() const { return departures_; }
   /// The step that is or was followed last; empty until one was.
-  const Trace& trace() const { return trace_; }
+  const Trace& trace() const { return *trace_; }
+  std::shared_ptr<const Trace> shared_trace() const { return trace_; }
+  /// Another number whenever next uses become known, or are known no longer.
+  std::uint64_t epoch() const { return epoch_; }
   /// nullptr while no such page exists.
-  LearnedPage* page(std::uint32_t id) const { return pages_[id].page; }
+  LearnedPage* page(std::uint32_t id) const { return pages_[id].page.get(); }
   /// Everything is forgotten, pages' ids too.
   void reset();
 
@@ -69,7 +79,7 @@ class StepLearner {
     std::uint64_t scratch_bytes;
   };
   struct Known {
-    LearnedPage* page;
+    LearnedPagePtr page;
     std::uint64_t bytes;
     std::size_t first;        ///< operator that met it first
     std::size_t freed_after;  ///< operator that ran last when it died
@@ -82,7 +92,7 @@ class StepLearner {
   bool matches(LearnedPage& page, std::size_t position);
   void record(LearnedPage& page, bool writes, std::size_t position);
   void depart(std::size_t position);
-  void depart_within(std::size_t position);
+  void depart_within(std::size_t position, std::span<const Use> uses);
   void learn();
   void drop_carried();
   void build_trace();
@@ -95,14 +105,14 @@ class StepLearner {
   std::size_t position_ = 0;  ///< operators begun in this step
   std::size_t cursor_ = 0;    ///< following: accesses met so far
   std::size_t departures_ = 0;
-  std::vector<Use> begun_;  ///< following: what the operator under way began with
   std::vector<Operator> operators_;
   std::vector<TraceAccess> accesses_;
   std::vector<Known> pages_;              ///< by id
   std::vector<std::uint64_t> next_uses_;  ///< by access
-  Trace trace_;
+  std::shared_ptr<const Trace> trace_ = std::make_shared<const Trace>();
+  std::uint64_t epoch_ = 0;
   const std::string* first_name_ = nullptr;
-  const LearnedPage* first_page_ = nullptr;
+  LearnedPagePtr first_page_;
   std::size_t other_candidates_ = 0;
 };
 

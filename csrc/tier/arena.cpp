@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "fork.h"
 #include "round_up.h"
 #include "tier/extents.h"
 #include "tier/slots.h"
@@ -101,6 +102,7 @@ class ArenaTier final : public Tier {
   std::uint64_t segment_bytes_;
   SegmentSource source_;
   mutable std::mutex mutex_;
+  LockAtFork at_fork_{mutex_, AtFork::Order::kTier};
   std::vector<Segment> segments_;
   std::uint64_t reserved_bytes_ = 0;
   Slots<Place> slots_;

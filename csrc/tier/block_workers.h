@@ -9,12 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "fork.h"
 #include "tier/block_memory.h"
 
 namespace reef {
 
 /// Threads that each own one block of memory, for transfers that need one.
-class BlockWorkers {
+class BlockWorkers final : public AtFork {
  public:
   BlockWorkers(int threads, std::uint64_t block_bytes);
   ~BlockWorkers();
@@ -26,6 +27,12 @@ class BlockWorkers {
   using Work = std::function<void(std::uint64_t index, void* block)>;
   void for_each(std::uint64_t count, const Work& work);
 
+  /// Returns when no work is under way.
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  /// Work is done by the calling thread from now on.
+  void after_fork_in_child() override;
+
  private:
   struct Job {
     const Work& work;
@@ -35,14 +42,20 @@ class BlockWorkers {
     std::exception_ptr error;
     std::condition_variable done;
   };
-  void serve(void* block);
+  /// Replaced as a whole in a forked child.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::condition_variable rested;
+    std::deque<Job*> jobs;  ///< with something left to begin
+    std::size_t under_way = 0;
+    bool stopping = false;
+    std::vector<std::thread> threads;
+  };
+  static void serve(State& state, void* block);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Job*> jobs_;  ///< with something left to begin
-  bool stopping_ = false;
   BlockMemory blocks_;
-  std::vector<std::thread> threads_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace reef

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "fork.h"
 #include "reef/error.h"
 #include "round_up.h"
 #include "tier/block_io.h"
@@ -27,10 +28,11 @@ std::unique_ptr<BlockIo> block_io(SwapFile& file, const DiskTierOptions& options
   }
 }
 
-class DiskTier final : public Tier {
+class DiskTier final : public Tier, private AtFork {
  public:
   DiskTier(std::unique_ptr<SwapFile> file, const DiskTierOptions& options)
-      : file_(std::move(file)),
+      : AtFork(Order::kTier),
+        file_(std::move(file)),
         block_bytes_(options.block_bytes),
         slots_(options.capacity_bytes),
         io_(block_io(*file_, options)) {}
@@ -39,6 +41,7 @@ class DiskTier final : public Tier {
 
   std::optional<Slot> take(std::uint64_t bytes) override {
     const std::lock_guard lock(mutex_);
+    refuse_if_inherited();
     const std::uint64_t room = aligned(bytes);
     if (room > slots_.free_bytes()) return std::nullopt;
     file_->reserve(std::max(extents_.end(), extents_.peek(room) + room));
@@ -53,6 +56,7 @@ class DiskTier final : public Tier {
 
   void write(Slot slot, const void* data) override {
     Place& place = find(slot);
+    refuse_if_inherited();
     const auto fill = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
@@ -97,6 +101,23 @@ class DiskTier final : public Tier {
     std::vector<std::uint64_t> hashes;  ///< one a block
   };
 
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override {
+    inherited_ = true;
+    mutex_.unlock();
+  }
+
+  // A forked child may read what its parent wrote; that a block has been written anew since is found by its
+  // hash.
+  void refuse_if_inherited() const {
+    if (!inherited_) return;
+    throw FileError("swap file in '" + file_->directory() +
+                        "': it is the parent's of this forked process, which may only read it; give this "
+                        "process a disk tier of its own",
+                    file_->directory());
+  }
+
   Place& find(Slot slot) {
     const std::lock_guard lock(mutex_);
     return slots_.at(slot);
@@ -108,6 +129,7 @@ class DiskTier final : public Tier {
   Extents extents_;
   Slots<Place> slots_;
   std::unique_ptr<BlockIo> io_;
+  bool inherited_ = false;  ///< by a forked child
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "fork.h"
 #include "reef/tier.h"
 #include "tier/slots.h"
 
@@ -62,6 +63,7 @@ class HostTier final : public Tier {
   }
 
   mutable std::mutex mutex_;
+  LockAtFork at_fork_{mutex_, AtFork::Order::kTier};
   Slots<Block> slots_;
 };
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "fork.h"
 #include "reef/error.h"
 #include "tier/block_io.h"
 #include "tier/block_memory.h"
@@ -59,6 +60,7 @@ class SharedBlocks {
   BlockMemory memory_;
   std::vector<iovec> all_;
   std::mutex mutex_;
+  LockAtFork at_fork_{mutex_, AtFork::Order::kWorkers};
   std::condition_variable freed_;
   std::vector<std::size_t> free_;
   std::uint64_t turn_ = 0;  ///< of those who wait
@@ -66,10 +68,13 @@ class SharedBlocks {
 };
 
 // Each call has a ring to itself, so whatever is under way in it is the call's own, and waited for by it.
-class UringIo final : public BlockIo {
+class UringIo final : public BlockIo, private AtFork {
  public:
   UringIo(SwapFile& file, const DiskTierOptions& options)
-      : file_(file), block_bytes_(options.block_bytes), blocks_(options.threads, options.block_bytes) {
+      : AtFork(Order::kWorkers),
+        file_(file),
+        block_bytes_(options.block_bytes),
+        blocks_(options.threads, options.block_bytes) {
     idle_.push_back(file_.uring(blocks_.all()));
   }
 
@@ -151,10 +156,21 @@ class UringIo final : public BlockIo {
     blocks_.give_back(block);
   }
 
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  // A ring is memory that the parent and the kernel share: the child touches none, not even to close it.
+  void after_fork_in_child() override {
+    inherited_ = true;
+    for (auto& ring : idle_) (void)ring.release();
+    idle_.clear();
+    mutex_.unlock();
+  }
+
   // Null if no further ring can be had: plain calls do.
   std::unique_ptr<Uring> take_ring() {
     {
       const std::lock_guard lock(mutex_);
+      if (inherited_) return nullptr;
       if (!idle_.empty()) {
         std::unique_ptr<Uring> ring = std::move(idle_.back());
         idle_.pop_back();
@@ -178,6 +194,7 @@ class UringIo final : public BlockIo {
   SharedBlocks blocks_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Uring>> idle_;  ///< nothing under way
+  bool inherited_ = false;                    ///< by a forked child
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <c10/core/Device.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +17,9 @@
 namespace torch::nn {
 class Module;
 }  // namespace torch::nn
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
 
 namespace reef {
 
@@ -29,6 +34,8 @@ struct BudgetOptions {
   /// When it ends, bring every page back. False: those that are away stay so, and an access to one throws;
   /// for models that memory could not hold.
   bool restore = true;
+  /// What errors call the tensors that the budget is given, in their order; may be shorter, or empty.
+  std::vector<std::string> names = {};
 };
 
 /// What a budget has done so far.
@@ -57,6 +64,25 @@ struct BudgetOutlook {
   std::uint64_t moved_bytes = 0;  ///< in and out
 };
 
+/// Tensors that are in memory, whatever the budget, while it lives: for whoever reads or writes them without
+/// an operator (a file being written, a copy, numpy). The budget is larger by bytes() meanwhile.
+class REEF_API WholeTensors {
+ public:
+  ~WholeTensors();
+  WholeTensors(WholeTensors&&) noexcept;
+  WholeTensors(const WholeTensors&) = delete;
+  WholeTensors& operator=(const WholeTensors&) = delete;
+
+  /// What it costs in memory: the tensors' pages. Those that were away have been read, one after another.
+  std::uint64_t bytes() const;
+
+ private:
+  friend class Budget;
+  struct State;
+  explicit WholeTensors(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
 /// While it lives, the bytes that LibTorch's allocator has handed out on the device stay within `bytes`, at
 /// every allocation, and the program computes what it would have computed: bit for bit, since pages are only
 /// moved.
@@ -66,7 +92,10 @@ struct BudgetOutlook {
 /// when room is wanted, the least recently used first, and come back before the operator that needs them.
 /// Never moved: storages that did not come from LibTorch's allocator (from_blob, shared between processes),
 /// those that numpy() has been called on, those pinned, and everything that no recorded operator touched.
-/// Code that keeps raw pointers (data_ptr(), an accessor) over other operators must pin() the tensor.
+/// What a collective of c10d works on stays until it is over. Code that keeps raw pointers (data_ptr(), an
+/// accessor) over other operators must pin() the tensor; code that reads without operators asks for whole().
+///
+/// In a forked child the budget is over: pages come back when operators use them, and nothing is bounded.
 ///
 /// If an operator's working set does not fit, BudgetError is thrown inside it, before it writes anything;
 /// where the operator allocates nothing it is a c10::Error with the same text. Errors of a tier surface
@@ -90,8 +119,17 @@ class REEF_API Budget {
   /// in force, without a limit, and end() may be tried again. Once it has ended, a call does nothing.
   void end();
 
-  /// Throws BudgetError, and keeps the old one, if what cannot leave exceeds `bytes`.
+  /// Throws BudgetError, and keeps the old one, if what cannot leave exceeds `bytes`. With more bytes than
+  /// before, pages come back as far as they fit, the last used first; throws what a tier throws. Throws
+  /// ConfigError in a forked child.
   void set_bytes(std::uint64_t bytes);
+
+  /// Brings the tensors in, one after another, and keeps them until the result goes; what exceeds the budget
+  /// leaves then. Throws what a tier throws.
+  WholeTensors whole(at::TensorList tensors);
+  /// Parameters and buffers of the modules, and what the optimizers keep for parameters.
+  WholeTensors whole(const std::vector<const torch::nn::Module*>& modules,
+                     const std::vector<torch::optim::Optimizer*>& optimizers = {});
 
   BudgetUse use() const;
   /// Now, with a quarter more, with half as much again, and so on up to the step's natural peak, in this
@@ -100,8 +138,9 @@ class REEF_API Budget {
   /// What the step that repeats does with its pages, for plan_swaps() and simulate(). Empty until a step has
   /// been learnt. What is alive beside pages is not in it.
   Trace trace() const;
-  /// A text table of use(), of the tiers, and of the outlook.
-  std::string report() const;
+  /// A text table of use(), of the tiers, and, if it is wanted, of the outlook, which costs some simulated
+  /// steps.
+  std::string report(bool with_outlook = true) const;
   /// Peaks, counts and the minimum begin anew.
   void reset_use();
 
@@ -114,7 +153,8 @@ class REEF_API Budget {
   std::unique_ptr<State> state_;
 };
 
-/// Keeps `tensor`'s page in memory until as many calls of unpin(). Without effect on what is not a page.
+/// Keeps `tensor`'s page in memory until as many calls of unpin(), through the budgets that begin and end
+/// meanwhile. Without effect on what is not a page.
 REEF_API void pin(const at::Tensor& tensor);
 REEF_API void unpin(const at::Tensor& tensor);
 

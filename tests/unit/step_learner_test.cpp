@@ -78,7 +78,7 @@ class Machine {
 
   /// Operators before `known` are expected to be known ones.
   void run(const Program& program, std::size_t known, bool next_known = true) {
-    std::map<int, std::unique_ptr<LearnedPage>> carried;
+    std::map<int, LearnedPagePtr> carried;
     for (const int page : carried_) carried[page] = std::move(pages_[page]);
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
       one(program, i, i < known, i < known && next_known);
@@ -93,8 +93,8 @@ class Machine {
   static std::uint64_t bytes_of(int page) { return 1000 + static_cast<std::uint64_t>(page) * 7; }
 
  private:
-  std::unique_ptr<LearnedPage> made(int page, bool in_step) {
-    auto made = std::make_unique<LearnedPage>();
+  LearnedPagePtr made(int page, bool in_step) {
+    const LearnedPagePtr made(new LearnedPage);
     made->bytes = bytes_of(page);
     if (in_step) learner.made(*made);
     return made;
@@ -111,7 +111,7 @@ class Machine {
       pages_[page] = made(page, true);
       results.push_back(pages_[page].get());
     }
-    learner.end_operator(position, results, 0.5, 3);
+    learner.end_operator(position, uses, results, 0.5, 3);
     EXPECT_EQ(learner.following(), known) << "operator " << i;
     if (next_known) {
       for (const int page : op.uses) expect_next(program, i, page);
@@ -150,7 +150,7 @@ class Machine {
   }
 
  private:
-  std::map<int, std::unique_ptr<LearnedPage>> pages_;
+  std::map<int, LearnedPagePtr> pages_;
   std::vector<int> carried_;
   std::size_t carried_dies_after_ = 0;
   std::uint64_t first_of_step_ = 0;
@@ -262,20 +262,20 @@ TEST(StepLearner, AStepCutShortIsAnotherStep) {
 
 TEST(StepLearner, TwoOperatorsAtOnceAreNoStep) {
   StepLearner learner;
-  LearnedPage page;
-  page.bytes = 1;
-  const StepLearner::Use use{&page, true};
+  const LearnedPagePtr page(new LearnedPage);
+  page->bytes = 1;
+  const StepLearner::Use use{page.get(), true};
   for (int step = 0; step < 2; ++step) {
     const std::size_t first = learner.begin_operator(op_name(0), {&use, 1});
     const std::size_t second = learner.begin_operator(op_name(1), {&use, 1});
-    learner.end_operator(first, {}, 1, 0);
-    learner.end_operator(second, {}, 1, 0);
+    learner.end_operator(first, {&use, 1}, {}, 1, 0);
+    learner.end_operator(second, {&use, 1}, {}, 1, 0);
     EXPECT_FALSE(learner.end_step());
     EXPECT_FALSE(learner.following());
-    EXPECT_EQ(page.id, LearnedPage::kNoId);
+    EXPECT_EQ(page->id, LearnedPage::kNoId);
   }
   for (int step = 0; step < 2; ++step) {
-    learner.end_operator(learner.begin_operator(op_name(0), {&use, 1}), {}, 1, 0);
+    learner.end_operator(learner.begin_operator(op_name(0), {&use, 1}), {&use, 1}, {}, 1, 0);
     EXPECT_EQ(learner.end_step(), step == 0);
   }
   EXPECT_TRUE(learner.following());
@@ -284,10 +284,10 @@ TEST(StepLearner, TwoOperatorsAtOnceAreNoStep) {
 // Two optimizers: the operator after the one's step is a candidate as good as the one after the other's.
 TEST(StepLearner, AStepBeginsWhereStepsBefore) {
   StepLearner learner;
-  LearnedPage generator;
-  LearnedPage critic;
-  const StepLearner::Use of_generator{&generator, false};
-  const StepLearner::Use of_critic{&critic, false};
+  const LearnedPagePtr generator(new LearnedPage);
+  const LearnedPagePtr critic(new LearnedPage);
+  const StepLearner::Use of_generator{generator.get(), false};
+  const StepLearner::Use of_critic{critic.get(), false};
   EXPECT_TRUE(learner.begins_step(op_name(0), {&of_generator, 1}));
   for (int i = 0; i < 5; ++i) {
     EXPECT_FALSE(learner.begins_step(op_name(0), {&of_critic, 1}));

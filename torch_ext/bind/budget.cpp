@@ -17,14 +17,20 @@ using reef::bind::bytes_of;
 using reef::bind::SwapTrace;
 
 struct Budget : torch::CustomClassHolder {
-  Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::string& device,
-         const std::vector<c10::intrusive_ptr<BoundTier>>& tiers, bool prefetch, bool restore) {
+  Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::vector<std::string>& names,
+         const std::string& device, const std::vector<c10::intrusive_ptr<BoundTier>>& tiers, bool prefetch,
+         bool restore) {
     reef::BudgetOptions options{
-        .device = c10::Device(device), .tiers = {}, .prefetch = prefetch, .restore = restore};
+        .device = c10::Device(device), .tiers = {}, .prefetch = prefetch, .restore = restore, .names = names};
     for (const auto& tier : tiers) options.tiers.push_back(tier->tier);
     budget.emplace(bytes_of(bytes, "the budget"), tensors, std::move(options));
   }
   std::optional<reef::Budget> budget;
+};
+
+struct WholeTensors : torch::CustomClassHolder {
+  explicit WholeTensors(reef::WholeTensors of) { whole.emplace(std::move(of)); }
+  std::optional<reef::WholeTensors> whole;
 };
 
 using Self = c10::intrusive_ptr<Budget>;
@@ -47,12 +53,23 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   reef::bind::register_swap(m);
   reef::bind::register_tier(m);
 
+  m.class_<WholeTensors>("WholeTensors")
+      .def("bytes",
+           [](const c10::intrusive_ptr<WholeTensors>& self) {
+             return static_cast<std::int64_t>(self->whole ? self->whole->bytes() : 0);
+           })
+      .def("end", [](const c10::intrusive_ptr<WholeTensors>& self) { self->whole.reset(); });
+
   m.class_<Budget>("Budget")
-      .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::string&,
-                       const std::vector<c10::intrusive_ptr<BoundTier>>&, bool, bool>())
+      .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::vector<std::string>&,
+                       const std::string&, const std::vector<c10::intrusive_ptr<BoundTier>>&, bool, bool>())
       .def("end", [](const Self& self) { self->budget->end(); })
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })
+      .def("whole",
+           [](const Self& self, const std::vector<at::Tensor>& tensors) {
+             return c10::make_intrusive<WholeTensors>(self->budget->whole(tensors));
+           })
       .def("use", [](const Self& self) { return use_of(self->budget->use()); })
       .def("outlook",
            [](const Self& self) {
@@ -64,7 +81,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              return steps;
            })
       .def("trace", [](const Self& self) { return c10::make_intrusive<SwapTrace>(self->budget->trace()); })
-      .def("report", [](const Self& self) { return self->budget->report(); })
+      .def("report", [](const Self& self, bool with_outlook) { return self->budget->report(with_outlook); })
       .def("reset_use", [](const Self& self) { self->budget->reset_use(); });
 
   m.def("pin(Tensor tensor) -> ()", [](const at::Tensor& tensor) { reef::pin(tensor); });

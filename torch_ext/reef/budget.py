@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -56,6 +57,12 @@ class BudgetOutlook:
     """In and out."""
 
 
+Target = torch.nn.Module | torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor]
+
+_in_force: set[Budget] = set()
+"""A budget that was started is in force until it is stopped, whether or not the program keeps the object."""
+
+
 class Budget(contextlib.ContextDecorator):
     """See ``budget``. Also a decorator, and ``start``/``stop``; may be used again after it has ended."""
 
@@ -63,7 +70,8 @@ class Budget(contextlib.ContextDecorator):
         self, size: int, targets: tuple[object, ...], device: str, tiers: list[Tier], prefetch: bool, restore: bool
     ) -> None:
         self._size = size
-        self._targets = targets
+        # Not to keep a model alive that the program has let go of; an iterator is read once.
+        self._targets = [weakref.ref(known) for target in targets for known in _owners(target)]
         self._device = device
         self._tiers = tiers
         self._prefetch = prefetch
@@ -76,27 +84,43 @@ class Budget(contextlib.ContextDecorator):
         """Puts the budget in force. Raises ValueError if another is, BudgetError if what cannot leave exceeds it."""
         if self._budget is not None:
             raise ValueError("this budget is in force already")
-        tensors: list[torch.Tensor] = []
-        for target in self._targets:
-            if isinstance(target, torch.nn.Module):
-                tensors += [*target.parameters(), *target.buffers()]
-            elif isinstance(target, torch.optim.Optimizer):
-                tensors += _tensors(target.state.values())
-            elif isinstance(target, torch.Tensor):
-                tensors.append(target)
-            else:
-                tensors += target  # type: ignore[arg-type]
+        named = _named(self._alive())
         self._budget = torch.classes.reef.Budget(
-            self._size, tensors, self._device, [tier._tier for tier in self._tiers], self._prefetch, self._restore
+            self._size,
+            [tensor for _, tensor in named],
+            [name for name, _ in named],
+            self._device,
+            [tier._tier for tier in self._tiers],
+            self._prefetch,
+            self._restore,
         )
+        _in_force.add(self)
         return self
+
+    def _alive(self) -> list[Target]:
+        return [target for target in (known() for known in self._targets) if target is not None]
+
+    @contextlib.contextmanager
+    def whole(self, *targets: Target) -> Iterator[int]:
+        """Inside ``with budget.whole(model, optimizer):`` their tensors are in memory, for code that reads without
+        operators: ``torch.save``, ``copy.deepcopy``, pickle, numpy, a trainer's checkpoint. They come in one after
+        another; until the end the budget is larger by their bytes, which ``with ... as size`` gives. Without targets:
+        the budget's own. Also where no budget is in force, without effect."""
+        if self._budget is None:
+            yield 0
+            return
+        whole = self._budget.whole([tensor for _, tensor in _named(targets or self._alive())])
+        try:
+            yield whole.bytes()
+        finally:
+            whole.end()
 
     @property
     def ledger(self) -> Ledger:
         """Made when first asked for, and counting from then on: what is alive, as what, and when."""
         if self._ledger is None:
             self._ledger = Ledger()
-            for target in self._targets:
+            for target in self._alive():
                 if isinstance(target, torch.optim.Optimizer):
                     self._ledger.watch(target)
         return self._ledger
@@ -106,9 +130,10 @@ class Budget(contextlib.ContextDecorator):
         accessed. Without effect if not in force."""
         if self._budget is None:
             return
-        self._ended = (self.use(), self.report())
+        self._ended = (self.use(), self._budget.report(False))
         budget, self._budget = self._budget, None
         self._ledger = None
+        _in_force.discard(self)
         budget.end()
 
     def __enter__(self) -> Budget:
@@ -118,7 +143,8 @@ class Budget(contextlib.ContextDecorator):
         self.stop()
 
     def set_bytes(self, size: str | int) -> None:
-        """Raises BudgetError, and keeps the old one, if what cannot leave exceeds it."""
+        """Raises BudgetError, and keeps the old one, if what cannot leave exceeds it. With more bytes than before, pages
+        come back as far as they fit, the last used first. Raises ValueError in a forked child."""
         self._in_force().set_bytes(_bytes(size))
         self._size = _bytes(size)
 
@@ -140,10 +166,10 @@ class Budget(contextlib.ContextDecorator):
         return _trace(self._in_force().trace())
 
     def report(self) -> str:
-        """A text table of ``use()``, of the tiers, and of the outlook."""
+        """A text table of ``use()``, of the tiers, and, while it is in force, of the outlook."""
         if self._budget is None and self._ended is not None:
             return self._ended[1]
-        return self._in_force().report()
+        return self._in_force().report(True)
 
     def reset_use(self) -> None:
         """Peaks, counts and the minimum begin anew."""
@@ -163,9 +189,35 @@ class Budget(contextlib.ContextDecorator):
         return self._budget
 
 
+def _owners(target: object) -> list[object]:
+    if isinstance(target, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
+        return [target]
+    return list(target)  # type: ignore[call-overload]
+
+
+def _named(targets: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
+    """Their tensors, and what the program calls them; "" where it has no name."""
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    targets = [owner for target in targets for owner in _owners(target)]
+    for target in targets:
+        if isinstance(target, torch.nn.Module):
+            for name, tensor in (*target.named_parameters(), *target.named_buffers()):
+                named[id(tensor)] = (name, tensor)
+    for target in targets:
+        if isinstance(target, torch.optim.Optimizer):
+            for parameter, state in target.state.items():
+                of = named[id(parameter)][0] if id(parameter) in named else ""
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    for tensor in _tensors([value]):
+                        named.setdefault(id(tensor), (f"{key} of {of}" if of else str(key), tensor))
+        elif isinstance(target, torch.Tensor):
+            named.setdefault(id(target), ("", target))
+    return list(named.values())
+
+
 def budget(
     size: str | int,
-    *targets: torch.nn.Module | torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor],
+    *targets: Target,
     spill: str | Path | None = None,
     tiers: Iterable[Tier] | None = None,
     device: str | torch.device = "cpu",

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "page/page.h"
+#include "reef/tier.h"
+
+namespace reef {
+
+/// Holds a pager's lock while something is decided. The lock covers nothing that can wait: no input or
+/// output, no reference to a storage, nothing of Python's. What is let go of meanwhile is dropped when the
+/// lock has been released: blocks, which go back to allocators with locks of their own, and room in tiers.
+class Decision {
+ public:
+  explicit Decision(std::mutex& mutex) : lock_(mutex) {}
+  Decision(std::mutex& mutex, std::try_to_lock_t) : lock_(mutex, std::try_to_lock) {}
+  ~Decision() {
+    if (lock_.owns_lock()) lock_.unlock();
+    for (const auto& [tier, slot] : slots_) tier->give_back(slot);
+  }
+  Decision(const Decision&) = delete;
+  Decision& operator=(const Decision&) = delete;
+
+  bool holds_lock() const { return lock_.owns_lock(); }
+
+  void drop(c10::DataPtr block) {
+    if (block) blocks_.push_back(std::move(block));
+  }
+  /// The page's bytes are in no tier any longer.
+  void drop_slot(Page& page) {
+    if (page.slot) slots_.emplace_back(std::exchange(page.tier, nullptr), *page.slot);
+    page.slot.reset();
+  }
+
+ private:
+  c10::SmallVector<c10::DataPtr, 1> blocks_;
+  c10::SmallVector<std::pair<std::shared_ptr<Tier>, Tier::Slot>, 1> slots_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+}  // namespace reef

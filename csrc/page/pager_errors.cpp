@@ -1,0 +1,43 @@
+#include "page/pager_errors.h"
+
+#include <algorithm>
+
+#include "reef/bytes.h"
+
+namespace reef {
+namespace {
+
+std::string text_of(std::uint64_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
+
+std::string running(const RoomWanted& wanted) {
+  return wanted.op.empty() ? "outside any operator" : "operator " + wanted.op;
+}
+
+}  // namespace
+
+BudgetError working_set_error(const RoomWanted& wanted) {
+  const std::uint64_t own = wanted.pinned_bytes + wanted.bytes;
+  const std::uint64_t least = std::max(wanted.least_bytes, wanted.step_bytes);
+  return BudgetError(running(wanted) + " is out of memory. It works on " + text_of(own) +
+                         " of pages at once, and " + text_of(wanted.least_bytes - own) +
+                         " of other memory is alive that cannot leave, in a budget of " +
+                         text_of(wanted.budget_bytes) + "; give at least " + std::to_string(least) +
+                         " bytes (Budget::set_bytes, or a new budget)",
+                     least);
+}
+
+BudgetError no_tier_error(const RoomWanted& wanted, std::uint64_t page_bytes,
+                          const std::vector<std::shared_ptr<Tier>>& tiers, std::uint64_t alive_bytes) {
+  std::string full;
+  for (const auto& tier : tiers) {
+    const TierUse use = tier->use();
+    full += (full.empty() ? "" : ", ") + tier->name() + " " + text_of(use.used_bytes) + " of " +
+            text_of(use.capacity_bytes);
+  }
+  return BudgetError(running(wanted) + " is out of memory. A page of " + text_of(page_bytes) +
+                         " must leave, and no tier has room for it (" + full +
+                         "); give a larger tier, or one more (a disk)",
+                     alive_bytes);
+}
+
+}  // namespace reef

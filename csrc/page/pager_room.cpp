@@ -1,0 +1,264 @@
+// How room is found: for allocations, for pages that come back, ahead of operators.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "page/own_allocation.h"
+#include "page/pager.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
+// All that may leave is being freed by other threads, which takes them an instant.
+constexpr int kMostIdleRounds = 2000;
+
+}  // namespace
+
+// ---- the allocator's side
+
+bool Pager::before_allocate(std::size_t bytes) {
+  if (OwnAllocation::is_being_made() || !running()) return false;
+  if (auto& failed = this_threads_frame().failed) std::rethrow_exception(std::exchange(failed, nullptr));
+  bool there = false;
+  {
+    Decision decision(mutex_);
+    if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
+    note_needed(bytes, decision);
+    there = try_claim(bytes);
+  }
+  if (!there) make_room(bytes);
+  blocks_.trim(kept_bytes(0));
+  return true;
+}
+
+void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
+
+void* Pager::allocate(std::size_t bytes) {
+  if (!running() || bytes < BlockCache::kSmallestBlock) return nullptr;
+  // What the pager allocates for itself has no reservation.
+  return blocks_.allocate(bytes, kept_bytes(OwnAllocation::is_being_made() ? bytes : 0));
+}
+
+bool Pager::freed(const void* data) noexcept {
+  if (!listens_) return false;
+  Decision decision(mutex_);
+  Page* const page = table_.at(data);
+  if (page == nullptr) return false;
+  const bool later = mover_.forget(*page, decision, /*freed=*/true);
+  listen_while_needed(decision);
+  return later;
+}
+
+// When no budget is in force nothing is kept.
+bool Pager::take_back(void* data) noexcept {
+  if (!blocks_.free(data)) return false;
+  if (!running()) blocks_.trim(0);
+  return true;
+}
+
+void Pager::storage_died(Page& page) noexcept {
+  Decision decision(mutex_);
+  mover_.forget(page, decision, /*freed=*/false);
+  listen_while_needed(decision);
+}
+
+// Where the allocator tells of it later, under a lock of its own.
+void Pager::take_freed(Decision& decision) {
+  for (const void* data : memory_->take_freed()) {
+    Page* page = table_.at(data);
+    if (page == nullptr) continue;
+    c10::StorageImpl* const storage = page->storage._unsafe_get_target();
+    if (page->storage.expired() || storage->_mutable_data_ptr_no_checks().get() != data)
+      mover_.forget(*page, decision, /*freed=*/false);
+  }
+}
+
+// ---- room
+
+std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
+  return memory_->alive_bytes() + reserved_bytes_ + bytes;
+}
+
+std::uint64_t Pager::limit_bytes() const { return budget_bytes_ + allowed_bytes_; }
+
+// Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
+// blocks of many sizes would hardly ever fit where others have left.
+std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
+  const std::uint64_t peak = std::max<std::uint64_t>(seen_peak_bytes_, memory_->peak_bytes());
+  const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, peak);
+  return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
+}
+
+// What would be alive with every page away that could be.
+std::uint64_t Pager::needed_bytes(std::uint64_t bytes) const {
+  return alive_bytes(bytes) - table_.evictable_bytes();
+}
+
+std::uint64_t Pager::note_needed(std::uint64_t bytes, const Decision&) {
+  const std::uint64_t needed = needed_bytes(bytes);
+  step_.allocates(needed);
+  minimum_bytes_ = std::max(minimum_bytes_, needed);
+  return needed;
+}
+
+// Several threads at once never claim more than there is, nor does one that fails disturb another.
+bool Pager::try_claim(std::uint64_t bytes) {
+  std::uint64_t reserved = reserved_bytes_;
+  while (memory_->alive_bytes() + reserved + bytes <= limit_bytes()) {
+    if (reserved_bytes_.compare_exchange_weak(reserved, reserved + bytes)) return true;
+  }
+  return false;
+}
+
+RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
+  const std::string* const op = this_threads_frame().op;
+  return {.op = op == nullptr ? std::string() : *op,
+          .budget_bytes = budget_bytes_,
+          .bytes = bytes,
+          .pinned_bytes = table_.memory_bytes() - table_.evictable_bytes(),
+          .least_bytes = needed_bytes(bytes),
+          .step_bytes = minimum_bytes_};
+}
+
+// Returns when `bytes` are reserved.
+void Pager::make_room(std::uint64_t bytes) {
+  for (int idle = 0;;) {
+    PagePtr leaving;
+    PagePtr victim;
+    {
+      Decision decision(mutex_);
+      take_freed(decision);
+      const std::uint64_t needed = note_needed(bytes, decision);
+      if (try_claim(bytes)) return;
+      if (needed > limit_bytes() || idle > kMostIdleRounds)
+        throw working_set_error(wanted_room(bytes, decision));
+      leaving = mover_.leaving(decision);  // its bytes are on their way already
+      if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/true);
+      if (victim != nullptr) table_.begin_preparing(*victim);
+    }
+    if (leaving != nullptr) {
+      mover_.wait_for(leaving);
+    } else if (victim == nullptr) {
+      ++idle;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (!mover_.evict(victim, PageMover::Way::kHere)) {
+      const Decision decision(mutex_);
+      throw no_tier_error(wanted_room(bytes, decision), victim->bytes, mover_.tiers(decision),
+                          alive_bytes(bytes));
+    }
+  }
+}
+
+// Room for what the running operator will allocate, where nobody asks when it does: as its last run did, or
+// as much again as it reads.
+void Pager::make_room_ahead(const Frame& frame) {
+  std::uint64_t bytes = 0;
+  {
+    const Decision decision(mutex_);
+    const StepLearner& learner = step_.learner();
+    if (learner.following() && frame.position < learner.trace().operators.size()) {
+      const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
+      const std::uint64_t working_set = working_set_bytes(learner.trace(), frame.position);
+      bytes = working_set - std::min(working_set, pinned);
+    } else {
+      for (const Frame::Use& use : frame.used) bytes += use.page->bytes;
+    }
+    const std::uint64_t most = limit_bytes() - std::min(limit_bytes(), needed_bytes(0));
+    bytes = std::min(bytes, most);  // if it needs more, its allocation is refused
+  }
+  make_room(bytes);
+  reserved_bytes_ -= bytes;
+}
+
+bool Pager::free_some(std::uint64_t bytes) noexcept {
+  if (!running() || OwnAllocation::is_being_made()) return false;
+  const std::uint64_t before = memory_->alive_bytes();
+  try {
+    for (;;) {
+      if (before - std::min<std::uint64_t>(before, memory_->alive_bytes()) >= bytes) return true;
+      PagePtr leaving;
+      PagePtr victim;
+      {
+        // The allocator's lock is held: another thread with this lock may be waiting for that one.
+        const Decision decision(mutex_, std::try_to_lock);
+        if (!decision.holds_lock()) break;
+        leaving = mover_.leaving(decision);
+        if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/false);
+        if (victim != nullptr) table_.begin_preparing(*victim);
+      }
+      if (leaving != nullptr) {
+        mover_.wait_for(leaving);
+      } else if (victim == nullptr || !mover_.evict(victim, PageMover::Way::kHere)) {
+        break;
+      }
+    }
+  } catch (...) {
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
+  }
+  return memory_->alive_bytes() < before;
+}
+
+void Pager::refuse_allocation(std::uint64_t bytes) {
+  const Decision decision(mutex_);
+  if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
+  minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
+  throw working_set_error(wanted_room(bytes, decision));
+}
+
+// ---- pages that are wanted
+
+// Returns when it is in memory, and with `writes` when nothing reads it beside.
+void Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes) {
+  for (;;) {
+    bool away = false;
+    {
+      const Decision decision(mutex_);
+      if (page->gone) return;
+      switch (page->state) {
+        case PageState::kResident:
+        case PageState::kClean:
+          return;
+        case PageState::kLeaving:
+          if (!writes) return;
+          break;
+        case PageState::kAway:
+          away = true;
+          break;
+        case PageState::kComing:
+          break;
+      }
+    }
+    if (!away) {
+      mover_.wait_for(page, owner);
+      if (owner == nullptr && page->storage.expired()) return;  // whoever frees it will tell
+      continue;
+    }
+    if (page->storage.expired()) return;
+    make_room(page->bytes);
+    c10::DataPtr block;
+    try {
+      block = mover_.allocate(*page);
+    } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
+      reserved_bytes_ -= page->bytes;
+      if (memory_->asks_before_allocations() || !free_some(page->bytes)) throw;
+      continue;
+    } catch (...) {
+      reserved_bytes_ -= page->bytes;
+      throw;
+    }
+    reserved_bytes_ -= page->bytes;  // it is counted now
+    mover_.fetch(page, std::move(block), PageMover::Way::kHere, owner);
+  }
+}
+
+// A block belongs to the stream that it was allocated on; on another, it could be given away while in use.
+void Pager::check_stream(Page& page, std::uint64_t stream) {
+  if (page.stream == stream || page.stays) return;
+  page.stays = true;
+  table_.pin(page);
+}
+
+}  // namespace reef
