@@ -62,8 +62,9 @@ void leave() { enter(nullptr, Category::kOther); }
 // began.
 class LedgerListener final : public OperatorListener {
  public:
+  bool listens() const override { return birth.op == nullptr; }
+
   bool begins(OperatorCall& call) override {
-    if (birth.op != nullptr) return false;
     const Operator& op = call.op;
     const std::string* const shown = call.in_backward ? &op.name_in_backward : &op.name;
     if (op.is_collective) {

@@ -22,6 +22,8 @@ struct Listeners {
   at::CallbackHandle handle = 0;
 };
 
+std::atomic<std::size_t> listening = 0;  ///< all listeners are before this one
+
 Listeners& listeners() {
   static auto* const all = new Listeners;
   static auto* const at_fork = new LockAtFork(all->mutex, AtFork::Order::kTables);
@@ -40,6 +42,15 @@ void ends(const at::RecordFunction&, at::ObserverContext* context) {
 
 // LibTorch swallows what an observer throws, and then never tells of the end.
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
+  std::array<OperatorListener*, kMostListeners> all{};
+  bool any = false;
+  for (std::size_t i = 0; i < listening.load(std::memory_order_acquire); ++i) {
+    OperatorListener* const listener = listeners().active[i].load(std::memory_order_acquire);
+    if (listener == nullptr || !listener->listens()) continue;
+    all[i] = listener;
+    any = true;
+  }
+  if (!any) return nullptr;
   const Operator& op = operator_of(call);
   if (!op.is_operator && call.inputs().empty()) return nullptr;
   auto begun = std::make_unique<OperatorCall>(op, call);
@@ -47,9 +58,8 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
     begun->in_backward = in_backward();
     begun->records_gradient = !begun->in_backward && records_gradient(call);
     for (std::size_t i = 0; i < kMostListeners; ++i) {
-      OperatorListener* listener = listeners().active[i].load(std::memory_order_acquire);
-      if (listener == nullptr || (!op.is_operator && !listener->hears_ranges())) continue;
-      if (listener->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
+      if (all[i] == nullptr || (!op.is_operator && !all[i]->hears_ranges())) continue;
+      if (all[i]->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
     }
   } catch (...) {
     ends(call, begun.get());
@@ -79,6 +89,30 @@ void observe_anew(Listeners& all) {
 
 }  // namespace
 
+namespace {
+
+// Plain data: what a thread still keeps when it ends is freed by nobody, a few hundred bytes.
+struct Spare {
+  static constexpr std::size_t kMost = 8;
+  void* blocks[kMost] = {};
+  std::size_t count = 0;
+};
+[[gnu::tls_model("initial-exec")]] constinit thread_local Spare spare;
+
+}  // namespace
+
+void* OperatorCall::operator new(std::size_t bytes) {
+  return spare.count > 0 ? spare.blocks[--spare.count] : ::operator new(bytes);
+}
+
+void OperatorCall::operator delete(void* block) noexcept {
+  if (spare.count < Spare::kMost) {
+    spare.blocks[spare.count++] = block;
+  } else {
+    ::operator delete(block);
+  }
+}
+
 OperatorObservation::OperatorObservation(OperatorListener& listener) {
   Listeners& all = listeners();
   const std::lock_guard lock(all.mutex);
@@ -88,6 +122,7 @@ OperatorObservation::OperatorObservation(OperatorListener& listener) {
       all.known.begin());
   TORCH_INTERNAL_ASSERT(index_ < kMostListeners);
   all.known[index_] = &listener;
+  if (index_ >= listening) listening = index_ + 1;
   if (all.observations[index_]++ > 0) return;
   all.active[index_].store(&listener, std::memory_order_release);
   observe_anew(all);

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "observer/operator_table.h"
@@ -17,12 +18,18 @@ struct OperatorCall : at::ObserverContext {
   bool in_backward = false;
   bool records_gradient = false;  ///< autograd records it, and so may save its tensors; outside backward
   std::uint8_t heard = 0;         ///< bit i: listener i is to hear of its end
+
+  /// From a few blocks that each thread keeps: one is made for nearly every operator.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* block) noexcept;
 };
 
 /// Hears of every operator on every thread; LibTorch's observer of operators is asked once for all listeners,
 /// since it costs about half a microsecond a call. Listeners live for ever.
 class OperatorListener {
  public:
+  /// Whether anything that this thread calls now is of interest; asked before what it is is looked up.
+  virtual bool listens() const { return true; }
   /// True if ends() is to be called as well. What it throws ends the observation of this call, for all
   /// listeners: the operator itself runs.
   virtual bool begins(OperatorCall& call) = 0;

@@ -67,6 +67,7 @@ Entry* describe(const at::RecordFunction& call, std::string_view name, std::stri
   Operator& op = entry->op;
   op.name = name;
   op.name_in_backward = op.name + " (backward)";
+  op.is_of_reducer = name.starts_with("torch::distributed::reducer::");
   const auto schema = call.operator_schema();
   if (!schema) return entry;
   op.is_operator = true;

@@ -17,6 +17,7 @@ struct Operator {
   std::string name;              ///< "aten::add_"
   std::string name_in_backward;  ///< "aten::add_ (backward)"
   bool is_operator = false;      ///< false: a named range without a schema, such as autograd's own
+  bool is_of_reducer = false;    ///< a range of DDP's reducer, about one of its buckets
   bool is_collective = false;    ///< of the c10d namespace
   bool is_composite = false;     ///< it has no kernel of its own, and calls operators, which are observed
   bool is_view = false;          ///< of LibTorch's own: its result shares its argument's memory

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -27,6 +28,11 @@ class Decision {
   Decision& operator=(const Decision&) = delete;
 
   bool holds_lock() const { return lock_.owns_lock(); }
+  /// Without the lock, until another thread has changed it to be so.
+  template <class IsSo>
+  void wait(std::condition_variable& changed, const IsSo& is_so) {
+    changed.wait(lock_, is_so);
+  }
 
   void drop(c10::DataPtr block) {
     if (block) blocks_.push_back(std::move(block));

@@ -35,6 +35,8 @@ struct Frame {
   const std::string* op = nullptr;  ///< the outermost operator with a kernel of its own; nullptr outside
   int depth = 0;                    ///< of these
   bool knew = false;                ///< it used a page
+  /// The outermost reaches no memory but that of its arguments and its own: what it calls is of no interest.
+  bool closed = false;
   std::size_t position = StepFollower::kUntraced;  ///< of the outermost, in its step
   std::size_t outermost_uses = 0;                  ///< of `used`, those of the outermost
   c10::SmallVector<Use, 8> used;                   ///< pinned until the outermost ends

@@ -1,8 +1,12 @@
 #include "page/observe_pages.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -18,6 +22,28 @@ namespace {
 
 using Register = Pager::Register;
 using Uses = c10::SmallVector<Pager::Use, 8>;
+
+// What a tensor of LibTorch's own, with memory, is for the dispatcher.
+constexpr c10::DispatchKeySet kPlain = c10::DispatchKeySet(
+    {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::ADInplaceOrView,
+     c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::AutocastCUDA, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+// Whether nothing but LibTorch's kernel runs within: no mode, no transform, no hook of the program's. What
+// the kernel calls then works on its arguments and on what it makes for itself.
+bool is_closed(const OperatorCall& call) {
+  if (!call.op.is_of_torch || c10::impl::dispatch_mode_enabled()) return false;
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PythonTLSSnapshot) ||
+      !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+    return false;
+  const auto inputs = call.call.inputs();
+  return std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
+    return any_tensor(input, [](const at::Tensor& tensor) {
+      return tensor.defined() && !(tensor.key_set() - kPlain).empty();
+    });
+  });
+}
 
 // Nothing that a subclass may answer for: it may raise, or call operators.
 void add_dense(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device device) {
@@ -78,6 +104,7 @@ class PageListener final : public OperatorListener {
   explicit PageListener(Pager& pager) : pager_(pager), device_(pager.device()) {}
   bool needs_outputs() const override { return true; }
   bool hears_ranges() const override { return true; }
+  bool listens() const override { return !pager_.this_threads_frame().closed; }
 
   bool begins(OperatorCall& call) override {
     const Operator& op = call.op;
@@ -86,16 +113,20 @@ class PageListener final : public OperatorListener {
     if (op.touches_memory()) {
       add_inputs(uses, call, device_);
       pager_.enter(call, what_to_register(call), uses);
+      Frame& frame = pager_.this_threads_frame();
+      frame.closed = frame.depth == 1 && is_closed(call);
       return true;
     }
     op.is_operator&& op.is_of_torch ? add_integers(uses, call, device_) : add_inputs(uses, call, device_);
     const bool keeps = op.is_operator && !op.is_of_torch;
     if (uses.empty() && !keeps) return false;
+    if (op.is_of_reducer) pager_.keep(uses);  // it compares their addresses between operators
     pager_.enter_around(call, keeps, uses);
     return true;
   }
 
   void ends(OperatorCall& call) noexcept override {
+    pager_.this_threads_frame().closed = false;
     if (!call.op.touches_memory()) return pager_.leave_around(call);
     Uses results;
     try {

@@ -47,12 +47,12 @@ struct Page final : LearnedPage {
   bool gone = false;                     ///< its storage is, or holds other memory: no page any longer
   bool parameter = false;                ///< a leaf that requires a gradient
   bool preparing = false;                ///< a thread is about to evict it, and has not begun to copy
+  bool being_hashed = false;             ///< a thread reads its memory, outside the lock
   bool leaves_beside = false;            ///< kLeaving: beside the operators
-  bool stays = false;                    ///< used on several streams: pinned for good
+  bool stays = false;                    ///< its address is kept by others, or it is used on several streams
   bool refused = false;                  ///< it could not come, and its storage says why
   std::uint32_t pins = 0;                ///< operators that run on it, and calls of pin()
   std::uint32_t holds = 0;               ///< of these, calls of pin(): they outlast a budget
-  std::uint32_t readers = 0;             ///< threads that read its memory outside the lock
   std::uint64_t version = 0;             ///< writes that were observed
   std::uint64_t last_use = 0;            ///< by the pager's clock
   std::size_t index = 0;                 ///< in the table
@@ -72,7 +72,7 @@ struct Page final : LearnedPage {
   bool in_memory() const { return state != PageState::kAway && !gone; }
   /// Its memory is being read outside the lock, so it cannot be given back now.
   bool being_read() const {
-    return readers > 0 || (state == PageState::kLeaving && transfer != nullptr && !transfer->done());
+    return being_hashed || (state == PageState::kLeaving && transfer != nullptr && !transfer->done());
   }
 };
 using PagePtr = boost::intrusive_ptr<Page>;

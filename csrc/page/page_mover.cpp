@@ -162,13 +162,15 @@ bool PageMover::leave_clean(const PagePtr& page) {
   {
     Decision decision(mutex_);
     if (page->state != PageState::kClean || wanted(*page)) return false;
-    ++page->readers;
+    if (another_hashes(*page, decision)) return true;
+    page->being_hashed = true;
   }
-  const bool same = memory_.hash(page->data, page->bytes) == page->hash;
+  const std::uint64_t hash = hash_of(*page);
   const Residency::Hold owner = residency_.hold(*page);
   Decision decision(mutex_);
-  no_longer_read(*page, decision);
+  if (page->being_hashed) return true;
   if (page->state != PageState::kClean || wanted(*page)) return false;
+  const bool same = hash == page->hash;
   if (!owner) {
     table_.being_freed(*page);
     return true;
@@ -249,9 +251,21 @@ void PageMover::leave(Page& page, c10::StorageImpl& owner, Decision& decision) {
   decision.drop(residency_.take_away(page, owner));
 }
 
-void PageMover::no_longer_read(Page& page, Decision& decision) {
-  --page.readers;
+// Another thread is at it, and will have seen the same when this returns.
+bool PageMover::another_hashes(const Page& page, Decision& decision) {
+  if (!page.being_hashed) return false;
+  wait_for_hash(page, decision);
+  return true;
+}
+
+// Of its memory as it is now; ends what the caller has begun.
+std::uint64_t PageMover::hash_of(Page& page) {
+  const std::uint64_t hash = memory_.hash(page.data, page.bytes);
+  Decision decision(mutex_);
+  page.being_hashed = false;
+  hashed_.notify_all();
   if (page.gone && !page.being_read()) decision.drop(std::move(page.block));
+  return hash;
 }
 
 void PageMover::end_leaving(Page& page) {
@@ -267,7 +281,7 @@ bool PageMover::stays(Page& page, const std::shared_ptr<Transfer>& transfer, Dec
   end_leaving(page);
   if (page.gone) {
     drop_slot(page, decision);
-    if (page.readers == 0) decision.drop(std::move(page.block));
+    if (!page.being_hashed) decision.drop(std::move(page.block));
     return true;
   }
   if (transfer->error) {
@@ -287,14 +301,13 @@ bool PageMover::stays(Page& page, const std::shared_ptr<Transfer>& transfer, Dec
 void PageMover::settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) {
   {
     Decision decision(mutex_);
-    if (stays(*page, transfer, decision)) return;
-    ++page->readers;
+    if (stays(*page, transfer, decision) || another_hashes(*page, decision)) return;
+    page->being_hashed = true;
   }
-  const bool same = memory_.hash(page->data, page->bytes) == transfer->hash;
+  const bool same = hash_of(*page) == transfer->hash;
   const Residency::Hold owner = residency_.hold(*page);
   Decision decision(mutex_);
-  no_longer_read(*page, decision);
-  if (stays(*page, transfer, decision)) return;
+  if (page->being_hashed || stays(*page, transfer, decision)) return;
   count_out(*page, *transfer);
   page->hash = transfer->hash;
   end_leaving(*page);
@@ -376,16 +389,27 @@ void PageMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfe
 
 // ---- both
 
-void PageMover::settle(const PagePtr& page, c10::StorageImpl* owner) {
-  std::shared_ptr<Transfer> transfer;
+// By the transfer that has finished: the page may have another by now.
+void PageMover::settle(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
+                       c10::StorageImpl* owner) {
   bool leaving = false;
   {
     const Decision decision(mutex_);
-    transfer = page->transfer;
+    if (page->transfer != transfer) return;
     leaving = page->state == PageState::kLeaving;
   }
-  if (transfer == nullptr) return;
   leaving ? settle_leaving(page, transfer) : settle_coming(page, transfer, owner);
+}
+
+void PageMover::settle_finished() {
+  std::vector<std::pair<PagePtr, std::shared_ptr<Transfer>>> finished;
+  {
+    const Decision decision(mutex_);
+    for (const PagePtr& page : leaving_) {
+      if (page->transfer->done()) finished.emplace_back(page, page->transfer);
+    }
+  }
+  for (const auto& [page, transfer] : finished) settle(page, transfer, nullptr);
 }
 
 void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
@@ -409,7 +433,7 @@ void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
     counts_.waited_seconds += seconds_since(began);
     if (page->state == PageState::kComing) ++counts_.faults;
   }
-  settle(page, owner);
+  settle(page, transfer, owner);
 }
 
 std::shared_ptr<Transfer> PageMover::under_way() const {

@@ -3,6 +3,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <boost/intrusive/list.hpp>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -56,19 +57,16 @@ class PageMover {
   /// tier throws; then it stays away. `owner`: its storage, if the caller has a reference to it.
   void fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::StorageImpl* owner = nullptr);
 
-  /// What a finished transfer means for its page. Throws what a transfer into memory threw.
-  void settle(const PagePtr& page, c10::StorageImpl* owner = nullptr);
   /// The page that began to leave first, of those that have not left, or nullptr.
   PagePtr leaving(const Decision&) const { return leaving_.empty() ? nullptr : leaving_.front(); }
-  /// Adds all that have finished leaving.
-  template <class Pages>
-  void finished(Pages& pages, const Decision&) const {
-    for (const PagePtr& page : leaving_) {
-      if (page->transfer->done()) pages.push_back(page);
-    }
-  }
-  /// Waits for its transfer, and settles it.
+  /// What has finished leaving is gone.
+  void settle_finished();
+  /// Waits for the page's transfer, and settles it. Throws what a transfer into memory threw.
   void wait_for(const PagePtr& page, c10::StorageImpl* owner = nullptr);
+  /// Until no thread reads the page's memory to see whether it has changed.
+  void wait_for_hash(const Page& page, Decision& decision) {
+    decision.wait(hashed_, [&] { return !page.being_hashed; });
+  }
   /// Nothing is under way with any page; those that were leaving stay.
   void settle_all() noexcept;
   /// The first transfer that is under way, or nullptr.
@@ -111,11 +109,13 @@ class PageMover {
   bool leave_clean(const PagePtr& page);
   std::shared_ptr<Transfer> begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier, Way way);
   bool give_up_copies(std::uint64_t bytes);
+  void settle(const PagePtr& page, const std::shared_ptr<Transfer>& transfer, c10::StorageImpl* owner);
   void settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer);
   void settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer, c10::StorageImpl* owner);
   bool stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision);
   void leave(Page& page, c10::StorageImpl& owner, Decision& decision);
-  void no_longer_read(Page& page, Decision& decision);
+  bool another_hashes(const Page& page, Decision& decision);
+  std::uint64_t hash_of(Page& page);
   void end_leaving(Page& page);
   void end_coming(Page& page);
   void count_out(const Page& page, const Transfer& transfer);
@@ -128,7 +128,8 @@ class PageMover {
   std::vector<std::shared_ptr<Tier>> tiers_;
   std::vector<PagePtr> leaving_;  ///< in the order in which they started
   std::vector<PagePtr> coming_;
-  Copies copies_;  ///< the last that came back is the last
+  Copies copies_;                   ///< the last that came back is the last
+  std::condition_variable hashed_;  ///< a page is not being hashed any longer
   bool settling_all_ = false;
   std::exception_ptr error_;
   MoveCounts counts_;

@@ -224,13 +224,18 @@ void Pager::disallow(std::uint64_t bytes) noexcept {
   allowed_bytes_ -= bytes;
   try {
     make_room(0);
-  } catch (...) {  // the next allocation finds the same
+  } catch (const BudgetError&) {  // the next allocation finds the same
+  } catch (...) {
     mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
 }
 
 Page* Pager::find_or_register(c10::StorageImpl& storage) {
-  if (Page* known = table_.find(storage)) return known;
+  Page* const known = table_.find(storage);
+  return known != nullptr ? known : register_page(storage);
+}
+
+Page* Pager::register_page(c10::StorageImpl& storage) {
   Page* page = table_.add(*this, storage);
   if (page == nullptr) return nullptr;
   page->stream = memory_->stream();

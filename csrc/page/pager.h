@@ -131,7 +131,12 @@ class Pager final : public AllocationGate, private AtFork {
   void enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses);
   void leave_around(const OperatorCall& call) noexcept;
 
+  /// These storages stay in memory until they are freed.
+  void keep(c10::ArrayRef<Use> uses);
+
   // ---- pager_room.cpp
+
+  Frame& this_threads_frame() const { return Frame::of_this_thread(slot_); }
 
   /// Memory has run out: what can leave does, until so many bytes are free. False if nothing did, or if
   /// another thread is at work with the pages.
@@ -160,19 +165,20 @@ class Pager final : public AllocationGate, private AtFork {
   void after_fork_in_parent() override;
   void after_fork_in_child() override;
 
-  Frame& this_threads_frame() const { return Frame::of_this_thread(slot_); }
-
   // With the lock.
   Page* find_or_register(c10::StorageImpl& storage);
+  Page* register_page(c10::StorageImpl& storage);
   void take_freed(Decision& decision);
   void forget_all(Decision& decision);
   void listen_while_needed(const Decision&);
   bool try_claim(std::uint64_t bytes);
   std::uint64_t note_needed(std::uint64_t bytes, const Decision&);
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
-  void check_stream(Page& page, std::uint64_t stream);
+  void stay(Page& page);
   void operator_runs(const Frame& frame, const Decision&);
-  void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
+  using Known = c10::SmallVector<Page*, 8>;
+  void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
+                  const Known& known);
   void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);
   RoomWanted wanted_room(std::uint64_t bytes, const Decision&) const;
 

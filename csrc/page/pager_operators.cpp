@@ -13,9 +13,17 @@ namespace {
 // Smaller storages are never pages.
 constexpr std::size_t kSmallestOfInterest = 1024;
 
+// In memory, and if it is to be written, read by nobody.
 bool is_there(const Page& page, bool writes) {
-  return page.state == PageState::kResident || page.state == PageState::kClean ||
-         (page.state == PageState::kLeaving && !writes);
+  switch (page.state) {
+    case PageState::kResident:
+    case PageState::kClean:
+      return !writes || !page.being_hashed;
+    case PageState::kLeaving:
+      return !writes;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -40,14 +48,16 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     Decision decision(mutex_);
     take_freed(decision);
     if (outermost) ++clock_;
-    StepFollower::Uses known;
+    Known known;
+    StepFollower::Uses known_uses;
     bool parameters = false;
     for (const Use& use : uses) {
-      if (Page* page = table_.find(*use.storage)) known.push_back({page, use.writes});
+      known.push_back(table_.find(*use.storage));
+      if (known.back() != nullptr) known_uses.push_back({known.back(), use.writes});
       parameters |= use.parameter;
     }
-    frame.knew |= !known.empty() || parameters;
-    if (outermost && call.records_gradient && step_.begins_step(call.op.name, known)) {
+    frame.knew |= !known_uses.empty() || parameters;
+    if (outermost && call.records_gradient && step_.begins_step(call.op.name, known_uses)) {
       const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
       const bool replan = step_.end_step();
       if (replan) fetches_.clear();
@@ -57,7 +67,7 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
         wanted = step_.wants_plan(budget_bytes_, mover_.speeds(decision));
     }
     // All are pinned before the first is brought in: making room for one must not push out another.
-    begin_uses(frame, call, what, uses);
+    begin_uses(frame, call, what, uses, known);
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
       all_there &= is_there(*used.page, used.writes);
@@ -78,12 +88,15 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
 }
 
 // Pins pages, and registers new ones; notes the storages that are none.
-void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
+void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
+                       const Known& known) {
   const std::uint64_t stream = memory_->stream();
-  for (const Use& use : uses) {
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    const Use& use = uses[i];
     const bool may_register =
         running() && (what == Register::kAll || use.parameter || (frame.knew && use.writes));
-    Page* page = may_register ? find_or_register(*use.storage) : table_.find(*use.storage);
+    Page* page = known[i];
+    if (page == nullptr && may_register) page = find_or_register(*use.storage);  // it may be there twice
     if (page == nullptr) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
       if (data == nullptr || use.storage->nbytes() < kSmallestOfInterest) continue;
@@ -96,7 +109,9 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
     if (use.writes) ++page->version;
     if (use.writes && page->parameter && !call.in_backward && !call.records_gradient)
       step_.parameter_written();
-    check_stream(*page, stream);
+    // A block belongs to the stream that it was allocated on; on another, it could be given away while in
+    // use.
+    if (page->stream != stream) stay(*page);
     table_.pin(*page);
     frame.used.push_back({PagePtr(page), use.writes, use.storage});
   }
@@ -143,7 +158,6 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
   }
   if (frame.knew) what = Register::kAll;  // what is made of pages is one
   if (frame.used.empty() && frame.unknown.empty() && (what == Register::kNone || results.empty())) return;
-  const std::size_t position = frame.position;
   {
     Decision decision(mutex_);
     take_freed(decision);
@@ -183,7 +197,10 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
     }
     frame.used.clear();
     frame.unknown.clear();
-    if (!running() || (frame.position == StepFollower::kUntraced && position == frame.position)) return;
+    if (!running() || frame.position == StepFollower::kUntraced) return;
+    if (!step_.learner().following()) fetches_.clear();
+    if (step_.moves(frame.position).empty() && fetches_.empty() && mover_.leaving(decision) == nullptr)
+      return;
   }
   move_ahead(frame.position);
 }
@@ -218,9 +235,22 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
       if (use.writes && use.page->state == PageState::kClean) use.page->state = PageState::kResident;
     } catch (const std::exception& error) {  // told by the next allocation, or by the access
       const Decision decision(mutex_);
-      mover_.keep_error(std::current_exception(), decision);
+      if (dynamic_cast<const BudgetError*>(&error) == nullptr)  // an operator within finds that by itself
+        mover_.keep_error(std::current_exception(), decision);
       if (use.page->state == PageState::kAway) refuse_access(*use.owner, message_of(error));
     }
+  }
+}
+
+void Pager::stay(Page& page) {
+  if (!std::exchange(page.stays, true)) table_.pin(page);
+}
+
+void Pager::keep(c10::ArrayRef<Use> uses) {
+  if (!running()) return;
+  const Decision decision(mutex_);
+  for (const Use& use : uses) {
+    if (Page* page = find_or_register(*use.storage)) stay(*page);
   }
 }
 
@@ -242,16 +272,9 @@ void Pager::leave_around(const OperatorCall& call) noexcept {
 
 // It is followed as far as memory and the tiers allow; what fails is told at the next allocation.
 void Pager::move_ahead(std::size_t position) {
-  c10::SmallVector<PagePtr, 4> finished;
   c10::SmallVector<PagePtr, 4> leave;
   c10::SmallVector<PagePtr, 4> come;
-  {
-    const Decision decision(mutex_);
-    if (!step_.learner().following()) fetches_.clear();
-    mover_.finished(finished, decision);
-    if (finished.empty() && fetches_.empty() && step_.moves(position).empty()) return;
-  }
-  for (const PagePtr& page : finished) mover_.settle(page);
+  mover_.settle_finished();
   {
     const Decision decision(mutex_);
     const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };

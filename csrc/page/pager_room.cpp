@@ -67,6 +67,7 @@ void Pager::storage_died(Page& page) noexcept {
 
 // Where the allocator tells of it later, under a lock of its own.
 void Pager::take_freed(Decision& decision) {
+  if (memory_->asks_before_allocations()) return;  // and tells of frees
   for (const void* data : memory_->take_freed()) {
     Page* page = table_.at(data);
     if (page == nullptr) continue;
@@ -215,11 +216,12 @@ void Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
   for (;;) {
     bool away = false;
     {
-      const Decision decision(mutex_);
+      Decision decision(mutex_);
       if (page->gone) return;
       switch (page->state) {
         case PageState::kResident:
         case PageState::kClean:
+          if (writes) mover_.wait_for_hash(*page, decision);
           return;
         case PageState::kLeaving:
           if (!writes) return;
@@ -252,13 +254,6 @@ void Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
     reserved_bytes_ -= page->bytes;  // it is counted now
     mover_.fetch(page, std::move(block), PageMover::Way::kHere, owner);
   }
-}
-
-// A block belongs to the stream that it was allocated on; on another, it could be given away while in use.
-void Pager::check_stream(Page& page, std::uint64_t stream) {
-  if (page.stream == stream || page.stays) return;
-  page.stays = true;
-  table_.pin(page);
 }
 
 }  // namespace reef
