@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -23,11 +24,14 @@
 #include "reef/budget.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
+#include "reef/swap.h"
+#include "reef/trace.h"
 
 namespace {
 
 using reef::bench::in_turn;
 using reef::bench::print;
+using reef::bench::print_ratios;
 using reef::bench::Variant;
 
 constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 50;
@@ -48,6 +52,110 @@ void operators() {
                  {"budget without limit", [&] { budget.emplace(kUnlimited); }, run, [&] { budget.reset(); }}},
                 21, kCount),
         "ns");
+}
+
+// Where users have it: on tensors that are pages, few and many, and in a step of many small operators.
+// Nothing is evicted.
+void operators_on_pages() {
+  constexpr int kCount = 20'000;
+  std::optional<reef::Ledger> ledger;
+  std::optional<reef::Budget> budget;
+  const at::Tensor weight = torch::randn({512});
+  const at::Tensor other = torch::randn({512});
+  at::Tensor result = torch::empty({512});
+  const auto add = [&] {
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < kCount; ++i) at::add_out(result, weight, other);
+  };
+  const auto among = [&](std::int64_t count) {
+    return [&, count] {
+      std::vector<at::Tensor> pages{weight, other, result};
+      for (std::int64_t i = 3; i < count; ++i) pages.push_back(torch::empty({256}));
+      budget.emplace(kUnlimited, at::TensorList(pages));
+    };
+  };
+  const auto over = [&] { budget.reset(); };
+  auto results = in_turn({{"plain", {}, add, {}},
+                          {"ledger alone", [&] { ledger.emplace(); }, add, [&] { ledger.reset(); }},
+                          {"budget, 1000 pages", among(1000), add, over},
+                          {"budget, 64000 pages", among(64'000), add, over}},
+                         11, kCount);
+  print("budget/operator (aten::add.out, 512 elements)", results, "ns");
+  print_ratios("budget/operator (aten::add.out, 512 elements)", results);
+
+  constexpr int kSteps = 20;
+  torch::nn::Sequential net;
+  for (int i = 0; i < 10; ++i) net->push_back(torch::nn::Linear(256, 256));
+  torch::optim::SGD optimizer(net->parameters(), 1e-3);
+  const at::Tensor x = torch::randn({64, 256});
+  const auto steps = [&] {
+    for (int i = 0; i < kSteps; ++i) {
+      optimizer.zero_grad();
+      net->forward(x).sum().backward();
+      optimizer.step();
+    }
+  };
+  results = in_turn(
+      {{"plain", {}, steps, {}},
+       {"ledger alone", [&] { ledger.emplace(); }, steps, [&] { ledger.reset(); }},
+       {"budget", [&] { budget.emplace(kUnlimited, std::vector<const torch::nn::Module*>{net.get()}); },
+        steps, over}},
+      21, kSteps * 1e3);
+  print("budget/step of an MLP, 10 x 256, batch 64", results, "us");
+  print_ratios("budget/step of an MLP, 10 x 256, batch 64", results);
+}
+
+// What a step of many operators costs to look ahead on, and how long another thread waits for the lock while
+// pages of 8 MiB leave and come.
+void outlook_and_lock() {
+  constexpr int kOperators = 14'400;
+  const torch::NoGradGuard no_grad;
+  reef::Trace trace;
+  for (std::uint32_t page = 0; page < 200; ++page) trace.pages.push_back({1 << 20, true});
+  for (std::uint32_t i = 0; i < kOperators; ++i) {
+    const auto made = static_cast<std::uint32_t>(trace.pages.size());
+    trace.pages.push_back({1 << 14, false});
+    trace.operators.push_back({"op", 1e-5, 0, {{i % 200, i % 7 == 0}, {made, true}}, {}});
+    if (i >= 300) trace.operators.back().frees.push_back(made - 300);
+  }
+  for (std::uint32_t left = 0; left < 300; ++left)
+    trace.operators.back().frees.push_back(static_cast<std::uint32_t>(trace.pages.size()) - 300 + left);
+  const reef::SwapSpeeds speeds{4e9, 4e9};
+  const std::uint64_t bytes = reef::natural_peak_bytes(trace) / 2;
+  const auto plan = [&] {
+    const reef::SwapPlan made = reef::plan_swaps(trace, bytes, reef::SwapPolicy::kFarthest, speeds);
+    reef::simulate(trace, made, bytes, speeds);
+  };
+  print("budget/outlook", in_turn({{"one budget, 14400 operators", {}, plan, {}}}, 5, 1e9), "s");
+
+  std::vector<at::Tensor> pages;
+  for (int i = 0; i < 16; ++i) pages.push_back(torch::ones({2 << 20}));
+  reef::Budget budget(kUnlimited, at::TensorList(pages));
+  budget.set_bytes(budget.use().live_bytes - (std::uint64_t{64} << 20));
+  std::atomic<bool> over = false;
+  std::vector<double> waits;
+  std::thread other([&] {
+    while (!over) {
+      const auto begin = std::chrono::steady_clock::now();
+      budget.use();
+      waits.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  });
+  for (int round = 0; round < 10; ++round) {
+    for (at::Tensor& page : pages) page.neg_();
+  }
+  over = true;
+  other.join();
+  for (const double part : {0.5, 0.99, 0.999}) {
+    char name[96];
+    std::snprintf(name, sizeof name,
+                  "budget/another thread asks for use() while 8 MiB pages move/quantile %g", part);
+    print(name, reef::bench::quantile(waits, part), "us",
+          std::to_string(waits.size()) + " questions, " + std::to_string(budget.use().evictions) +
+              " evictions");
+  }
 }
 
 struct Training {
@@ -154,8 +262,11 @@ void training(const Training& job) {
     add("disk tier", disk, true);
     add("disk tier without prefetch", disk, false);
   }
-  print("budget/step of " + job.name + " (natural peak " + std::to_string(peak_bytes >> 20) + " MiB)",
-        in_turn(variants, 7, kSteps * 1e6), "ms");
+  const std::string name =
+      "budget/step of " + job.name + " (natural peak " + std::to_string(peak_bytes >> 20) + " MiB)";
+  const auto results = in_turn(variants, 7, kSteps * 1e6);
+  print(name, results, "ms");
+  print_ratios(name, results);
 }
 
 // Calls it for 0 to count - 1 on two threads, as a budget's lane moves pages.
@@ -241,12 +352,14 @@ void disk_bandwidth(std::uint64_t page_bytes, int pages) {
 int main(int count, char** arguments) {
   torch::manual_seed(0);
   torch::set_num_threads(1);
-  // Some of: operators disk gpt net. None: all.
+  // Some of: operators pages lock disk gpt net. None: all.
   const auto wanted = [&](const char* part) {
     return count < 2 || std::any_of(arguments + 1, arguments + count,
                                     [&](const char* given) { return std::string_view(given) == part; });
   };
   if (wanted("operators")) operators();
+  if (wanted("pages")) operators_on_pages();
+  if (wanted("lock")) outlook_and_lock();
   if (wanted("disk")) {
     disk_bandwidth(std::uint64_t{256} << 10, 256);
     disk_bandwidth(std::uint64_t{32} << 20, 8);

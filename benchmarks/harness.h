@@ -98,4 +98,17 @@ inline void print(const std::string& name, const std::vector<Result>& results, c
   }
 }
 
+/// Each one's time over the first's, in the same round.
+inline void print_ratios(const std::string& name, const std::vector<Result>& results) {
+  for (std::size_t i = 1; i < results.size(); ++i) {
+    std::vector<double> ratios;
+    for (std::size_t round = 0; round < results[i].nanoseconds.size(); ++round)
+      ratios.push_back(results[i].nanoseconds[round] / results[0].nanoseconds[round]);
+    char spread[96];
+    std::snprintf(spread, sizeof spread, "median of ratios in the same round, quartiles %.4g to %.4g",
+                  quantile(ratios, 0.25), quantile(ratios, 0.75));
+    print(name + "/" + results[i].name + " over " + results[0].name, median(ratios), "x", spread);
+  }
+}
+
 }  // namespace reef::bench

@@ -37,6 +37,10 @@ class Decision {
   void drop(c10::DataPtr block) {
     if (block) blocks_.push_back(std::move(block));
   }
+  /// It may have what the thread that submitted it had, objects of Python's among it.
+  void drop(std::shared_ptr<Transfer> transfer) {
+    if (transfer != nullptr) transfers_.push_back(std::move(transfer));
+  }
   /// The page's bytes are in no tier any longer.
   void drop_slot(Page& page) {
     if (page.slot) slots_.emplace_back(std::exchange(page.tier, nullptr), *page.slot);
@@ -45,6 +49,7 @@ class Decision {
 
  private:
   c10::SmallVector<c10::DataPtr, 1> blocks_;
+  c10::SmallVector<std::shared_ptr<Transfer>, 1> transfers_;
   c10::SmallVector<std::pair<std::shared_ptr<Tier>, Tier::Slot>, 1> slots_;
   std::unique_lock<std::mutex> lock_;
 };

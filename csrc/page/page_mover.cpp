@@ -268,9 +268,9 @@ std::uint64_t PageMover::hash_of(Page& page) {
   return hash;
 }
 
-void PageMover::end_leaving(Page& page) {
+void PageMover::end_leaving(Page& page, Decision& decision) {
   std::erase(leaving_, &page);
-  page.transfer = nullptr;
+  decision.drop(std::exchange(page.transfer, nullptr));
   page.state = PageState::kResident;
 }
 
@@ -278,7 +278,7 @@ void PageMover::end_leaving(Page& page) {
 bool PageMover::stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision) {
   if (page.transfer != transfer || page.state != PageState::kLeaving) return true;  // another has settled it
   if (!transfer->error && !wanted(page)) return false;
-  end_leaving(page);
+  end_leaving(page, decision);
   if (page.gone) {
     drop_slot(page, decision);
     if (!page.being_hashed) decision.drop(std::move(page.block));
@@ -310,7 +310,7 @@ void PageMover::settle_leaving(const PagePtr& page, const std::shared_ptr<Transf
   if (page->being_hashed || stays(*page, transfer, decision)) return;
   count_out(*page, *transfer);
   page->hash = transfer->hash;
-  end_leaving(*page);
+  end_leaving(*page, decision);
   copies_.push_back(*page);
   if (!owner) return table_.being_freed(*page);
   if (!residency_.may_leave(*page, *owner)) {
@@ -353,9 +353,9 @@ void PageMover::fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::Sto
   settle_coming(page, transfer, owner);
 }
 
-void PageMover::end_coming(Page& page) {
+void PageMover::end_coming(Page& page, Decision& decision) {
   std::erase(coming_, &page);
-  page.transfer = nullptr;
+  decision.drop(std::exchange(page.transfer, nullptr));
 }
 
 void PageMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
@@ -364,7 +364,7 @@ void PageMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfe
     Decision decision(mutex_);
     if (page->transfer != transfer || page->state != PageState::kComing) return;
     if (page->gone || transfer->error) {
-      end_coming(*page);
+      end_coming(*page, decision);
       decision.drop(std::move(page->block));
       if (page->gone) return drop_slot(*page, decision);
       table_.stayed_away(*page);
@@ -377,7 +377,7 @@ void PageMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfe
   Decision decision(mutex_);
   if (page->transfer != transfer || page->state != PageState::kComing || page->gone) return;
   const void* const data = page->block.get();
-  end_coming(*page);
+  end_coming(*page, decision);
   if (c10::DataPtr rest = residency_.put_back(*page, *owner, std::move(page->block))) {
     decision.drop(std::move(rest));
     return table_.stayed_away(*page);
@@ -420,7 +420,7 @@ void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
     if (transfer == nullptr) return;
     // What has not begun to leave, and is wanted, need not.
     if (page->state == PageState::kLeaving && wanted(*page) && transfer->cancel()) {
-      end_leaving(*page);
+      end_leaving(*page, decision);
       if (page->gone) drop_slot(*page, decision);
       if (page->slot) copies_.push_back(*page);
       return table_.end_preparing(*page);
@@ -484,7 +484,7 @@ bool PageMover::forget(Page& page, Decision& decision, bool freed) {
     if (!freed && !away) page.transfer->wait();
     if (page.transfer->cancel() || page.transfer->done() || (!freed && !away)) {
       std::erase(leaving_, &page);
-      end_coming(page);
+      end_coming(page, decision);
     }
   }
   const bool later = freed && page.being_read();

@@ -116,8 +116,8 @@ class PageMover {
   void leave(Page& page, c10::StorageImpl& owner, Decision& decision);
   bool another_hashes(const Page& page, Decision& decision);
   std::uint64_t hash_of(Page& page);
-  void end_leaving(Page& page);
-  void end_coming(Page& page);
+  void end_leaving(Page& page, Decision& decision);
+  void end_coming(Page& page, Decision& decision);
   void count_out(const Page& page, const Transfer& transfer);
   void count_in(const Page& page, const Transfer& transfer);
 

@@ -196,26 +196,28 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
 
 // As far as there is room: the last used first, since those that are used next were used last, too.
 void Pager::bring_back() {
-  std::vector<PagePtr> pages;
+  struct Wanted {
+    PagePtr page;
+    bool coming;  ///< has its room already
+    std::uint64_t last_use;
+  };
+  std::vector<Wanted> wanted;
   {
     const Decision decision(mutex_);
     for (const PagePtr& page : table_.pages()) {
-      if (page->state == PageState::kAway || page->state == PageState::kComing) pages.push_back(page);
+      const bool coming = page->state == PageState::kComing;
+      if (coming || page->state == PageState::kAway) wanted.push_back({page, coming, page->last_use});
     }
-    // Those that are on their way have their room already.
-    const auto rank = [](const Page& page) {
-      return std::make_pair(page.state == PageState::kComing, page.last_use);
-    };
-    std::sort(pages.begin(), pages.end(), [&](const auto& a, const auto& b) { return rank(*a) > rank(*b); });
-    std::uint64_t room = limit_bytes() - std::min(limit_bytes(), alive_bytes(0));
-    std::erase_if(pages, [&](const PagePtr& page) {
-      if (page->state == PageState::kComing) return false;
-      if (page->bytes > room) return true;
-      room -= page->bytes;
-      return false;
-    });
   }
-  for (const PagePtr& page : pages) make_resident(page, nullptr, /*writes=*/false);
+  std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) {
+    return a.coming != b.coming ? a.coming : a.last_use > b.last_use;
+  });
+  std::uint64_t room = limit_bytes() - std::min(limit_bytes(), alive_bytes(0));
+  for (const Wanted& one : wanted) {
+    if (!one.coming && one.page->bytes > room) continue;
+    if (!one.coming) room -= one.page->bytes;
+    make_resident(one.page, nullptr, /*writes=*/false);
+  }
 }
 
 void Pager::allow(std::uint64_t bytes) { allowed_bytes_ += bytes; }

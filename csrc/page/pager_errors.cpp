@@ -22,7 +22,8 @@ BudgetError working_set_error(const RoomWanted& wanted) {
                          " of pages at once, and " + text_of(wanted.least_bytes - own) +
                          " of other memory is alive that cannot leave, in a budget of " +
                          text_of(wanted.budget_bytes) + "; give at least " + std::to_string(least) +
-                         " bytes (Budget::set_bytes, or a new budget)",
+                         " bytes" + (least > wanted.least_bytes ? ", which the step needs elsewhere" : "") +
+                         " (Budget::set_bytes, or a new budget)",
                      least);
 }
 

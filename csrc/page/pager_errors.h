@@ -17,7 +17,7 @@ struct RoomWanted {
   std::uint64_t bytes = 0;         ///< of the allocation
   std::uint64_t pinned_bytes = 0;  ///< of pages in use
   std::uint64_t least_bytes = 0;   ///< that would be alive if all went that can
-  std::uint64_t step_bytes = 0;    ///< the least budget for all that was met so far
+  std::uint64_t step_bytes = 0;    ///< the least budget for all of the step, as far as it is known
 };
 
 /// What is in use, and the allocation, exceed the budget.

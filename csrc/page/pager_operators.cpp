@@ -60,6 +60,8 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     if (outermost && call.records_gradient && step_.begins_step(call.op.name, known_uses)) {
       const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
       const bool replan = step_.end_step();
+      for (const LearnedPagePtr& page : step_.learner().left_behind())
+        table_.victims().changed(static_cast<Page&>(*page));
       if (replan) fetches_.clear();
       // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
       // that evicted nothing needs none.

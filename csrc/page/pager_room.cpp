@@ -121,7 +121,7 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
           .bytes = bytes,
           .pinned_bytes = table_.memory_bytes() - table_.evictable_bytes(),
           .least_bytes = needed_bytes(bytes),
-          .step_bytes = minimum_bytes_};
+          .step_bytes = std::max(minimum_bytes_, step_.least_bytes())};
 }
 
 // Returns when `bytes` are reserved.

@@ -17,7 +17,7 @@ void StepFollower::begin(bool prefetch) {
   plan_ = {};
   prefetch_ = prefetch;
   parameter_written_ = false;
-  fixed_bytes_ = fixed_most_ = 0;
+  fixed_bytes_ = fixed_most_ = least_bytes_ = 0;
   last_end_ = Clock::now();
   waited_before_ = 0;
 }
@@ -32,6 +32,7 @@ bool StepFollower::end_step() {
   const bool learnt = learner_.end_step();
   fixed_bytes_ = std::exchange(fixed_most_, 0);
   if (learnt) plan_ = {};
+  if (learnt) least_bytes_ = minimum_bytes(learner_.trace()) + fixed_bytes_;
   if (!learner_.following()) return false;
   return learnt ? learner_.departures() < kMostDepartures : repeated && plan_.after.empty();
 }

@@ -64,6 +64,8 @@ class StepFollower {
 
   /// The largest of operator_runs' in the step that is followed.
   std::uint64_t fixed_bytes() const { return fixed_bytes_; }
+  /// The least budget for the step that was learnt last; 0 until one was.
+  std::uint64_t least_bytes() const { return least_bytes_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -74,6 +76,7 @@ class StepFollower {
   bool parameter_written_ = false;
   std::uint64_t fixed_bytes_ = 0;
   std::uint64_t fixed_most_ = 0;  ///< in the step under way
+  std::uint64_t least_bytes_ = 0;
   std::uint64_t needed_before_ = 0;
   std::uint64_t needed_most_ = 0;
   Clock::time_point last_end_;

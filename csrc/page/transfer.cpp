@@ -20,6 +20,7 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
     } catch (...) {
       error = std::current_exception();
     }
+    copy_ = nullptr;
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     done_.store(true, std::memory_order_release);
     done_.notify_all();

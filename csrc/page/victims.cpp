@@ -38,13 +38,22 @@ Page* Victims::first(bool known, std::uint64_t epoch) {
   return &order_.front();
 }
 
+void Victims::changed(Page& page) {
+  if (has(page)) push(page);
+}
+
+void Victims::push(Page& page) {
+  heap_.push_back({page.next_use, page.last_use, PagePtr(&page)});
+  std::push_heap(heap_.begin(), heap_.end());
+}
+
 void Victims::take_up() {
-  const bool all = heap_.empty();
-  for (; new_ != order_.end(); ++new_) {
-    heap_.push_back({new_->next_use, new_->last_use, PagePtr(&*new_)});
-    if (!all) std::push_heap(heap_.begin(), heap_.end());
+  if (!heap_.empty()) {
+    for (; new_ != order_.end(); ++new_) push(*new_);
+    return;
   }
-  if (all) std::make_heap(heap_.begin(), heap_.end());
+  for (; new_ != order_.end(); ++new_) heap_.push_back({new_->next_use, new_->last_use, PagePtr(&*new_)});
+  std::make_heap(heap_.begin(), heap_.end());
 }
 
 }  // namespace reef

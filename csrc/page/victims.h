@@ -16,6 +16,8 @@ class Victims {
   /// It was used last of all.
   void add(Page& page);
   void remove(Page& page);
+  /// Its next use has become another; if it is there, it stays where it is by last use.
+  void changed(Page& page);
   static bool has(const Page& page) { return page.order.is_linked(); }
   bool empty() const { return order_.empty(); }
 
@@ -44,6 +46,7 @@ class Victims {
       Page, boost::intrusive::member_hook<Page, boost::intrusive::list_member_hook<>, &Page::order>>;
 
   void take_up();
+  void push(Page& page);
 
   Order order_;                         ///< by last use
   Order::iterator new_ = order_.end();  ///< from here on the heap does not have them

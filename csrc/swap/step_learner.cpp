@@ -39,15 +39,17 @@ bool StepLearner::end_step() {
     departures_ = 0;
   } else {
     ++departures_;
+    ++epoch_;
     spoiled_ ? forget_step() : learn();
   }
-  ++epoch_;
+  left_behind_.clear();
   base_ += position_;
   for (Known& known : pages_) {
     if (!known.alive()) continue;
     if (!known.earlier) {  // made in the step and still alive: in the next, another takes its place
       known.page->id = LearnedPage::kNoId;
       known.page->next_use = kNeverUsed;
+      if (repeated) left_behind_.push_back(known.page);
       known.page = nullptr;
     } else if (!repeated) {
       known.page->next_use = base_ + known.first;

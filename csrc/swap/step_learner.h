@@ -66,6 +66,9 @@ class StepLearner {
   std::shared_ptr<const Trace> shared_trace() const { return trace_; }
   /// Another number whenever next uses become known, or are known no longer.
   std::uint64_t epoch() const { return epoch_; }
+  /// Pages that the last step made and left behind, whose next use is not known any longer, if it was a
+  /// repetition.
+  std::span<const LearnedPagePtr> left_behind() const { return left_behind_; }
   /// nullptr while no such page exists.
   LearnedPage* page(std::uint32_t id) const { return pages_[id].page.get(); }
   /// Everything is forgotten, pages' ids too.
@@ -111,6 +114,7 @@ class StepLearner {
   std::vector<std::uint64_t> next_uses_;  ///< by access
   std::shared_ptr<const Trace> trace_ = std::make_shared<const Trace>();
   std::uint64_t epoch_ = 0;
+  std::vector<LearnedPagePtr> left_behind_;
   const std::string* first_name_ = nullptr;
   LearnedPagePtr first_page_;
   std::size_t other_candidates_ = 0;

@@ -75,6 +75,78 @@ TEST_F(BudgetErrors, WhatIsPinnedStaysWhereItIs) {
   EXPECT_EQ(budget.use().evictions, 1);
 }
 
+TEST_F(BudgetErrors, WholeTensorsAreReadThroughPointers) {
+  torch::nn::Sequential net = deep_net();
+  Budget budget(kMany, {net.get()});
+  const std::uint64_t alive = budget.use().live_bytes;
+  const std::uint64_t tight = alive - alive / 2;
+  budget.set_bytes(tight);
+  const auto read_all = [&] {
+    for (const auto& parameter : net->named_parameters()) parameter.value().const_data_ptr();
+  };
+  try {
+    read_all();
+    FAIL() << "no error";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(message_of(error).find(".weight': its memory is not in use"), std::string::npos)
+        << message_of(error);
+  }
+  {
+    const WholeTensors whole = budget.whole({net.get()});
+    EXPECT_EQ(budget.use().live_bytes, alive);
+    EXPECT_GE(whole.bytes() + tight, alive);
+    EXPECT_NO_THROW(read_all());
+  }
+  EXPECT_LE(budget.use().live_bytes, tight);
+}
+
+// A composite operator, which keeps a pointer to its argument and one to what it has made over other
+// operators.
+at::Tensor kept(const at::Tensor& x, const std::vector<at::Tensor>& more) {
+  const at::Tensor made = x * 2;
+  const auto* const first = x.const_data_ptr<float>();
+  const auto* const second = made.const_data_ptr<float>();
+  at::Tensor sum = torch::zeros({});
+  for (const at::Tensor& other : more) sum = sum + (other * 2).sum();
+  return sum + *first + *second;
+}
+TORCH_LIBRARY(reef_budget_test, m) { m.def("kept", &kept); }
+
+TEST_F(BudgetErrors, WhatCallsOperatorsKeepsWhatItWasGiven) {
+  constexpr std::int64_t kElements = 10'000;
+  const auto tensors = [&](int count) {
+    std::vector<at::Tensor> all;
+    for (int i = 0; i < count; ++i) all.push_back(torch::full({kElements}, i + 3.0F).requires_grad_());
+    return all;
+  };
+  const std::vector<at::Tensor> x = tensors(1), more = tensors(6), idle = tensors(6);
+  const auto run = [&] {
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow("reef_budget_test::kept", "")
+        .typed<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>()
+        .call(x[0], more)
+        .item<float>();
+  };
+  const float plain = run();
+  std::vector<at::Tensor> all = x;
+  all.insert(all.end(), more.begin(), more.end());
+  all.insert(all.end(), idle.begin(), idle.end());
+  Budget budget(kMany, at::TensorList(all));
+  const std::uint64_t alive = budget.use().live_bytes;
+  int right = 0;
+  for (int less = 0; less < 8; ++less) {
+    try {
+      budget.set_bytes(alive - static_cast<std::uint64_t>(less) * kElements * 4);
+      EXPECT_EQ(run(), plain);
+      ++right;
+    } catch (const c10::Error& error) {
+      EXPECT_NE(message_of(error).find("out of memory"), std::string::npos) << message_of(error);
+    }
+  }
+  EXPECT_GT(right, 2);
+  EXPECT_GT(budget.use().evictions, 6);
+}
+
 // Through a raw pointer, without an operator: in each state in which a page is in memory and in a tier.
 TEST_F(BudgetErrors, WhatIsWrittenUnseenIsKept) {
   at::Tensor tensor = torch::ones({1000});
