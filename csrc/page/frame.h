@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <exception>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,13 +43,18 @@ struct Frame {
   std::vector<Held> held;
   c10::SmallVector<const void*, 2> keepers;  ///< calls around that keep what is made within them, too
 
-  /// The calling thread's; made when it is first asked for, since the static block of threads is small.
+  /// The calling thread's; made when it is first asked for.
   static Frame& of_this_thread(std::size_t device_slot) {
-    static thread_local std::array<std::unique_ptr<Frame>, kDeviceSlots> frames;
-    std::unique_ptr<Frame>& frame = frames[device_slot];
-    if (frame == nullptr) frame = std::make_unique<Frame>();
-    return *frame;
+    Frame* const frame = known_[device_slot];
+    return frame != nullptr ? *frame : make(device_slot);
   }
+
+ private:
+  static Frame& make(std::size_t device_slot);
+
+  // Small enough for the static block, which is found without a call. Owned by frame.cpp.
+  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local std::array<Frame*, kDeviceSlots>
+      known_{};
 };
 
 }  // namespace reef
