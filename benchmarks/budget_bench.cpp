@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -248,13 +249,22 @@ void training(const Training& job) {
     }
   };
   constexpr int kSteps = 3;
+  std::map<std::string, double> waited;  // seconds, of all steps that were timed
   std::vector<Variant> variants{{"plain", {}, [&] { steps(kSteps); }, {}}};
   for (const int percent : {100, 75, 50, 33, 25}) {
     const std::uint64_t bytes = feasible(peak_bytes * static_cast<std::uint64_t>(percent) / 100);
     const std::string part = std::to_string((100 * bytes + peak_bytes / 2) / peak_bytes) + " percent";
     const auto add = [&](const std::string& name, const auto& tier, bool prefetch) {
-      variants.push_back({name + ", " + part, [=] { begin_and_learn(bytes, tier(), prefetch); },
-                          [=] { steps(kSteps); }, [&] { budget.reset(); }});
+      variants.push_back({name + ", " + part,
+                          [=, &budget] {
+                            begin_and_learn(bytes, tier(), prefetch);
+                            budget->reset_use();
+                          },
+                          [=] { steps(kSteps); },
+                          [=, &waited, &budget] {
+                            if (percent == 50) waited[name] += budget->use().waited_seconds;
+                            budget.reset();
+                          }});
     };
     add("host tier", host, true);
     if (percent != 50) continue;
@@ -267,6 +277,11 @@ void training(const Training& job) {
   const auto results = in_turn(variants, 7, kSteps * 1e6);
   print(name, results, "ms");
   print_ratios(name, results);
+  for (const std::string tier : {"host tier", "disk tier"}) {
+    const double hidden = 1 - waited[tier] / waited[tier + " without prefetch"];
+    print(name + "/" + tier + ", 50 percent, hidden by prefetch", hidden * 100, "%",
+          "of the seconds that operators wait without it");
+  }
 }
 
 // Calls it for 0 to count - 1 on two threads, as a budget's lane moves pages.

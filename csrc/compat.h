@@ -41,23 +41,19 @@ Pointer make_node(Arguments&&... arguments) {
   }
 }
 
-/// Undoes StorageImpl::release_data_and_set_meta_custom_data_ptr_error_msg_, for which 2.11 and 2.12 have no
-/// function.
-#if REEF_TORCH >= 213
-inline void clear_access_error(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
-#else
-// An explicit instantiation may name a private member.
+/// What decides whether StorageImpl::data() throws. LibTorch sets it together with the text of the error, and
+/// clears the text with it, which another thread may be reading; 2.11 and 2.12 cannot clear it at all. An
+/// explicit instantiation may name a private member.
 template <bool c10::StorageImpl::*kFlag>
 struct AccessFlag {
   friend bool& access_flag(c10::StorageImpl& storage) { return storage.*kFlag; }
 };
 bool& access_flag(c10::StorageImpl& storage);
 template struct AccessFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-inline void clear_access_error(c10::StorageImpl& storage) {
-  access_flag(storage) = false;
-  storage.get_extra_meta().custom_data_ptr_error_msg_ = std::nullopt;
+
+inline void refuse_access(c10::StorageImpl& storage, bool refused) {
+  access_flag(storage) = refused;
   storage.set_data_ptr_noswap(std::move(storage._mutable_data_ptr_no_checks()));  // looks at the flags again
 }
-#endif
 
 }  // namespace reef::compat

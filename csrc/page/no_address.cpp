@@ -34,10 +34,10 @@ class NoAddress final : public Residency {
   }
 
   c10::DataPtr take_away(Page& page, c10::StorageImpl& owner) override {
+    refuse_access(owner, refusal_of(page));
     c10::DataPtr block = std::move(owner._mutable_data_ptr_no_checks());
     intrusive_ptr_add_ref(&page);
     owner.set_data_ptr_noswap(c10::DataPtr(nullptr, &page, &storage_died, owner.device()));
-    refuse_access(owner, refusal_of(page));
     return block;
   }
 

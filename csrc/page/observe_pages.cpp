@@ -95,8 +95,7 @@ void add_integers(Uses& uses, const OperatorCall& call, c10::Device device) {
 
 // Autograd may save what a recorded operator reads and makes.
 Register what_to_register(const OperatorCall& call) {
-  return call.in_backward || call.records_gradient || call.op.is_collective ? Register::kAll
-                                                                            : Register::kNone;
+  return call.in_backward || call.records_gradient ? Register::kAll : Register::kNone;
 }
 
 class PageListener final : public OperatorListener {

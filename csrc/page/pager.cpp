@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "reef/error.h"
@@ -10,8 +9,6 @@
 
 namespace reef {
 namespace {
-
-constexpr std::uint64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
 c10::Device indexed(c10::Device device) {
   if (device.is_cuda() && !device.has_index()) device.set_index(0);
@@ -119,6 +116,7 @@ void Pager::stop(std::uint64_t number) {
 
 void Pager::abandon(std::uint64_t number) noexcept {
   if (mode_ == Mode::kAsleep || number != starts_) return;
+  budget_bytes_ = kNoLimit;
   memory_->limit(~std::uint64_t{0});
   mover_.settle_all();
   {

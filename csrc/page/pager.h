@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -160,6 +161,8 @@ class Pager final : public AllocationGate, private AtFork {
     kRunning,
     kForked,  ///< in a child of a process with a budget: pages come back when wanted, and nothing leaves
   };
+  static constexpr std::uint64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
   explicit Pager(std::unique_ptr<Memory> memory);
   void before_fork() override;
   void after_fork_in_parent() override;
@@ -179,6 +182,7 @@ class Pager final : public AllocationGate, private AtFork {
   using Known = c10::SmallVector<Page*, 8>;
   void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
                   const Known& known);
+  LetGo held_until_called(const Frame& frame);
   void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);
   RoomWanted wanted_room(std::uint64_t bytes, const Decision&) const;
 
@@ -197,7 +201,7 @@ class Pager final : public AllocationGate, private AtFork {
   mutable std::mutex mutex_;
   std::atomic<Mode> mode_ = Mode::kAsleep;
   std::atomic<bool> listens_ = false;
-  std::atomic<std::uint64_t> budget_bytes_ = 0;
+  std::atomic<std::uint64_t> budget_bytes_ = kNoLimit;
   std::atomic<std::uint64_t> allowed_bytes_ = 0;   ///< beside it
   std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
   std::atomic<std::uint64_t> seen_peak_bytes_ = 0;

@@ -119,6 +119,16 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
   }
 }
 
+// Pins all that the frame uses once more.
+Pager::LetGo Pager::held_until_called(const Frame& frame) {
+  for (const Frame::Use& use : frame.used) table_.pin(*use.page);
+  for (const void* data : frame.unknown) table_.use_unknown(data);
+  return [this, used = frame.used, unknown = frame.unknown] {
+    const Decision later(mutex_);
+    end_uses(used, unknown);
+  };
+}
+
 void Pager::end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown) {
   for (const Frame::Use& use : used) table_.unpin(*use.page);
   for (const void* data : unknown) table_.unuse_unknown(data);
@@ -144,8 +154,7 @@ void Pager::bring_in(Frame& frame, std::size_t first) {
     }
     const Decision decision(mutex_);
     if (used.writes && used.page->state == PageState::kClean) used.page->state = PageState::kResident;
-    if (!refusal.empty() && used.page->state == PageState::kAway)
-      refuse_access(*used.owner, std::move(refusal));
+    if (!refusal.empty() && used.page->state == PageState::kAway) refuse_access(*used.owner, refusal);
   }
   const Decision decision(mutex_);
   operator_runs(frame, decision);
@@ -177,7 +186,10 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
       table_.pin(*page);  // so may an outer kernel
       frame.used.push_back({PagePtr(page)});
     }
-    if (!outermost) return;
+    if (!outermost) {
+      if (then != nullptr) *then = held_until_called(frame);
+      return;
+    }
     // The step hears of the end before its pages may go.
     if (running() && (frame.position != StepFollower::kUntraced || !made.empty())) {
       if (frame.position == StepFollower::kUntraced) {
@@ -189,14 +201,8 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
         used.push_back({frame.used[i].page.get(), frame.used[i].writes});
       step_.end_operator(frame.position, used, made, mover_.counts(decision).waited_seconds);
     }
-    if (then != nullptr) {
-      *then = [this, used = frame.used, unknown = frame.unknown] {
-        const Decision later(mutex_);
-        end_uses(used, unknown);
-      };
-    } else {
-      end_uses(frame.used, frame.unknown);
-    }
+    if (then != nullptr) *then = held_until_called(frame);
+    end_uses(frame.used, frame.unknown);
     frame.used.clear();
     frame.unknown.clear();
     if (!running() || frame.position == StepFollower::kUntraced) return;

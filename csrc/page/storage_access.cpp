@@ -1,15 +1,19 @@
 #include "page/storage_access.h"
 
-#include <utility>
+#include <optional>
 
 #include "compat.h"
 
 namespace reef {
 
-void refuse_access(c10::StorageImpl& storage, std::string message) {
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
+// The text stays when access is allowed again, and is the same the next time: another thread that asks for
+// the memory at this moment may be reading it.
+void refuse_access(c10::StorageImpl& storage, const std::string& message) {
+  std::optional<std::string>& text = storage.get_extra_meta().custom_data_ptr_error_msg_;
+  if (text != message) text = message;
+  compat::refuse_access(storage, true);
 }
 
-void allow_access(c10::StorageImpl& storage) { compat::clear_access_error(storage); }
+void allow_access(c10::StorageImpl& storage) { compat::refuse_access(storage, false); }
 
 }  // namespace reef

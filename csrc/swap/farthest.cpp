@@ -60,13 +60,14 @@ SwapPlan plan_farthest(const Trace& trace, std::uint64_t budget_bytes, const Swa
   // start.
   std::sort(absences.begin(), absences.end(),
             [](const Absence& a, const Absence& b) { return a.returned < b.returned; });
-  constexpr double kMargin = 1.5;  // transfers and operators both vary
+  constexpr double kMargin = 1.5;          // transfers and operators both vary
+  constexpr double kWakingSeconds = 2e-4;  // until the lane's thread runs, on a machine with other work
   std::vector<double> start_by(absences.size());
   double lane = std::numeric_limits<double>::infinity();
   for (std::size_t i = absences.size(); i-- > 0;) {
     const double needed =
         kMargin * static_cast<double>(trace.pages[absences[i].page].bytes) / speeds.in_bytes_per_second;
-    lane = std::min(lane, began[absences[i].returned]) - needed;
+    lane = std::min(lane, began[absences[i].returned] - kWakingSeconds) - needed;
     start_by[i] = lane;
   }
 
