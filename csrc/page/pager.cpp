@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "high_water.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 
@@ -65,6 +66,7 @@ std::uint64_t Pager::start(PagerOptions options) {
   budget_bytes_ = options.budget_bytes;
   allowed_bytes_ = 0;
   minimum_bytes_ = 0;
+  seen_peak_bytes_ = 0;
   mover_.set_tiers(std::move(options.tiers), decision);
   step_.begin(options.prefetch);
   fetches_.clear();
@@ -344,6 +346,12 @@ void Pager::plan(const std::optional<PlanWanted>& wanted) {
 
 // ---- what was alive
 
+// What the block cache may keep does not depend on who looks at peaks, and when.
+void Pager::see_peaks(const Decision&) {
+  raise(seen_peak_bytes_, memory_->peak_bytes());
+  peaks_.see();
+}
+
 void Pager::add(PeakMark& mark) {
   const Decision decision(mutex_);
   peaks_.add(mark);
@@ -356,13 +364,13 @@ void Pager::remove(PeakMark& mark) {
 
 void Pager::set(PeakMark& mark) {
   const Decision decision(mutex_);
-  peaks_.see();
+  see_peaks(decision);
   mark = {memory_->alive_bytes(), mover_.evicted_bytes(decision), starts_};
 }
 
 std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
   const Decision decision(mutex_);
-  peaks_.see();
+  see_peaks(decision);
   if (!running()) return std::nullopt;
   if (mark.start != starts_) return 0;
   if (const std::uint64_t evicted = mover_.evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
@@ -372,14 +380,14 @@ std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
 
 std::uint64_t Pager::peak_bytes() {
   const Decision decision(mutex_);
-  peaks_.see();
+  see_peaks(decision);
   return peaks_.peak_bytes();
 }
 
 void Pager::reset_peak() {
   const Decision decision(mutex_);
+  see_peaks(decision);
   peaks_.reset();
-  seen_peak_bytes_ = peaks_.peak_bytes();
 }
 
 }  // namespace reef

@@ -178,6 +178,7 @@ class Pager final : public AllocationGate, private AtFork {
   std::uint64_t note_needed(std::uint64_t bytes, const Decision&);
   std::uint64_t needed_bytes(std::uint64_t bytes) const;
   void stay(Page& page);
+  void see_peaks(const Decision&);
   void operator_runs(const Frame& frame, const Decision&);
   using Known = c10::SmallVector<Page*, 8>;
   void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
@@ -202,9 +203,9 @@ class Pager final : public AllocationGate, private AtFork {
   std::atomic<Mode> mode_ = Mode::kAsleep;
   std::atomic<bool> listens_ = false;
   std::atomic<std::uint64_t> budget_bytes_ = kNoLimit;
-  std::atomic<std::uint64_t> allowed_bytes_ = 0;   ///< beside it
-  std::atomic<std::uint64_t> reserved_bytes_ = 0;  ///< promised to allocations under way
-  std::atomic<std::uint64_t> seen_peak_bytes_ = 0;
+  std::atomic<std::uint64_t> allowed_bytes_ = 0;    ///< beside it
+  std::atomic<std::uint64_t> reserved_bytes_ = 0;   ///< promised to allocations under way
+  std::atomic<std::uint64_t> seen_peak_bytes_ = 0;  ///< since start(), whoever has reset what since
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
   const std::size_t slot_;  ///< the device's number
