@@ -4,11 +4,22 @@
 
 namespace reef {
 
+// A thread that runs an operator while it ends (from the destructor of something it owns) gets a frame that
+// nobody frees.
 Frame& Frame::make(std::size_t device_slot) {
-  static thread_local std::array<std::unique_ptr<Frame>, kDeviceSlots> owned;
-  owned[device_slot] = std::make_unique<Frame>();
-  known_[device_slot] = owned[device_slot].get();
-  return *known_[device_slot];
+  static thread_local bool ended = false;
+  struct Owned {
+    ~Owned() {
+      known_ = {};
+      ended = true;
+    }
+    std::array<std::unique_ptr<Frame>, kDeviceSlots> frames;
+  };
+  static thread_local Owned owned;
+  Frame* const frame = new Frame;
+  if (!ended) owned.frames[device_slot].reset(frame);
+  known_[device_slot] = frame;
+  return *frame;
 }
 
 }  // namespace reef

@@ -50,7 +50,6 @@ struct Page final : LearnedPage {
   bool being_hashed = false;             ///< a thread reads its memory, outside the lock
   bool leaves_beside = false;            ///< kLeaving: beside the operators
   bool stays = false;                    ///< its address is kept by others, or it is used on several streams
-  bool refused = false;                  ///< it could not come, and its storage says why
   std::uint32_t pins = 0;                ///< operators that run on it, and calls of pin()
   std::uint32_t holds = 0;               ///< of these, calls of pin(): they outlast a budget
   std::uint64_t version = 0;             ///< writes that were observed
