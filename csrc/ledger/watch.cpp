@@ -18,11 +18,12 @@
 #include "ledger/blocks.h"
 #include "ledger/counting_allocator.h"
 #include "reef/ledger.h"
+#include "reef/state_tensors.h"
 
 namespace reef {
 namespace {
 
-// torch's states have no common way to list their tensors, hence one line for each.
+// LibTorch's states have no common way to list their tensors, hence one line for each.
 template <class Visit>
 void each_tensor(torch::optim::OptimizerParamState& state, const Visit& visit) {
   using namespace torch::optim;
@@ -41,6 +42,8 @@ void each_tensor(torch::optim::OptimizerParamState& state, const Visit& visit) {
     for (const auto* list : {&lbfgs->old_dirs(), &lbfgs->old_stps(), &lbfgs->ro()}) {
       std::for_each(list->begin(), list->end(), visit);
     }
+  } else if (const auto* known = dynamic_cast<const StateTensors*>(&state)) {
+    for (const at::Tensor& tensor : known->state_tensors()) visit(tensor);
   }
 }
 
@@ -101,7 +104,9 @@ void mark_tensor(const at::Tensor& tensor, Category category) {
 std::vector<at::Tensor> state_tensors(torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> tensors;
   for (const auto& [key, state] : optimizer.state()) {
-    each_tensor(*state, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    each_tensor(*state, [&](const at::Tensor& tensor) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    });
   }
   return tensors;
 }

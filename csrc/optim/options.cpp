@@ -91,6 +91,15 @@ at::Tensor& ParameterState::operator[](const std::string& name) {
   return tensors.emplace_back(name, at::Tensor()).second;
 }
 
+std::vector<at::Tensor> ParameterState::state_tensors() const {
+  std::vector<at::Tensor> all;
+  if (step.defined()) all.push_back(step);
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) all.push_back(tensor);
+  }
+  return all;
+}
+
 at::Tensor ParameterState::find(const std::string& name) const {
   for (const auto& [key, tensor] : tensors) {
     if (key == name) return tensor;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "reef/export.h"
+#include "reef/state_tensors.h"
 
 /// Optimizers in LibTorch's idiom: swap `torch::optim::AdamW` for `reef::optim::AdamW`. One fused pass over
 /// memory for each step, whatever the rule; states in 32, 16, 8 or 4 bits. The same operators serve Python.
@@ -234,7 +235,7 @@ struct LARSOptions : Options<LARSOptions> {
 
 /// The states of one parameter, by torch's names; those of few bits have a scale beside them ("exp_avg",
 /// "exp_avg_scale"), and there may be "master".
-struct REEF_API ParameterState : torch::optim::OptimizerParamState {
+struct REEF_API ParameterState : torch::optim::OptimizerParamState, StateTensors {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
     return std::make_unique<ParameterState>(*this);
   }
@@ -243,6 +244,7 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState {
   /// An undefined tensor if there is none.
   at::Tensor& operator[](const std::string& name);
   at::Tensor find(const std::string& name) const;
+  std::vector<at::Tensor> state_tensors() const override;
 
   at::Tensor step;  ///< float32, one element: steps taken
   std::vector<std::pair<std::string, at::Tensor>> tensors;

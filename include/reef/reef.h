@@ -25,6 +25,7 @@
 #include "reef/schedule.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
+#include "reef/state_tensors.h"
 #include "reef/swap.h"
 #include "reef/tier.h"
 #include "reef/tier_speed.h"

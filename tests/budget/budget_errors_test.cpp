@@ -11,6 +11,7 @@
 #include "budget/deep_net.h"
 #include "reef/budget.h"
 #include "reef/error.h"
+#include "reef/optim.h"
 
 namespace reef {
 namespace {
@@ -98,6 +99,25 @@ TEST_F(BudgetErrors, WholeTensorsAreReadThroughPointers) {
     EXPECT_NO_THROW(read_all());
   }
   EXPECT_LE(budget.use().live_bytes, tight);
+}
+
+TEST_F(BudgetErrors, WhatOptimizersKeepIsWholeToo) {
+  const auto states_are_read = [](torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
+                                  int states) {
+    net->forward(torch::ones({64, 64})).pow(2).mean().backward();
+    optimizer.step();
+    Budget budget(kMany, {net.get()});
+    net->forward(torch::ones({64, 64})).pow(2).mean().backward();
+    optimizer.step();
+    const WholeTensors whole = budget.whole({net.get()}, {&optimizer});
+    const std::uint64_t weights = 8 * 64 * 64 * 4;  // biases are too small to be pages
+    EXPECT_GE(whole.bytes(), weights * static_cast<std::uint64_t>(1 + states));
+  };
+  torch::nn::Sequential net = deep_net();
+  torch::optim::AdamW theirs(net->parameters());
+  states_are_read(net, theirs, 2);
+  optim::AdamW ours(net->parameters(), optim::AdamWOptions(1e-3));
+  states_are_read(net, ours, 2);
 }
 
 // A composite operator, which keeps a pointer to its argument and one to what it has made over other
