@@ -16,6 +16,7 @@
 #include "distributed/comm_lane.h"
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
+#include "distributed/sigpipe.h"
 #include "kernels/ordered_sum.h"
 
 namespace reef {
@@ -65,11 +66,14 @@ class Chunks {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+// gloo writes to the socket on the thread that calls, if it can.
 WorkPtr send(c10d::ProcessGroup& group, const Tensor& from, int rank, int tag) {
+  const SigpipeBlocked blocked;
   std::vector<Tensor> tensors = {from};
   return group.send(tensors, rank, tag);
 }
 WorkPtr receive(c10d::ProcessGroup& group, const Tensor& to, int rank, int tag) {
+  const SigpipeBlocked blocked;
   std::vector<Tensor> tensors = {to};
   return group.recv(tensors, rank, tag);
 }
