@@ -67,6 +67,13 @@ struct Page final : LearnedPage {
   boost::intrusive::list_member_hook<> order;   ///< of eviction, while it may leave
   boost::intrusive::list_member_hook<> copies;  ///< while it is in memory and has a slot all the same
 
+  /// Smaller storages stay where they are: moving one costs more than its bytes are worth.
+  static constexpr std::uint64_t kLeastBytes = 1024;
+
+  /// What the tier has are old bytes, or will be.
+  void written() {
+    if (state == PageState::kClean) state = PageState::kResident;
+  }
   /// Its bytes count: it could give them back.
   bool in_memory() const { return state != PageState::kAway && !gone; }
   /// Its memory is being read outside the lock, so it cannot be given back now.

@@ -12,12 +12,6 @@
 namespace reef {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point began) {
-  return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
 // A program that has no thread left for it copies by itself.
 void start_or_run(Transfer& transfer) {
   try {
@@ -58,6 +52,15 @@ void PageMover::Speed::measured(const Page& page, const Transfer& transfer) {
   seconds += transfer.seconds;
 }
 
+template <class Wait>
+void PageMover::count_waiting(const Wait& wait) {
+  const auto began = std::chrono::steady_clock::now();
+  wait();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
+  const Decision decision(mutex_);
+  counts_.waited_seconds += waited.count();
+}
+
 void PageMover::count_out(const Page& page, const Transfer& transfer) {
   out_speed_.measured(page, transfer);
   counts_.bytes_out += page.bytes;
@@ -76,8 +79,12 @@ PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction, voi
 
 // ---- room in the tiers
 
-void PageMover::drop_slot(Page& page, Decision& decision) {
+void PageMover::no_copy(Page& page) {
   if (page.copies.is_linked()) copies_.erase(copies_.iterator_to(page));
+}
+
+void PageMover::drop_slot(Page& page, Decision& decision) {
+  no_copy(page);
   decision.drop_slot(page);
 }
 
@@ -89,7 +96,7 @@ bool PageMover::give_up_copies(std::uint64_t bytes) {
   while (given_up < bytes && !copies_.empty()) {
     Page& page = copies_.back();
     given_up += page.bytes;
-    if (page.state == PageState::kClean) page.state = PageState::kResident;
+    page.written();
     drop_slot(page, decision);
   }
   return given_up > 0;
@@ -132,12 +139,7 @@ bool PageMover::evict(const PagePtr& page, Way way) {
           start_or_run(*transfer);
           return true;
         }
-        const Clock::time_point began = Clock::now();
-        transfer->run();
-        {
-          const Decision decision(mutex_);
-          counts_.waited_seconds += seconds_since(began);
-        }
+        count_waiting([&] { transfer->run(); });
         failed = transfer->error;
         settle_leaving(page, transfer);
         if (!failed) return true;
@@ -226,8 +228,8 @@ std::shared_ptr<Transfer> PageMover::begin_leaving(const PagePtr& page, const st
         drop_slot(*page, decision);
         page->tier = tier;
         page->slot = slot;
-      } else if (page->copies.is_linked()) {
-        copies_.erase(copies_.iterator_to(*page));
+      } else {
+        no_copy(*page);
       }
       transfer = memory_.prepare(copy_of(*page, PageCopy::Direction::kOut, const_cast<void*>(page->data)));
       page->transfer = transfer;
@@ -245,7 +247,7 @@ std::shared_ptr<Transfer> PageMover::begin_leaving(const PagePtr& page, const st
 void PageMover::leave(Page& page, c10::StorageImpl& owner, Decision& decision) {
   ++counts_.evictions;
   evicted_bytes_ += page.bytes;
-  if (page.copies.is_linked()) copies_.erase(copies_.iterator_to(page));
+  no_copy(page);
   table_.left(page);
   table_.end_preparing(page);
   decision.drop(residency_.take_away(page, owner));
@@ -344,12 +346,7 @@ void PageMover::fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::Sto
     ++(way == Way::kHere ? counts_.faults : counts_.fetches);
   }
   if (way == Way::kBeside) return start_or_run(*transfer);
-  const Clock::time_point began = Clock::now();
-  transfer->run();
-  {
-    const Decision decision(mutex_);
-    counts_.waited_seconds += seconds_since(began);
-  }
+  count_waiting([&] { transfer->run(); });
   settle_coming(page, transfer, owner);
 }
 
@@ -421,16 +418,17 @@ void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
     // What has not begun to leave, and is wanted, need not.
     if (page->state == PageState::kLeaving && wanted(*page) && transfer->cancel()) {
       end_leaving(*page, decision);
-      if (page->gone) drop_slot(*page, decision);
+      if (page->gone) {
+        drop_slot(*page, decision);
+        if (!page->being_hashed) decision.drop(std::move(page->block));
+      }
       if (page->slot) copies_.push_back(*page);
       return table_.end_preparing(*page);
     }
   }
   if (!transfer->done()) {
-    const Clock::time_point began = Clock::now();
-    transfer->wait();
+    count_waiting([&] { transfer->wait(); });
     const Decision decision(mutex_);
-    counts_.waited_seconds += seconds_since(began);
     if (page->state == PageState::kComing) ++counts_.faults;
   }
   settle(page, transfer, owner);

@@ -108,6 +108,7 @@ class PageMover {
   bool may_be_written(const PagePtr& page);
   bool leave_clean(const PagePtr& page);
   std::shared_ptr<Transfer> begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier, Way way);
+  void no_copy(Page& page);
   bool give_up_copies(std::uint64_t bytes);
   void settle(const PagePtr& page, const std::shared_ptr<Transfer>& transfer, c10::StorageImpl* owner);
   void settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer);
@@ -118,6 +119,8 @@ class PageMover {
   std::uint64_t hash_of(Page& page);
   void end_leaving(Page& page, Decision& decision);
   void end_coming(Page& page, Decision& decision);
+  template <class Wait>
+  void count_waiting(const Wait& wait);
   void count_out(const Page& page, const Transfer& transfer);
   void count_in(const Page& page, const Transfer& transfer);
 

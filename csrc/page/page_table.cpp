@@ -8,9 +8,6 @@
 namespace reef {
 namespace {
 
-// Smaller storages stay where they are: moving one costs more than its bytes are worth.
-constexpr std::uint64_t kSmallestPage = 1024;
-
 c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
   return c10::weak_intrusive_ptr<c10::StorageImpl>(
       c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
@@ -48,7 +45,8 @@ Page* PageTable::add(Pager& pager, c10::StorageImpl& storage) {
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
   const void* const data = block.get();
   if (data == nullptr || block.get_context() != data || at(data) != nullptr) return nullptr;
-  if (storage.nbytes() < kSmallestPage || unknown_.contains(data) || !memory_.counts(storage)) return nullptr;
+  if (storage.nbytes() < Page::kLeastBytes || unknown_.contains(data) || !memory_.counts(storage))
+    return nullptr;
   const PagePtr page(new Page(pager));
   page->storage = weak(storage);
   page->data = data;

@@ -64,7 +64,6 @@ std::uint64_t Pager::start(PagerOptions options) {
                       " is in force already; end it first, or change it by set_bytes()");
   }
   budget_bytes_ = options.budget_bytes;
-  allowed_bytes_ = 0;
   minimum_bytes_ = 0;
   seen_peak_bytes_ = 0;
   mover_.set_tiers(std::move(options.tiers), decision);
@@ -136,7 +135,7 @@ void Pager::forget_all(Decision& decision) {
   const std::vector<PagePtr> pages = table_.pages();
   for (const PagePtr& page : pages) {
     if (page->state == PageState::kAway || page->state == PageState::kComing) continue;
-    if (page->state == PageState::kClean) page->state = PageState::kResident;
+    page->written();
     if (page->holds == 0) {
       mover_.forget(*page, decision, /*freed=*/false);
     } else {
@@ -166,7 +165,7 @@ void Pager::after_fork_in_parent() { mutex_.unlock(); }
 void Pager::after_fork_in_child() {
   if (running()) mode_ = Mode::kForked;
   budget_bytes_ = kNoLimit;
-  allowed_bytes_ = reserved_bytes_ = 0;
+  reserved_bytes_ = 0;
   mover_.leave_tiers_alone();
   mutex_.unlock();
 }
@@ -267,7 +266,7 @@ void Pager::pin(const at::Tensor& tensor) {
     page = find_or_register(*storage);
     if (page == nullptr) return;
     if (!listens_.exchange(true)) memory_->open(*this);
-    if (page->state == PageState::kClean) page->state = PageState::kResident;  // whoever pins may write
+    page->written();  // whoever pins may write
     ++page->version;
     ++page->holds;
     table_.pin(*page);
@@ -281,7 +280,7 @@ void Pager::pin(const at::Tensor& tensor) {
     throw;
   }
   Decision decision(mutex_);
-  if (page->state == PageState::kClean) page->state = PageState::kResident;
+  page->written();
 }
 
 void Pager::unpin(const at::Tensor& tensor) noexcept {

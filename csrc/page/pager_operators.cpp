@@ -10,9 +10,6 @@
 namespace reef {
 namespace {
 
-// Smaller storages are never pages.
-constexpr std::size_t kSmallestOfInterest = 1024;
-
 // In memory, and if it is to be written, read by nobody.
 bool is_there(const Page& page, bool writes) {
   switch (page.state) {
@@ -73,7 +70,7 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
       all_there &= is_there(*used.page, used.writes);
-      if (all_there && used.writes) used.page->state = PageState::kResident;
+      if (all_there && used.writes) used.page->written();
     }
     if (outermost && !frame.used.empty()) {
       StepFollower::Uses used;
@@ -101,7 +98,7 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
     if (page == nullptr && may_register) page = find_or_register(*use.storage);  // it may be there twice
     if (page == nullptr) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
-      if (data == nullptr || use.storage->nbytes() < kSmallestOfInterest) continue;
+      if (data == nullptr || use.storage->nbytes() < Page::kLeastBytes) continue;
       table_.use_unknown(data);
       frame.unknown.push_back(data);
       continue;
@@ -153,7 +150,7 @@ void Pager::bring_in(Frame& frame, std::size_t first) {
       refusal = message_of(error);
     }
     const Decision decision(mutex_);
-    if (used.writes && used.page->state == PageState::kClean) used.page->state = PageState::kResident;
+    if (used.writes) used.page->written();
     if (!refusal.empty() && used.page->state == PageState::kAway) refuse_access(*used.owner, refusal);
   }
   const Decision decision(mutex_);
@@ -228,7 +225,7 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
         table_.pin(*page);
         frame.held.push_back({&call, PagePtr(page)});
         if (!is_there(*page, use.writes)) wanted.push_back({PagePtr(page), use.writes, use.storage});
-        if (use.writes && page->state == PageState::kClean) page->state = PageState::kResident;
+        if (use.writes) page->written();
       } else if (const void* const data = use.storage->_mutable_data_ptr_no_checks().get()) {
         table_.use_unknown(data);
         frame.held.push_back({&call, nullptr, data});
@@ -240,7 +237,7 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
     try {
       make_resident(use.page, use.owner, use.writes);
       const Decision decision(mutex_);
-      if (use.writes && use.page->state == PageState::kClean) use.page->state = PageState::kResident;
+      if (use.writes) use.page->written();
     } catch (const std::exception& error) {  // told by the next allocation, or by the access
       const Decision decision(mutex_);
       if (dynamic_cast<const BudgetError*>(&error) == nullptr)  // an operator within finds that by itself
