@@ -91,13 +91,28 @@ void observe_anew(Listeners& all) {
 
 namespace {
 
-// Plain data: what a thread still keeps when it ends is freed by nobody, a few hundred bytes.
+// Blocks that a thread keeps for its next calls. It is plain data, which is found without a call; a second
+// object, made when the first block is kept, frees them when the thread ends.
 struct Spare {
   static constexpr std::size_t kMost = 8;
+  enum class State : std::uint8_t { kNew, kOwned, kEnded };
   void* blocks[kMost] = {};
   std::size_t count = 0;
+  State state = State::kNew;
 };
 [[gnu::tls_model("initial-exec")]] constinit thread_local Spare spare;
+
+void free_spare_at_thread_end() {
+  struct Owner {
+    ~Owner() {
+      spare.state = Spare::State::kEnded;
+      while (spare.count > 0) ::operator delete(spare.blocks[--spare.count]);
+    }
+  };
+  static thread_local const Owner owner;
+  (void)owner;
+  spare.state = Spare::State::kOwned;
+}
 
 }  // namespace
 
@@ -105,8 +120,10 @@ void* OperatorCall::operator new(std::size_t bytes) {
   return spare.count > 0 ? spare.blocks[--spare.count] : ::operator new(bytes);
 }
 
+// A thread may still run operators while it ends.
 void OperatorCall::operator delete(void* block) noexcept {
-  if (spare.count < Spare::kMost) {
+  if (spare.state == Spare::State::kNew) free_spare_at_thread_end();
+  if (spare.state == Spare::State::kOwned && spare.count < Spare::kMost) {
     spare.blocks[spare.count++] = block;
   } else {
     ::operator delete(block);
