@@ -2,9 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "round_up.h"
 
 namespace reef {
@@ -16,21 +13,17 @@ constexpr std::size_t kMemoryPage = 4096;
 
 BlockCache::~BlockCache() { trim(0); }
 
-// The smallest range that is large enough.
 void* BlockCache::allocate(std::size_t bytes, std::uint64_t kept_bytes) {
   const std::size_t size = round_up(bytes, kMemoryPage);
   const std::lock_guard lock(mutex_);
-  char* data = nullptr;
-  if (const auto fits = by_size_.lower_bound({size, nullptr}); fits != by_size_.end()) {
-    const auto [room, where] = *fits;
-    take({room, where});
-    if (room > size) keep(where + size, room - size);
-    data = where;
+  void* data = nullptr;
+  if (const auto fits = kept_.take(size)) {
+    kept_bytes_ = kept_.bytes();
+    data = reinterpret_cast<void*>(*fits);
   } else {
     trim_locked(kept_bytes);
-    void* const fresh = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (fresh == MAP_FAILED) return nullptr;
-    data = static_cast<char*>(fresh);
+    data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
   }
   in_use_.emplace(data, size);
   return data;
@@ -41,26 +34,9 @@ bool BlockCache::free(void* data) noexcept {
   const std::lock_guard lock(mutex_);
   const auto used = in_use_.find(data);
   if (used == in_use_.end()) return false;
-  std::size_t size = used->second;
-  auto* where = static_cast<char*>(data);
+  kept_.add(reinterpret_cast<std::uintptr_t>(data), used->second);
+  kept_bytes_ = kept_.bytes();
   in_use_.erase(used);
-  auto after = kept_.lower_bound(where);
-  if (after != kept_.end() && after->first == where + size) {
-    const Range joined{after->second, after->first};
-    size += joined.first;
-    ++after;
-    take(joined);
-  }
-  if (after != kept_.begin()) {
-    const auto before = std::prev(after);
-    if (before->first + before->second == where) {
-      const Range joined{before->second, before->first};
-      size += joined.first;
-      where = joined.second;
-      take(joined);
-    }
-  }
-  keep(where, size);
   return true;
 }
 
@@ -72,26 +48,11 @@ void BlockCache::trim(std::uint64_t kept_bytes) noexcept {
 
 // The smallest ranges first: they are of the least use.
 void BlockCache::trim_locked(std::uint64_t kept_bytes) noexcept {
-  while (kept_bytes_ > kept_bytes) {
-    const auto [size, where] = *by_size_.begin();
-    take({size, where});
-    const std::size_t excess = round_up(kept_bytes_ + size - kept_bytes, kMemoryPage);
-    const std::size_t gone = std::min(size, excess);
-    ::munmap(where + size - gone, gone);
-    if (size > gone) keep(where, size - gone);
+  while (kept_.bytes() > kept_bytes) {
+    const auto gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kMemoryPage));
+    ::munmap(reinterpret_cast<void*>(gone->start), gone->bytes);
   }
-}
-
-void BlockCache::keep(char* data, std::size_t bytes) {
-  kept_.emplace(data, bytes);
-  by_size_.emplace(bytes, data);
-  kept_bytes_ += bytes;
-}
-
-void BlockCache::take(const Range& kept) noexcept {
-  kept_bytes_ -= kept.first;
-  kept_.erase(kept.second);
-  by_size_.erase(Range(kept));
+  kept_bytes_ = kept_.bytes();
 }
 
 }  // namespace reef

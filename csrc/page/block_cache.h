@@ -3,13 +3,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
-#include <utility>
 
 #include "fork.h"
+#include "free_ranges.h"
 
 namespace reef {
 
@@ -38,18 +36,13 @@ class BlockCache {
   std::uint64_t kept_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  using Range = std::pair<std::size_t, char*>;  ///< bytes, where
-
-  void keep(char* data, std::size_t bytes);
-  void take(const Range& kept) noexcept;
   void trim_locked(std::uint64_t kept_bytes) noexcept;
 
   std::mutex mutex_;
   LockAtFork at_fork_{mutex_, AtFork::Order::kBlocks};
   std::unordered_map<const void*, std::size_t> in_use_;
-  std::map<char*, std::size_t> kept_;  ///< no two adjacent
-  std::set<Range> by_size_;
-  std::atomic<std::uint64_t> kept_bytes_ = 0;
+  FreeRanges kept_;
+  std::atomic<std::uint64_t> kept_bytes_ = 0;  ///< of it, for whoever has no lock
 };
 
 }  // namespace reef

@@ -1,0 +1,171 @@
+#include "userfault/frame_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <system_error>
+
+#include "round_up.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+namespace reef {
+namespace {
+
+// Made at once, at most.
+constexpr std::uint64_t kNurseryBytes = std::uint64_t{16} << 20;
+
+char* reserve(std::uint64_t bytes) {
+  void* const data =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  ::madvise(data, bytes, MADV_DONTDUMP);  // an advice
+  return static_cast<char*>(data);
+}
+
+std::uint64_t address(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
+char* at(std::uint64_t start) { return reinterpret_cast<char*>(start); }
+
+}  // namespace
+
+FramePool::FramePool(UserFault& faults, std::uint64_t bytes)
+    : faults_(faults),
+      bytes_(round_up(bytes, kFrameBytes)),
+      pool_(reserve(bytes_)),
+      nursery_(reserve(kNurseryBytes)) {
+  faults_.watch(pool_, bytes_);
+  empty_.add(address(pool_), bytes_);
+}
+
+FramePool::~FramePool() {
+  ::munmap(pool_, bytes_);
+  ::munmap(nursery_, kNurseryBytes);
+}
+
+// ---- frames
+
+FramePool::Frames FramePool::take(std::uint64_t bytes) {
+  bytes = round_up(bytes, kFrameBytes);
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto start = kept_.take(bytes)) return {at(*start), bytes};
+  }
+  char* const data = take_addresses(bytes);
+  gather(data, bytes);
+  return {data, bytes};
+}
+
+void FramePool::keep(Frames frames) noexcept {
+  if (frames.data == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  kept_.add(address(frames.data), frames.bytes);
+}
+
+void FramePool::trim(std::uint64_t kept_bytes) noexcept {
+  for (;;) {
+    std::optional<FreeRanges::Range> gone;
+    {
+      const std::lock_guard lock(mutex_);
+      if (kept_.bytes() <= kept_bytes) return;
+      gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kFrameBytes));
+    }
+    ::madvise(at(gone->start), gone->bytes, MADV_DONTNEED);
+    give_up_addresses(at(gone->start), gone->bytes);
+  }
+}
+
+std::uint64_t FramePool::kept_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return kept_.bytes();
+}
+
+// ---- between addresses
+
+std::optional<FramePool::Frames> FramePool::move_out(void* data, std::uint64_t bytes) {
+  bytes = round_up(bytes, kFrameBytes);
+  const Frames frames{take_addresses(bytes), bytes};
+  const std::uint64_t moved = move(frames.data, data, bytes);
+  if (moved == bytes) return frames;
+  if (moved > 0) move(data, frames.data, moved);
+  give_up_addresses(frames.data, bytes);
+  return std::nullopt;
+}
+
+void FramePool::move_in(Frames frames, void* data) {
+  if (move(data, frames.data, frames.bytes) != frames.bytes)
+    throw std::system_error(EBUSY, std::generic_category(), "a frame that nobody else has cannot be moved");
+  give_up_addresses(frames.data, frames.bytes);
+}
+
+void FramePool::fill(void* data, std::uint64_t bytes) {
+  gather(static_cast<char*>(data), round_up(bytes, kFrameBytes));
+}
+
+// From the largest range that is kept on, and what is missing new.
+void FramePool::gather(char* to, std::uint64_t bytes) {
+  for (std::uint64_t done = 0; done < bytes;) {
+    std::optional<FreeRanges::Range> piece;
+    {
+      const std::lock_guard lock(mutex_);
+      piece = kept_.take_largest(bytes - done);
+    }
+    if (!piece) return make(to + done, bytes - done);
+    move_in({at(piece->start), piece->bytes}, to + done);
+    done += piece->bytes;
+  }
+}
+
+void FramePool::make(char* to, std::uint64_t bytes) {
+  const std::lock_guard lock(nursery_mutex_);
+  for (std::uint64_t done = 0; done < bytes;) {
+    const std::uint64_t part = std::min(kNurseryBytes, bytes - done);
+    if (::madvise(nursery_, part, MADV_POPULATE_WRITE) != 0) throw std::bad_alloc();
+    if (move(to + done, nursery_, part) != part) throw std::bad_alloc();
+    done += part;
+  }
+}
+
+// What a forked process shares becomes ours again by being written.
+std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
+  const std::uint64_t moved = faults_.move(to, from, bytes);
+  if (moved == bytes) return bytes;
+  char* const rest = static_cast<char*>(from) + moved;
+  if (::madvise(rest, bytes - moved, MADV_POPULATE_WRITE) != 0) return moved;
+  return moved + faults_.move(static_cast<char*>(to) + moved, rest, bytes - moved);
+}
+
+char* FramePool::take_addresses(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto start = empty_.take(bytes);
+  if (!start) throw std::bad_alloc();
+  return at(*start);
+}
+
+void FramePool::give_up_addresses(const void* data, std::uint64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  empty_.add(address(data), bytes);
+}
+
+// ---- at a fork
+
+void FramePool::before_fork() {
+  trim(0);
+  nursery_mutex_.lock();
+  mutex_.lock();
+}
+
+void FramePool::after_fork_in_parent() {
+  mutex_.unlock();
+  nursery_mutex_.unlock();
+}
+
+void FramePool::after_fork_in_child() {
+  faults_.watch(pool_, bytes_);
+  after_fork_in_parent();
+}
+
+}  // namespace reef
