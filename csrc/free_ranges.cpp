@@ -40,14 +40,19 @@ std::optional<std::uint64_t> FreeRanges::take(std::uint64_t bytes, std::uint64_t
   for (auto fits = by_size_.lower_bound({bytes, 0}); fits != by_size_.end(); ++fits) {
     const auto [size, start] = *fits;
     const std::uint64_t aligned = round_up(start, alignment);
-    const std::uint64_t skipped = aligned - start;
-    if (size - bytes < skipped) continue;
-    erase(start, size);
-    if (skipped > 0) insert(start, skipped);
-    if (size > skipped + bytes) insert(aligned + bytes, size - skipped - bytes);
+    if (size - bytes < aligned - start) continue;
+    take_at(aligned, bytes);
     return aligned;
   }
   return std::nullopt;
+}
+
+void FreeRanges::take_at(std::uint64_t start, std::uint64_t bytes) {
+  const auto [whole, size] = *std::prev(by_start_.upper_bound(start));
+  const std::uint64_t skipped = start - whole;
+  erase(whole, size);
+  if (skipped > 0) insert(whole, skipped);
+  if (size > skipped + bytes) insert(start + bytes, size - skipped - bytes);
 }
 
 std::optional<FreeRanges::Range> FreeRanges::take_largest(std::uint64_t bytes) {

@@ -22,6 +22,8 @@ class FreeRanges {
   void add(std::uint64_t start, std::uint64_t bytes);
   /// The start of `bytes` > 0 that are no longer free, a multiple of `alignment`; nothing: no range has them.
   std::optional<std::uint64_t> take(std::uint64_t bytes, std::uint64_t alignment = 1);
+  /// [start, start + bytes), all of which is free, no longer is.
+  void take_at(std::uint64_t start, std::uint64_t bytes);
   /// Up to `bytes` from the start of the largest range; nothing: there is none.
   std::optional<Range> take_largest(std::uint64_t bytes);
   /// Up to `bytes` from the end of the smallest range; nothing: there is none.

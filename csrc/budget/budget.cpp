@@ -77,8 +77,11 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
   const bool prefetch = options.prefetch;
   state_->restore = options.restore;
   state_->number = pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
+                                .expected_bytes = bytes,
                                 .tiers = tiers_of(options),
-                                .prefetch = prefetch});
+                                .prefetch = prefetch,
+                                .addresses = options.addresses,
+                                .strict = options.strict});
   try {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string name = i < options.names.size() ? options.names[i] : std::string();
@@ -171,6 +174,7 @@ BudgetUse Budget::use() const {
           .unseen_writes = counts.unseen_writes,
           .bytes_in = counts.bytes_in,
           .bytes_out = counts.bytes_out,
+          .unannounced = counts.unannounced,
           .waited_seconds = counts.waited_seconds};
 }
 
@@ -184,6 +188,8 @@ Ledger& Budget::ledger() {
   if (!state_->ledger) state_->ledger.emplace();
   return *state_->ledger;
 }
+
+std::string Budget::addresses() const { return state_->pager->addresses(); }
 
 Trace Budget::trace() const { return state_->pager->trace(); }
 
@@ -233,6 +239,12 @@ std::string Budget::report(bool with_outlook) const {
   line("pages that left", std::to_string(now.evictions) + ", " + std::to_string(now.clean_evictions) +
                               " of them clean, " + bytes(now.bytes_out) + " written");
   line("waited", seconds(now.waited_seconds));
+  line("addresses", addresses());
+  if (now.unannounced > 0) {
+    line("touched while away",
+         std::to_string(now.unannounced) +
+             " pages: without an operator, or by one whose working set exceeds the budget");
+  }
   for (const auto& tier : state_->pager->tiers()) {
     const TierUse held = tier->use();
     line("in tier " + tier->name(), bytes(held.used_bytes) + ", at most " + bytes(held.peak_bytes) + "; " +

@@ -16,6 +16,9 @@ class AllocationGate {
   /// `data` is about to be given back. True: not now, since it is being read; the gate gives it back later,
   /// by given_back_later().
   virtual bool freed(const void* data) noexcept = 0;
+  /// Whether the gate itself tells Blocks of this block of its own, and counts what of it is alive
+  /// (count_alive()).
+  virtual bool counts_itself(const void* data) const noexcept = 0;
   /// Takes it back; false if it is not the gate's own.
   virtual bool take_back(void* data) noexcept = 0;
 

@@ -61,6 +61,16 @@ std::int64_t Blocks::forget(const void* data) {
   return bytes;
 }
 
+void Blocks::grow(const void* data, std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Block* block = table_.find(reinterpret_cast<std::uint64_t>(data));
+  if (block == nullptr) return;
+  block->bytes = static_cast<std::uint64_t>(static_cast<std::int64_t>(block->bytes) + bytes);
+  const auto category = static_cast<Category>(block->category);
+  const auto kind = bytes < 0 ? TimelineEvent::Kind::kFree : TimelineEvent::Kind::kAllocate;
+  tell({kind, bytes, block->device, category, category, this_threads_birth().op});
+}
+
 bool Blocks::mark(const void* data, Category category) {
   const std::lock_guard lock(mutex_);
   Block* block = table_.find(reinterpret_cast<std::uint64_t>(data));

@@ -50,13 +50,17 @@ class Blocks {
  public:
   static Blocks& instance();
 
-  /// An allocator handed out `bytes` > 0 at `data`. The category is the calling thread's (see birth.h). Gives
-  /// the bytes of a block that stood at this address already and so was freed behind the allocator's back;
-  /// nearly always 0.
+  /// An allocator handed out `bytes` at `data`, counting those in memory only. The category is the calling
+  /// thread's (see birth.h). Gives the bytes of a block that stood at this address already and so was freed
+  /// behind the allocator's back; nearly always 0.
   std::int64_t born(const void* data, std::size_t bytes, std::size_t slot);
 
   /// An allocator takes `data` back. Gives its bytes; 0 if the block was never counted.
   std::int64_t died(const void* data);
+
+  /// So many bytes of the block at `data` have come into memory, or, negative, have left it, while its
+  /// address stays. Without effect if it is not counted.
+  void grow(const void* data, std::int64_t bytes);
 
   /// Gives the block at `data` a category; false if it is not counted.
   bool mark(const void* data, Category category);

@@ -24,7 +24,7 @@ c10::DeleterFnPtr wrapped_delete = nullptr;
 
 void give_back(void* data) {
   AllocationGate* const closed = gate.load(std::memory_order_acquire);
-  live_bytes.fetch_sub(Blocks::instance().died(data), std::memory_order_relaxed);
+  if (closed == nullptr || !closed->counts_itself(data)) count_alive(-Blocks::instance().died(data));
   if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
 }
 
@@ -36,9 +36,7 @@ void count_and_delete(void* data) {
 }
 
 void count_birth(const void* data, std::size_t bytes) {
-  const std::int64_t forgotten = Blocks::instance().born(data, bytes, 0);
-  const std::int64_t more = static_cast<std::int64_t>(bytes) - forgotten;
-  raise(peak_bytes, live_bytes.fetch_add(more, std::memory_order_relaxed) + more);
+  count_alive(static_cast<std::int64_t>(bytes) - Blocks::instance().born(data, bytes, 0));
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -48,7 +46,7 @@ class CountingAllocator final : public c10::Allocator {
     const Reservation reservation(closed, bytes);
     void* const own = closed == nullptr ? nullptr : closed->allocate(bytes);
     if (own == nullptr) return counted(bytes);
-    count_birth(own, bytes);
+    if (!closed->counts_itself(own)) count_birth(own, bytes);
     return {own, own, &count_and_delete, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &count_and_delete; }
@@ -108,6 +106,10 @@ c10::DataPtr given_back_later(const void* data) {
 }
 
 void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memory_order_release); }
+
+void count_alive(std::int64_t bytes) {
+  raise(peak_bytes, live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
 
 std::int64_t allocator_live_bytes() { return live_bytes.load(std::memory_order_relaxed); }
 std::int64_t allocator_peak_bytes() { return peak_bytes.load(std::memory_order_relaxed); }

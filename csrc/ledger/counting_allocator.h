@@ -13,6 +13,10 @@ void install_counting_allocator();
 std::int64_t allocator_peak_bytes();
 std::int64_t take_allocator_peak();
 
+/// So many bytes of memory that counts itself (AllocationGate::counts_itself()) have become alive; negative:
+/// no longer are.
+void count_alive(std::int64_t bytes);
+
 /// Gives a block back that stayed where AllocationGate::freed() wanted it.
 c10::DataPtr given_back_later(const void* data);
 

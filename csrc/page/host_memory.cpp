@@ -1,8 +1,9 @@
-#include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -18,10 +19,32 @@
 namespace reef {
 namespace {
 
+// What tells a thread that another is being profiled. Not all that LibTorch passes on between threads: there
+// may be objects of Python's in that, and a transfer is dropped by threads that must not wait for Python's
+// lock.
+struct Profiled {
+  at::RecordFunctionTLS callbacks = at::get_record_function_tls_();
+  std::shared_ptr<c10::ThreadLocalDebugInfo> info = c10::ThreadLocalDebugInfo::current();
+};
+class ProfiledHere {
+ public:
+  explicit ProfiledHere(const Profiled& there) { set(there); }
+  ~ProfiledHere() { set(before_); }
+  ProfiledHere(const ProfiledHere&) = delete;
+  ProfiledHere& operator=(const ProfiledHere&) = delete;
+
+ private:
+  static void set(const Profiled& profiled) {
+    at::set_record_function_tls_(profiled.callbacks);
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profiled.info);
+  }
+  const Profiled before_;
+};
+
 // As a range in torch's profiler where the submitting thread is being profiled. Out, it gives the hash of
 // what was there; if something writes at this moment, the hash is not that of the page, and it stays.
 TransferLane::Copy copy_of(const PageCopy& copy) {
-  std::optional<at::ThreadLocalState> profiled;
+  std::optional<Profiled> profiled;
   if (at::hasThreadLocalCallbacks()) profiled.emplace();
   return [copy, profiled] {
     const auto run = [&] {
@@ -34,7 +57,7 @@ TransferLane::Copy copy_of(const PageCopy& copy) {
       return hash;
     };
     if (!profiled) return run();
-    const at::ThreadLocalStateGuard guard(*profiled);
+    const ProfiledHere here(*profiled);
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
     if (range.isActive()) range.before(name_of(copy));
     return run();

@@ -4,22 +4,12 @@
 #include <utility>
 
 #include "ledger/blocks.h"
+#include "page/no_address.h"
+#include "page/storage_access.h"
 
 namespace reef {
-namespace {
-
-c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
-  return c10::weak_intrusive_ptr<c10::StorageImpl>(
-      c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
-}
-
-}  // namespace
-
-PageTable::PageTable(Memory& memory, Residency& residency, StepLearner& learner)
-    : memory_(memory),
-      residency_(residency),
-      learner_(learner),
-      away_counter_("bytes away (" + memory.device().str() + ")") {}
+PageTable::PageTable(Memory& memory, StepLearner& learner)
+    : memory_(memory), learner_(learner), away_counter_("bytes away (" + memory.device().str() + ")") {}
 
 // ---- which
 
@@ -31,7 +21,7 @@ Page* PageTable::at(const void* data) const {
 // A block, or what stands for it, may have been handed from one storage to another.
 Page* PageTable::find(c10::StorageImpl& storage) {
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
-  Page* page = residency_.page_of(block);
+  Page* page = page_behind(block);
   if (page == nullptr) page = at(block.get());
   if (page == nullptr || page->storage._unsafe_get_target() == &storage) return page;
   if (storage.nbytes() != page->bytes) return nullptr;  // a part of the page's storage
@@ -51,23 +41,29 @@ Page* PageTable::add(Pager& pager, c10::StorageImpl& storage) {
   page->storage = weak(storage);
   page->data = data;
   page->bytes = storage.nbytes();
+  place(*page, data);
+  add(page);
+  return page.get();
+}
+
+void PageTable::add(const PagePtr& page) {
   page->index = pages_.size();
   pages_.push_back(page);
-  by_data_.emplace(data, page.get());
+  if (!page->in_memory()) return count_away(*page, true);
   count(*page, true);
   victims_.add(*page);
-  return page.get();
 }
 
 void PageTable::remove(Page& page) {
   if (page.gone) return;
   end_preparing(page);
   if (page.in_memory()) {
-    if (page.state != PageState::kComing) by_data_.erase(page.data);
+    if (page.state != PageState::kComing) unplace(page);
     count(page, false);
   }
   if (page.state == PageState::kAway || page.state == PageState::kComing) count_away(page, false);
   victims_.remove(page);
+  unlist_pinned(page);
   learner_.died(page);
   page.gone = true;
   const PagePtr last = std::exchange(pages_.back(), nullptr);
@@ -84,21 +80,59 @@ void PageTable::pin(Page& page) {
   if (page.pins++ > 0 || page.gone) return;
   victims_.remove(page);
   if (page.in_memory()) evictable_bytes_ -= page.bytes;
+  list_pinned(page);
 }
 
 void PageTable::unpin(Page& page) {
   if (--page.pins > 0 || page.gone) return;
+  unlist_pinned(page);
   if (page.in_memory()) evictable_bytes_ += page.bytes;
   may_leave_again(page);
 }
 
+void PageTable::list_pinned(Page& page) {
+  const bool is_there = page.state == PageState::kResident || page.state == PageState::kClean;
+  if (page.frame_bytes > 0 && page.pins > 0 && is_there && !page.pinned.is_linked()) pinned_.push_back(page);
+}
+
+void PageTable::unlist_pinned(Page& page) {
+  if (page.pinned.is_linked()) pinned_.erase(pinned_.iterator_to(page));
+}
+
+Page* PageTable::pinned_victim() const {
+  constexpr std::size_t kTogether = 8;
+  if (pinned_.size() <= kTogether) return nullptr;
+  const auto found = std::find_if(pinned_.begin(), pinned_.end(), [](const Page& page) {
+    return page.holds == 0 && !page.busy && !page.preparing;
+  });
+  return found == pinned_.end() ? nullptr : const_cast<Page*>(&*found);
+}
+
+void PageTable::busy(Page& page) {
+  page.busy = true;
+  pin(page);
+  busy_.emplace_back(&page);
+  end_preparing(page);
+}
+
+bool PageTable::retry_busy() {
+  const std::vector<PagePtr> all = std::exchange(busy_, {});
+  for (const PagePtr& page : all) {
+    page->busy = false;
+    unpin(*page);
+  }
+  return !all.empty();
+}
+
 void PageTable::may_leave_again(Page& page) {
+  list_pinned(page);
   if (page.pins > 0 || page.preparing || !page.in_memory() || page.state == PageState::kLeaving) return;
   if (!Victims::has(page)) victims_.add(page);
 }
 
 void PageTable::begin_preparing(Page& page) {
   victims_.remove(page);
+  unlist_pinned(page);
   if (std::exchange(page.preparing, true)) return;
   preparing_.emplace_back(&page);
 }
@@ -106,6 +140,7 @@ void PageTable::begin_preparing(Page& page) {
 void PageTable::end_preparing(Page& page) {
   being_freed(page);
   page.preparing = false;
+  page.leaves_pinned = false;
   if (!page.gone) may_leave_again(page);
 }
 
@@ -132,7 +167,13 @@ void PageTable::unuse_unknown(const void* data) {
 void PageTable::count(const Page& page, bool there) {
   const std::uint64_t bytes = there ? page.bytes : -page.bytes;
   memory_bytes_ += bytes;
+  if (page.learned) learned_bytes_ += bytes;
   if (page.pins == 0) evictable_bytes_ += bytes;
+}
+
+void PageTable::learned(Page& page) {
+  page.learned = true;
+  if (page.in_memory()) learned_bytes_ += page.bytes;
 }
 
 void PageTable::count_away(const Page& page, bool away) {
@@ -142,9 +183,8 @@ void PageTable::count_away(const Page& page, bool away) {
 
 void PageTable::left(Page& page) {
   victims_.remove(page);
-  by_data_.erase(page.data);
+  unlist_pinned(page);
   count(page, false);
-  page.category = Blocks::instance().category_of(page.data).value_or(Category::kOther);
   page.state = PageState::kAway;
   count_away(page, true);
 }
@@ -155,11 +195,20 @@ void PageTable::coming(Page& page) {
   may_leave_again(page);
 }
 
-void PageTable::came(Page& page, const void* data) {
-  page.data = data;
-  page.state = PageState::kClean;
+void PageTable::came(Page& page) {
+  page.state = page.slot ? PageState::kClean : PageState::kResident;
+  list_pinned(page);
   count_away(page, false);
+}
+
+void PageTable::place(Page& page, const void* data) {
+  page.data = data;
   by_data_.insert_or_assign(data, &page);
+}
+
+void PageTable::unplace(const Page& page) {
+  if (const auto found = by_data_.find(page.data); found != by_data_.end() && found->second == &page)
+    by_data_.erase(found);
 }
 
 void PageTable::stayed_away(Page& page) {

@@ -2,6 +2,7 @@
 
 #include <c10/core/StorageImpl.h>
 
+#include <boost/intrusive/list.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdint>
 #include <string>
@@ -9,7 +10,6 @@
 
 #include "page/memory.h"
 #include "page/page.h"
-#include "page/residency.h"
 #include "page/victims.h"
 
 namespace reef {
@@ -18,7 +18,7 @@ namespace reef {
 /// Read and written under the pager's lock.
 class PageTable {
  public:
-  PageTable(Memory& memory, Residency& residency, StepLearner& learner);
+  PageTable(Memory& memory, StepLearner& learner);
 
   /// nullptr if the storage is no page. Here and below, valid until the lock is released.
   Page* find(c10::StorageImpl& storage);
@@ -26,6 +26,8 @@ class PageTable {
   /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared,
   /// or in use by an operator that does not know that it may leave.
   Page* add(Pager& pager, c10::StorageImpl& storage);
+  /// The same for a page whose address stays, in memory or away.
+  void add(const PagePtr& page);
   /// It is no page any longer. Whoever still has it finds it gone.
   void remove(Page& page);
 
@@ -40,11 +42,23 @@ class PageTable {
   /// that another thread prepares already.
   Page* victim(bool known, bool others_too);
 
-  /// Its bytes have become inaccessible, or accessible at `data`; in between they are counted already.
+  /// Where addresses stay: of the pages that are pinned by operators only, the one that has been in memory
+  /// for longest, which the operator has most likely used already; nullptr if so few are left that an
+  /// instruction might need them all at once.
+  Page* pinned_victim() const;
+  /// A device is at work with its frames: it is pinned until all that are so are tried once more.
+  void busy(Page& page);
+  /// False: there is none.
+  bool retry_busy();
+
+  /// Its bytes have become inaccessible, or accessible; in between they are counted already.
   void left(Page& page);
   void coming(Page& page);
-  void came(Page& page, const void* data);
+  void came(Page& page);
   void stayed_away(Page& page);
+  /// It is at `data` from now on, or no longer where it was: for pages whose address does not stay.
+  void place(Page& page, const void* data);
+  void unplace(const Page& page);
 
   /// A storage that is no page is in use by a running operator, and its memory may not be taken away.
   void use_unknown(const void* data) { ++unknown_[data]; }
@@ -52,6 +66,10 @@ class PageTable {
 
   const std::vector<PagePtr>& pages() const { return pages_; }
   Victims& victims() { return victims_; }
+  /// From now on the learner knows it.
+  void learned(Page& page);
+  /// Of pages in memory that the learner knows.
+  std::uint64_t learned_bytes() const { return learned_bytes_; }
   /// Of pages in memory.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
   /// Of these, of pages without a pin.
@@ -61,16 +79,22 @@ class PageTable {
   void count(const Page& page, bool there);
   void count_away(const Page& page, bool away);
   void may_leave_again(Page& page);
+  void list_pinned(Page& page);
+  void unlist_pinned(Page& page);
 
   Memory& memory_;
-  Residency& residency_;
   StepLearner& learner_;  ///< hears of deaths
   std::vector<PagePtr> pages_;
   boost::unordered_flat_map<const void*, Page*> by_data_;          ///< pages in memory
   boost::unordered_flat_map<const void*, std::uint32_t> unknown_;  ///< and how many operators use it
   Victims victims_;
+  boost::intrusive::list<Page, boost::intrusive::member_hook<Page, boost::intrusive::list_member_hook<>,
+                                                             &Page::pinned>>
+      pinned_;  ///< in the order in which they came, or were pinned
+  std::vector<PagePtr> busy_;
   std::vector<PagePtr> preparing_;
   std::uint64_t memory_bytes_ = 0;
+  std::uint64_t learned_bytes_ = 0;
   std::uint64_t evictable_bytes_ = 0;
   std::uint64_t away_bytes_ = 0;
   const std::string away_counter_;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "high_water.h"
+#include "page/no_address.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 
@@ -50,9 +52,9 @@ Pager::Pager(std::unique_ptr<Memory> memory)
     : AtFork(Order::kPager),
       slot_(*slot_of(memory->device())),
       memory_(std::move(memory)),
-      residency_(no_address()),
-      table_(*memory_, residency_, step_.learner()),
-      mover_(mutex_, table_, *memory_, residency_),
+      table_(*memory_, step_.learner()),
+      no_address_(mutex_, table_, *memory_),
+      mover_(&no_address_),
       peaks_(*memory_) {}
 
 // ---- beginning and end
@@ -64,9 +66,13 @@ std::uint64_t Pager::start(PagerOptions options) {
                       " is in force already; end it first, or change it by set_bytes()");
   }
   budget_bytes_ = options.budget_bytes;
+  choose_way(options.addresses, decision);
+  expect(options.expected_bytes > 0 ? options.expected_bytes : options.budget_bytes, decision);
+  // A system call that is given memory must find it there, unless faults of system calls are served.
+  uses_more_than_fits_ = addresses_stay() && !options.strict && faults_.access == FaultAccess::kFull;
   minimum_bytes_ = 0;
   seen_peak_bytes_ = 0;
-  mover_.set_tiers(std::move(options.tiers), decision);
+  mover().set_tiers(std::move(options.tiers), decision);
   step_.begin(options.prefetch);
   fetches_.clear();
   mode_ = Mode::kRunning;
@@ -93,11 +99,11 @@ void Pager::stop(std::uint64_t number) {
     pages = table_.pages();
   }
   memory_->limit(~std::uint64_t{0});
-  mover_.settle_all();
+  mover().settle_all();
   std::exception_ptr error;
   for (const PagePtr& page : pages) {
     try {
-      make_resident(page, nullptr, /*writes=*/false);
+      need_resident(page, nullptr, /*writes=*/false);
     } catch (...) {
       error = std::current_exception();
     }
@@ -105,21 +111,22 @@ void Pager::stop(std::uint64_t number) {
   pages.clear();
   {
     Decision decision(mutex_);
-    if (const std::exception_ptr beside = mover_.take_error(decision); !error) error = beside;
+    allow_refused(decision);
+    if (const std::exception_ptr beside = mover().take_error(decision); !error) error = beside;
     step_.learner().reset();
     forget_all(decision);
     if (!error) mode_ = Mode::kAsleep;
     listen_while_needed(decision);
   }
   if (error) std::rethrow_exception(error);
-  blocks_.trim(0);
+  keep_nothing();
 }
 
 void Pager::abandon(std::uint64_t number) noexcept {
   if (mode_ == Mode::kAsleep || number != starts_) return;
   budget_bytes_ = kNoLimit;
   memory_->limit(~std::uint64_t{0});
-  mover_.settle_all();
+  mover().settle_all();
   {
     Decision decision(mutex_);
     step_.learner().reset();
@@ -127,20 +134,23 @@ void Pager::abandon(std::uint64_t number) noexcept {
     forget_all(decision);
     listen_while_needed(decision);
   }
+  keep_nothing();
+}
+
+// The system has what is free.
+void Pager::keep_nothing() {
   blocks_.trim(0);
+  if (addresses_stay()) stable().frames().trim(0);
 }
 
 // Those that are away stay pages, and so do those that the program has pinned.
 void Pager::forget_all(Decision& decision) {
   const std::vector<PagePtr> pages = table_.pages();
   for (const PagePtr& page : pages) {
-    if (page->state == PageState::kAway || page->state == PageState::kComing) continue;
+    if (page->gone || page->state == PageState::kAway || page->state == PageState::kComing) continue;
     page->written();
-    if (page->holds == 0) {
-      mover_.forget(*page, decision, /*freed=*/false);
-    } else {
-      mover_.drop_slot(*page, decision);
-    }
+    mover().drop_slot(*page, decision);
+    if (page->holds == 0) mover().release(*page, decision);
   }
 }
 
@@ -153,21 +163,25 @@ void Pager::listen_while_needed(const Decision&) { listens_ = running() || !tabl
 void Pager::before_fork() {
   for (;;) {
     mutex_.lock();
-    const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover_.under_way() : nullptr;
-    if (transfer == nullptr) return;
+    const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover().under_way() : nullptr;
+    if (transfer == nullptr && mover().at_rest()) return mover().before_fork();
     mutex_.unlock();
-    transfer->wait();
+    transfer != nullptr ? transfer->wait() : std::this_thread::yield();
   }
 }
 
-void Pager::after_fork_in_parent() { mutex_.unlock(); }
+void Pager::after_fork_in_parent() {
+  mover().after_fork_in_parent();
+  mutex_.unlock();
+}
 
 void Pager::after_fork_in_child() {
   if (running()) mode_ = Mode::kForked;
   budget_bytes_ = kNoLimit;
   reserved_bytes_ = 0;
-  mover_.leave_tiers_alone();
+  mover().after_fork_in_child();
   mutex_.unlock();
+  if (addresses_stay()) serve_faults(stable());
 }
 
 // ---- what the owner of a budget asks and says
@@ -186,8 +200,9 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
   std::optional<PlanWanted> wanted;
   {
     Decision decision(mutex_);
+    expect(bytes, decision);
     fetches_.clear();
-    wanted = step_.wants_plan(bytes, mover_.speeds(decision));
+    wanted = step_.wants_plan(bytes, mover().speeds(decision));
   }
   plan(wanted);
   if (bytes > before) bring_back();
@@ -215,7 +230,7 @@ void Pager::bring_back() {
   for (const Wanted& one : wanted) {
     if (!one.coming && one.page->bytes > room) continue;
     if (!one.coming) room -= one.page->bytes;
-    make_resident(one.page, nullptr, /*writes=*/false);
+    need_resident(one.page, nullptr, /*writes=*/false);
   }
 }
 
@@ -227,88 +242,118 @@ void Pager::disallow(std::uint64_t bytes) noexcept {
     make_room(0);
   } catch (const BudgetError&) {  // the next allocation finds the same
   } catch (...) {
-    mover_.keep_error(std::current_exception(), Decision(mutex_));
+    mover().keep_error(std::current_exception(), Decision(mutex_));
   }
 }
 
-Page* Pager::find_or_register(c10::StorageImpl& storage) {
-  Page* const known = table_.find(storage);
-  return known != nullptr ? known : register_page(storage);
+Pager::Pages Pager::find(c10::StorageImpl& storage, const Decision& decision) {
+  Pages pages;
+  mover().pages_of(
+      storage, [&](Page& page) { pages.push_back(&page); }, decision);
+  return pages;
 }
 
-Page* Pager::register_page(c10::StorageImpl& storage) {
-  Page* page = table_.add(*this, storage);
-  if (page == nullptr) return nullptr;
-  page->stream = memory_->stream();
-  page->last_use = ++clock_;
-  step_.learner().made(*page);
-  return page;
+Pager::Pages Pager::find_or_register(c10::StorageImpl& storage, Decision& decision) {
+  Pages pages = find(storage, decision);
+  if (pages.empty()) {
+    mover().make_pages(
+        *this, storage,
+        [&](Page& page) {
+          adopt(page);
+          pages.push_back(&page);
+        },
+        decision);
+  }
+  for (Page* const page : pages) learn(*page);
+  return pages;
+}
+
+// A new page.
+void Pager::adopt(Page& page) {
+  page.stream = memory_->stream();
+  page.last_use = ++clock_;
+  if (page.shared) page.next_use = 0;  // by whatever operator comes next
+}
+
+void Pager::learn(Page& page) {
+  if (page.learned || page.shared) return;
+  table_.learned(page);
+  step_.learner().made(page);
 }
 
 void Pager::adopt(const at::Tensor& tensor, const std::string& name) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   Decision decision(mutex_);
   take_freed(decision);
-  Page* page = find_or_register(*tensor.storage().unsafeGetStorageImpl());
-  if (page == nullptr) return;
-  page->made_in_step = 0;
-  page->parameter = tensor.requires_grad() && tensor.is_leaf();
-  if (!name.empty()) page->name = name;
+  for (Page* const page : find_or_register(*tensor.storage().unsafeGetStorageImpl(), decision)) {
+    page->made_in_step = 0;
+    page->parameter = tensor.requires_grad() && tensor.is_leaf();
+    if (!name.empty()) page->name = name;
+  }
 }
 
 void Pager::pin(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  PagePtr page;
+  std::vector<PagePtr> pages;
   {
     Decision decision(mutex_);
     take_freed(decision);
-    page = find_or_register(*storage);
-    if (page == nullptr) return;
+    for (Page* const page : find_or_register(*storage, decision)) {
+      pages.emplace_back(page);
+      page->written();  // whoever pins may write
+      ++page->version;
+      ++page->holds;
+      table_.pin(*page);
+    }
+    if (pages.empty()) return;
     if (!listens_.exchange(true)) memory_->open(*this);
-    page->written();  // whoever pins may write
-    ++page->version;
-    ++page->holds;
-    table_.pin(*page);
   }
   try {
-    make_resident(page, storage, /*writes=*/true);
+    for (const PagePtr& page : pages) need_resident(page, storage, /*writes=*/true);
   } catch (...) {
     Decision decision(mutex_);
-    --page->holds;
-    table_.unpin(*page);
+    for (const PagePtr& page : pages) let_go(*page);
     throw;
   }
   Decision decision(mutex_);
-  page->written();
+  for (const PagePtr& page : pages) page->written();
+}
+
+void Pager::let_go(Page& page) {
+  --page.holds;
+  table_.unpin(page);
 }
 
 void Pager::unpin(const at::Tensor& tensor) noexcept {
   if (!tensor.has_storage()) return;
   Decision decision(mutex_);
-  Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
-  if (page == nullptr || page->holds == 0) return;
-  --page->holds;
-  table_.unpin(*page);
-  if (!running() && page->holds == 0 && page->in_memory()) mover_.forget(*page, decision, /*freed=*/false);
+  for (Page* const page : find(*tensor.storage().unsafeGetStorageImpl(), decision)) {
+    if (page->holds == 0) continue;
+    let_go(*page);
+    if (!running() && !page->gone && page->holds == 0 && page->in_memory()) mover().release(*page, decision);
+  }
   listen_while_needed(decision);
 }
 
 std::uint64_t Pager::evictable_bytes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return 0;
   const Decision decision(mutex_);
-  const Page* page = table_.find(*tensor.storage().unsafeGetStorageImpl());
-  return page == nullptr || page->holds > 0 ? 0 : page->bytes;
+  std::uint64_t bytes = 0;
+  for (const Page* const page : find(*tensor.storage().unsafeGetStorageImpl(), decision)) {
+    if (page->holds == 0) bytes += page->bytes;
+  }
+  return bytes;
 }
 
 PagerCounts Pager::counts() const {
   const Decision decision(mutex_);
-  return {mover_.counts(decision), minimum_bytes_};
+  return {mover().counts(decision), minimum_bytes_};
 }
 
 void Pager::reset_counts() {
   const Decision decision(mutex_);
-  mover_.counts(decision) = {};
+  mover().counts(decision) = {};
   minimum_bytes_ = 0;
 }
 
@@ -328,12 +373,12 @@ std::uint64_t Pager::fixed_bytes() const {
 
 std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
   const Decision decision(mutex_);
-  return mover_.tiers(decision);
+  return mover().tiers(decision);
 }
 
 SwapSpeeds Pager::speeds() const {
   const Decision decision(mutex_);
-  return mover_.speeds(decision);
+  return mover().speeds(decision);
 }
 
 void Pager::plan(const std::optional<PlanWanted>& wanted) {
@@ -364,7 +409,7 @@ void Pager::remove(PeakMark& mark) {
 void Pager::set(PeakMark& mark) {
   const Decision decision(mutex_);
   see_peaks(decision);
-  mark = {memory_->alive_bytes(), mover_.evicted_bytes(decision), starts_};
+  mark = {memory_->alive_bytes(), mover().evicted_bytes(decision), starts_};
 }
 
 std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
@@ -372,7 +417,7 @@ std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
   see_peaks(decision);
   if (!running()) return std::nullopt;
   if (mark.start != starts_) return 0;
-  if (const std::uint64_t evicted = mover_.evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
+  if (const std::uint64_t evicted = mover().evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
     return -static_cast<std::int64_t>(evicted);
   return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, mark.peak_bytes));
 }

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fork.h"
@@ -21,11 +22,14 @@
 #include "page/decision.h"
 #include "page/frame.h"
 #include "page/memory.h"
+#include "page/no_address.h"
 #include "page/page_mover.h"
 #include "page/page_table.h"
 #include "page/pager_errors.h"
 #include "page/peaks.h"
+#include "page/stable_address.h"
 #include "page/step_follower.h"
+#include "reef/addresses.h"
 #include "reef/swap.h"
 #include "reef/tier.h"
 
@@ -37,8 +41,27 @@ struct PagerCounts : MoveCounts {
 
 struct PagerOptions {
   std::uint64_t budget_bytes = 0;
+  std::uint64_t expected_bytes = 0;  ///< what it will soon be, if another: how large pages are depends on it
   std::vector<std::shared_ptr<Tier>> tiers;
   bool prefetch = true;  ///< move pages beside the operators, once a step is known
+  Addresses addresses = Addresses::kAutomatic;
+  /// Where addresses stay: refuse a working set that exceeds the budget, instead of moving pages while it is
+  /// worked on. Where they do not there is no choice.
+  bool strict = false;
+};
+
+/// An address whose fault could not be served. Who touched it may have gone on meanwhile: a fault is told
+/// when it happens, and its page may come, and be freed, before it is heard. Only one that comes again and
+/// again is real.
+struct FaultTrouble {
+  bool persists(std::uint64_t of_address) {
+    times = of_address == address ? times + 1 : 1;
+    address = of_address;
+    return times > kMostTimes;
+  }
+  static constexpr int kMostTimes = 8;
+  std::uint64_t address = 0;
+  int times = 0;
 };
 
 /// Keeps what LibTorch's allocator has handed out of one memory within a budget, by moving pages to tiers and
@@ -132,7 +155,7 @@ class Pager final : public AllocationGate, private AtFork {
   void enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses);
   void leave_around(const OperatorCall& call) noexcept;
 
-  /// These storages stay in memory until they are freed.
+  /// These storages keep their addresses until they are freed, if need be by staying in memory.
   void keep(c10::ArrayRef<Use> uses);
 
   // ---- pager_room.cpp
@@ -145,11 +168,19 @@ class Pager final : public AllocationGate, private AtFork {
   /// The error for an allocation of `bytes` that found no room.
   void refuse_allocation(std::uint64_t bytes);
 
+  /// Whether what is away keeps its address; while a budget is in force, its way, and else the next one's.
+  bool addresses_stay() const { return stable_ != nullptr; }
+  /// "stay", or why they do not, or not for system calls.
+  std::string addresses() const;
+
   // AllocationGate
   bool before_allocate(std::size_t bytes) override;
   void after_allocate(std::size_t bytes) noexcept override;
   void* allocate(std::size_t bytes) override;
   bool freed(const void* data) noexcept override;
+  bool counts_itself(const void* data) const noexcept override {
+    return addresses_stay() && stable().frames().has_address(data);
+  }
   bool take_back(void* data) noexcept override;
 
   /// The storage of an evicted page is gone.
@@ -169,8 +200,12 @@ class Pager final : public AllocationGate, private AtFork {
   void after_fork_in_child() override;
 
   // With the lock.
-  Page* find_or_register(c10::StorageImpl& storage);
-  Page* register_page(c10::StorageImpl& storage);
+  using Pages = c10::SmallVector<Page*, 4>;
+  Pages find(c10::StorageImpl& storage, const Decision& decision);
+  Pages find_or_register(c10::StorageImpl& storage, Decision& decision);
+  void adopt(Page& page);
+  void learn(Page& page);
+  void let_go(Page& page);
   void take_freed(Decision& decision);
   void forget_all(Decision& decision);
   void listen_while_needed(const Decision&);
@@ -180,19 +215,44 @@ class Pager final : public AllocationGate, private AtFork {
   void stay(Page& page);
   void see_peaks(const Decision&);
   void operator_runs(const Frame& frame, const Decision&);
-  using Known = c10::SmallVector<Page*, 8>;
+  using Known = c10::SmallVector<Pages, 8>;
   void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
-                  const Known& known);
+                  Known& known, Decision& decision);
+  static StepFollower::Uses learned_uses(const Frame& frame);
   LetGo held_until_called(const Frame& frame);
   void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);
   RoomWanted wanted_room(std::uint64_t bytes, const Decision&) const;
 
   // Without.
+  /// What may leave for room: pages that nobody uses, or, where addresses stay, also those that are in use.
+  enum class MayLeave : std::uint8_t { kUnused, kUsed };
+  bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
   void make_room_ahead(const Frame& frame);
-  void make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);
+  bool make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which);
+  void need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);
+  MayLeave most() const { return uses_more_than_fits_ ? MayLeave::kUsed : MayLeave::kUnused; }
+
+  PageMover& mover() const { return *mover_.load(std::memory_order_acquire); }
+  StableAddressMover& stable() const { return *stable_.load(std::memory_order_acquire); }
+
+  // ---- where addresses stay: pager_heap.cpp, pager_faults.cpp
+  void choose_way(Addresses addresses, const Decision& decision);
+  void use_stable_addresses(FaultAccess access);
+  void expect(std::uint64_t budget_bytes, const Decision& decision);
+  void* allocate_stable(std::size_t bytes);
+  void note_made(Page& page, const Decision& decision);
+  void* note_born(void* data, const Decision& decision);
+  bool can_go_on(const Decision& decision) const;
+  void serve_faults(StableAddressMover& mover);
+  void serve(StableAddressMover& mover, std::uint64_t address, FaultTrouble& trouble);
+  void bring_in_touched(StableAddressMover& mover, const PagePtr& page);
   void bring_in(Frame& frame, std::size_t first);
+  bool bring_in(const Frame::Use& used);
+  void refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed);
   void bring_back();
+  void keep_nothing();
+  void allow_refused(const Decision& decision);
   void plan(const std::optional<PlanWanted>& wanted);
   void move_ahead(std::size_t position);
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
@@ -210,10 +270,17 @@ class Pager final : public AllocationGate, private AtFork {
   std::uint64_t clock_ = 0;
   const std::size_t slot_;  ///< the device's number
   std::unique_ptr<Memory> memory_;
-  Residency& residency_;
   StepFollower step_;
   PageTable table_;
-  PageMover mover_;
+  NoAddressMover no_address_;
+  std::vector<std::unique_ptr<StableAddressMover>> staying_;  ///< never destroyed: they serve faults
+  std::atomic<PageMover*> mover_;                             ///< one of these
+  std::atomic<StableAddressMover*> stable_ = nullptr;         ///< the same, where addresses stay
+  FaultSupport faults_;                                       ///< as far as it is used
+  /// Storages that were refused because a page of theirs could not come, where addresses stay.
+  std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
+  std::atomic<bool> uses_more_than_fits_ = false;  ///< an operator may: its pages come when it touches them
+  std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< of the budget
   BlockCache blocks_;
   Peaks peaks_;
   std::atomic<std::uint64_t> starts_ = 0;

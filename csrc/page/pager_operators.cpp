@@ -8,23 +8,6 @@
 #include "reef/error.h"
 
 namespace reef {
-namespace {
-
-// In memory, and if it is to be written, read by nobody.
-bool is_there(const Page& page, bool writes) {
-  switch (page.state) {
-    case PageState::kResident:
-    case PageState::kClean:
-      return !writes || !page.being_hashed;
-    case PageState::kLeaving:
-      return !writes;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 // ---- operators with kernels of their own
 
 void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
@@ -49,13 +32,15 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     StepFollower::Uses known_uses;
     bool parameters = false;
     for (const Use& use : uses) {
-      known.push_back(table_.find(*use.storage));
-      if (known.back() != nullptr) known_uses.push_back({known.back(), use.writes});
+      known.push_back(find(*use.storage, decision));
+      for (Page* const page : known.back()) {
+        if (page->learned) known_uses.push_back({page, use.writes});
+      }
       parameters |= use.parameter;
     }
     frame.knew |= !known_uses.empty() || parameters;
     if (outermost && call.records_gradient && step_.begins_step(call.op.name, known_uses)) {
-      const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
+      const std::uint64_t before = std::exchange(evicted_before_step_, mover().evicted_bytes(decision));
       const bool replan = step_.end_step();
       for (const LearnedPagePtr& page : step_.learner().left_behind())
         table_.victims().changed(static_cast<Page&>(*page));
@@ -63,20 +48,18 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
       // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
       // that evicted nothing needs none.
       if (replan && evicted_before_step_ != before)
-        wanted = step_.wants_plan(budget_bytes_, mover_.speeds(decision));
+        wanted = step_.wants_plan(budget_bytes_, mover().speeds(decision));
     }
     // All are pinned before the first is brought in: making room for one must not push out another.
-    begin_uses(frame, call, what, uses, known);
+    begin_uses(frame, call, what, uses, known, decision);
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
-      all_there &= is_there(*used.page, used.writes);
+      all_there &= mover().is_there(*used.page, used.writes) && !used.page->refused;
       if (all_there && used.writes) used.page->written();
     }
     if (outermost && !frame.used.empty()) {
-      StepFollower::Uses used;
-      for (const Frame::Use& use : frame.used) used.push_back({use.page.get(), use.writes});
-      frame.outermost_uses = used.size();
-      frame.position = step_.begin_operator(call.op.name, used);
+      frame.outermost_uses = frame.used.size();
+      frame.position = step_.begin_operator(call.op.name, learned_uses(frame));
     }
     if (all_there) operator_runs(frame, decision);
   }
@@ -86,33 +69,46 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     make_room_ahead(frame);
 }
 
+// Of the outermost operator.
+StepFollower::Uses Pager::learned_uses(const Frame& frame) {
+  StepFollower::Uses used;
+  for (std::size_t i = 0; i < frame.outermost_uses; ++i) {
+    const Frame::Use& use = frame.used[i];
+    if (use.page->learned) used.push_back({use.page.get(), use.writes});
+  }
+  return used;
+}
+
 // Pins pages, and registers new ones; notes the storages that are none.
 void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
-                       const Known& known) {
+                       Known& known, Decision& decision) {
   const std::uint64_t stream = memory_->stream();
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const Use& use = uses[i];
     const bool may_register =
         running() && (what == Register::kAll || use.parameter || (frame.knew && use.writes));
-    Page* page = known[i];
-    if (page == nullptr && may_register) page = find_or_register(*use.storage);  // it may be there twice
-    if (page == nullptr) {
+    Pages& pages = known[i];
+    if (pages.empty() && may_register)
+      pages = find_or_register(*use.storage, decision);  // it may be there twice
+    if (pages.empty()) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
       if (data == nullptr || use.storage->nbytes() < Page::kLeastBytes) continue;
       table_.use_unknown(data);
       frame.unknown.push_back(data);
       continue;
     }
-    page->last_use = clock_;
-    page->parameter |= use.parameter;
-    if (use.writes) ++page->version;
-    if (use.writes && page->parameter && !call.in_backward && !call.records_gradient)
+    if (use.writes && pages.front()->parameter && !call.in_backward && !call.records_gradient)
       step_.parameter_written();
-    // A block belongs to the stream that it was allocated on; on another, it could be given away while in
-    // use.
-    if (page->stream != stream) stay(*page);
-    table_.pin(*page);
-    frame.used.push_back({PagePtr(page), use.writes, use.storage});
+    for (Page* const page : pages) {
+      page->last_use = clock_;
+      page->parameter |= use.parameter;
+      if (use.writes) ++page->version;
+      // A block belongs to the stream that it was allocated on; on another, it could be given away while in
+      // use.
+      if (page->stream != stream) stay(*page);
+      table_.pin(*page);
+      frame.used.push_back({PagePtr(page), use.writes, use.storage});
+    }
   }
 }
 
@@ -136,25 +132,53 @@ void Pager::operator_runs(const Frame& frame, const Decision&) {
   if (frame.used.empty()) return;
   const std::uint64_t needed = needed_bytes(0);
   minimum_bytes_ = std::max(minimum_bytes_, needed);
-  if (frame.depth == 1) step_.operator_runs(alive_bytes(0) - table_.memory_bytes(), needed);
+  if (frame.depth == 1) step_.operator_runs(alive_bytes(0) - table_.learned_bytes(), needed);
 }
 
 void Pager::bring_in(Frame& frame, std::size_t first) {
+  bool full = false;
   for (std::size_t i = first; i < frame.used.size(); ++i) {
     const Frame::Use& used = frame.used[i];
-    std::string refusal;
+    std::exception_ptr failed;
     try {
-      make_resident(used.page, used.owner, used.writes);
-    } catch (const std::exception& error) {
-      if (!frame.failed) frame.failed = std::current_exception();
-      refusal = message_of(error);
+      full = full || !bring_in(used);
+    } catch (...) {
+      failed = std::current_exception();
+      if (!frame.failed) frame.failed = failed;
     }
-    const Decision decision(mutex_);
-    if (used.writes) used.page->written();
-    if (!refusal.empty() && used.page->state == PageState::kAway) refuse_access(*used.owner, refusal);
+    refuse_or_allow(used, failed);
   }
   const Decision decision(mutex_);
   operator_runs(frame, decision);
+}
+
+// False: there is no room but that of other pages in use; where addresses stay, it comes when it is touched.
+bool Pager::bring_in(const Frame::Use& used) {
+  if (make_resident(used.page, used.owner, used.writes, MayLeave::kUnused)) return true;
+  const Decision decision(mutex_);
+  if (can_go_on(decision)) return false;
+  throw working_set_error(wanted_room(used.page->bytes, decision));
+}
+
+// What could not come is refused, with the reason, to whoever asks its storage for the memory.
+void Pager::refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed) {
+  std::string refusal;
+  try {
+    if (failed) std::rethrow_exception(failed);
+  } catch (const std::exception& error) {
+    refusal = message_of(error);
+  }
+  const Decision decision(mutex_);
+  Page& page = *used.page;
+  if (used.writes) page.written();
+  if (!refusal.empty() && page.state == PageState::kAway) {
+    refuse_access(*used.owner, refusal);
+    if (!addresses_stay()) return;  // it is allowed again with its new address
+    page.refused = true;
+    refused_.emplace_back(&page, weak(*used.owner));
+  } else if (page.refused && page.state != PageState::kAway) {
+    allow_refused(decision);
+  }
 }
 
 void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results, LetGo* then) noexcept {
@@ -171,17 +195,19 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
     take_freed(decision);
     c10::SmallVector<LearnedPage*, 4> made;
     for (const Use& use : running() ? results : c10::ArrayRef<Use>{}) {
-      Page* page = what == Register::kAll ? find_or_register(*use.storage) : table_.find(*use.storage);
-      if (page == nullptr || !page->in_memory()) continue;
-      page->last_use = clock_;
-      made.push_back(page);
-      if (!frame.keepers.empty()) {  // what calls this operator may keep a raw pointer
-        table_.pin(*page);
-        frame.held.push_back({frame.keepers.back(), PagePtr(page)});
+      for (Page* const page :
+           what == Register::kAll ? find_or_register(*use.storage, decision) : find(*use.storage, decision)) {
+        if (!page->in_memory() && !addresses_stay()) continue;
+        page->last_use = clock_;
+        if (page->learned) made.push_back(page);
+        if (!frame.keepers.empty()) {  // what calls this operator may keep a raw pointer
+          table_.pin(*page);
+          frame.held.push_back({frame.keepers.back(), PagePtr(page)});
+        }
+        if (outermost) continue;
+        table_.pin(*page);  // so may an outer kernel
+        frame.used.push_back({PagePtr(page)});
       }
-      if (outermost) continue;
-      table_.pin(*page);  // so may an outer kernel
-      frame.used.push_back({PagePtr(page)});
     }
     if (!outermost) {
       if (then != nullptr) *then = held_until_called(frame);
@@ -193,10 +219,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
         frame.position = step_.begin_operator(call.op.name, {});
         step_.operator_runs(0, needed_bytes(0));
       }
-      StepFollower::Uses used;
-      for (std::size_t i = 0; i < frame.outermost_uses; ++i)
-        used.push_back({frame.used[i].page.get(), frame.used[i].writes});
-      step_.end_operator(frame.position, used, made, mover_.counts(decision).waited_seconds);
+      step_.end_operator(frame.position, learned_uses(frame), made, mover().counts(decision).waited_seconds);
     }
     if (then != nullptr) *then = held_until_called(frame);
     end_uses(frame.used, frame.unknown);
@@ -204,7 +227,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
     frame.unknown.clear();
     if (!running() || frame.position == StepFollower::kUntraced) return;
     if (!step_.learner().following()) fetches_.clear();
-    if (step_.moves(frame.position).empty() && fetches_.empty() && mover_.leaving(decision) == nullptr)
+    if (step_.moves(frame.position).empty() && fetches_.empty() && mover().leaving(decision) == nullptr)
       return;
   }
   move_ahead(frame.position);
@@ -220,13 +243,16 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
     Decision decision(mutex_);
     take_freed(decision);
     for (const Use& use : uses) {
-      if (Page* page = table_.find(*use.storage)) {
+      const Pages pages = find(*use.storage, decision);
+      for (Page* const page : pages) {
         if (use.writes) ++page->version;
         table_.pin(*page);
         frame.held.push_back({&call, PagePtr(page)});
-        if (!is_there(*page, use.writes)) wanted.push_back({PagePtr(page), use.writes, use.storage});
+        if (!mover().is_there(*page, use.writes)) wanted.push_back({PagePtr(page), use.writes, use.storage});
         if (use.writes) page->written();
-      } else if (const void* const data = use.storage->_mutable_data_ptr_no_checks().get()) {
+      }
+      const void* const data = pages.empty() ? use.storage->_mutable_data_ptr_no_checks().get() : nullptr;
+      if (data != nullptr) {
         table_.use_unknown(data);
         frame.held.push_back({&call, nullptr, data});
       }
@@ -234,17 +260,28 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
   }
   if (keeps) frame.keepers.push_back(&call);
   for (const Frame::Use& use : wanted) {
+    std::exception_ptr failed;
     try {
-      make_resident(use.page, use.owner, use.writes);
-      const Decision decision(mutex_);
-      if (use.writes) use.page->written();
-    } catch (const std::exception& error) {  // told by the next allocation, or by the access
-      const Decision decision(mutex_);
-      if (dynamic_cast<const BudgetError*>(&error) == nullptr)  // an operator within finds that by itself
-        mover_.keep_error(std::current_exception(), decision);
-      if (use.page->state == PageState::kAway) refuse_access(*use.owner, message_of(error));
+      bring_in(use);
+    } catch (const BudgetError&) {  // an operator within finds that by itself
+      failed = std::current_exception();
+    } catch (...) {  // told by the next allocation, or by the access
+      failed = std::current_exception();
+      mover().keep_error(failed, Decision(mutex_));
     }
+    refuse_or_allow(use, failed);
   }
+}
+
+// Where all is in memory again. A storage that is gone keeps its place as long as there is a weak reference.
+void Pager::allow_refused(const Decision&) {
+  std::erase_if(refused_, [](const auto& refused) {
+    Page& page = *refused.first;
+    if (page.state == PageState::kAway && !page.gone) return false;
+    page.refused = false;
+    allow_access(*refused.second._unsafe_get_target());
+    return true;
+  });
 }
 
 void Pager::stay(Page& page) {
@@ -252,10 +289,10 @@ void Pager::stay(Page& page) {
 }
 
 void Pager::keep(c10::ArrayRef<Use> uses) {
-  if (!running()) return;
-  const Decision decision(mutex_);
+  if (!running() || addresses_stay()) return;
+  Decision decision(mutex_);
   for (const Use& use : uses) {
-    if (Page* page = find_or_register(*use.storage)) stay(*page);
+    for (Page* const page : find_or_register(*use.storage, decision)) stay(*page);
   }
 }
 
@@ -279,7 +316,7 @@ void Pager::leave_around(const OperatorCall& call) noexcept {
 void Pager::move_ahead(std::size_t position) {
   c10::SmallVector<PagePtr, 4> leave;
   c10::SmallVector<PagePtr, 4> come;
-  mover_.settle_finished();
+  mover().settle_finished();
   {
     const Decision decision(mutex_);
     const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
@@ -304,20 +341,20 @@ void Pager::move_ahead(std::size_t position) {
   }
   for (const PagePtr& page : leave) {
     try {
-      mover_.evict(page, PageMover::Way::kBeside);
+      mover().evict(page, PageMover::Way::kBeside);
     } catch (...) {
-      mover_.keep_error(std::current_exception(), Decision(mutex_));
+      mover().keep_error(std::current_exception(), Decision(mutex_));
     }
   }
   for (const PagePtr& page : come) {
     c10::DataPtr block;
     try {
-      block = mover_.allocate(*page);
+      block = mover().allocate(*page);
     } catch (...) {
-      mover_.keep_error(std::current_exception(), Decision(mutex_));
+      mover().keep_error(std::current_exception(), Decision(mutex_));
     }
     reserved_bytes_ -= page->bytes;
-    if (block) mover_.fetch(page, std::move(block), PageMover::Way::kBeside);
+    if (block) mover().fetch(page, std::move(block), PageMover::Way::kBeside);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "ledger/blocks.h"
 #include "page/own_allocation.h"
 #include "page/pager.h"
 #include "reef/error.h"
@@ -25,7 +26,8 @@ bool Pager::before_allocate(std::size_t bytes) {
   bool there = false;
   {
     Decision decision(mutex_);
-    if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
+    if (const std::exception_ptr error = mover().take_error(decision)) std::rethrow_exception(error);
+    if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // allocate() sees to its pages
     note_needed(bytes, decision);
     there = try_claim(bytes);
   }
@@ -37,7 +39,9 @@ bool Pager::before_allocate(std::size_t bytes) {
 void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
 
 void* Pager::allocate(std::size_t bytes) {
-  if (!running() || bytes < BlockCache::kSmallestBlock) return nullptr;
+  if (!running()) return nullptr;
+  if (addresses_stay()) return bytes < Page::kLeastBytes ? nullptr : allocate_stable(bytes);
+  if (bytes < BlockCache::kSmallestBlock) return nullptr;
   // What the pager allocates for itself has no reservation.
   return blocks_.allocate(bytes, kept_bytes(OwnAllocation::is_being_made() ? bytes : 0));
 }
@@ -45,15 +49,30 @@ void* Pager::allocate(std::size_t bytes) {
 bool Pager::freed(const void* data) noexcept {
   if (!listens_) return false;
   Decision decision(mutex_);
+  if (addresses_stay()) {
+    stable().remove_block(data, /*foreign=*/true, decision);
+    listen_while_needed(decision);
+    return false;
+  }
   Page* const page = table_.at(data);
   if (page == nullptr) return false;
-  const bool later = mover_.forget(*page, decision, /*freed=*/true);
+  const bool later = mover().forget(*page, decision, /*freed=*/true);
   listen_while_needed(decision);
   return later;
 }
 
 // When no budget is in force nothing is kept.
 bool Pager::take_back(void* data) noexcept {
+  if (counts_itself(data)) {
+    {
+      Decision decision(mutex_);
+      Blocks::instance().died(data);
+      stable().remove_block(data, /*foreign=*/false, decision);
+      listen_while_needed(decision);
+    }
+    if (!running()) stable().frames().trim(0);
+    return true;
+  }
   if (!blocks_.free(data)) return false;
   if (!running()) blocks_.trim(0);
   return true;
@@ -61,7 +80,7 @@ bool Pager::take_back(void* data) noexcept {
 
 void Pager::storage_died(Page& page) noexcept {
   Decision decision(mutex_);
-  mover_.forget(page, decision, /*freed=*/false);
+  mover().forget(page, decision, /*freed=*/false);
   listen_while_needed(decision);
 }
 
@@ -73,7 +92,7 @@ void Pager::take_freed(Decision& decision) {
     if (page == nullptr) continue;
     c10::StorageImpl* const storage = page->storage._unsafe_get_target();
     if (page->storage.expired() || storage->_mutable_data_ptr_no_checks().get() != data)
-      mover_.forget(*page, decision, /*freed=*/false);
+      mover().forget(*page, decision, /*freed=*/false);
   }
 }
 
@@ -124,8 +143,10 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
           .step_bytes = std::max(minimum_bytes_, step_.least_bytes())};
 }
 
-// Returns when `bytes` are reserved.
-void Pager::make_room(std::uint64_t bytes) {
+// True: `bytes` are reserved. False: so much is in use that they cannot be.
+bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
+  bool retried = false;
+  const auto retry = [&] { return !std::exchange(retried, true) && table_.retry_busy(); };
   for (int idle = 0;;) {
     PagePtr leaving;
     PagePtr victim;
@@ -133,24 +154,35 @@ void Pager::make_room(std::uint64_t bytes) {
       Decision decision(mutex_);
       take_freed(decision);
       const std::uint64_t needed = note_needed(bytes, decision);
-      if (try_claim(bytes)) return;
-      if (needed > limit_bytes() || idle > kMostIdleRounds)
-        throw working_set_error(wanted_room(bytes, decision));
-      leaving = mover_.leaving(decision);  // its bytes are on their way already
+      if (try_claim(bytes)) return true;
+      const bool too_much = needed > limit_bytes();
+      if ((too_much && which == MayLeave::kUnused && !retry()) || idle > kMostIdleRounds) return false;
+      leaving = mover().leaving(decision);  // its bytes are on their way already
       if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/true);
+      if (leaving == nullptr && victim == nullptr && too_much) {
+        if (which == MayLeave::kUsed) victim = table_.pinned_victim();
+        if (victim == nullptr && !retry()) return false;
+        if (victim != nullptr) victim->leaves_pinned = true;
+      }
       if (victim != nullptr) table_.begin_preparing(*victim);
     }
     if (leaving != nullptr) {
-      mover_.wait_for(leaving);
+      mover().wait_for(leaving);
     } else if (victim == nullptr) {
       ++idle;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    } else if (!mover_.evict(victim, PageMover::Way::kHere)) {
+    } else if (!mover().evict(victim, PageMover::Way::kHere)) {
       const Decision decision(mutex_);
-      throw no_tier_error(wanted_room(bytes, decision), victim->bytes, mover_.tiers(decision),
+      throw no_tier_error(wanted_room(bytes, decision), victim->bytes, mover().tiers(decision),
                           alive_bytes(bytes));
     }
   }
+}
+
+void Pager::make_room(std::uint64_t bytes) {
+  if (find_room(bytes, most())) return;
+  const Decision decision(mutex_);
+  throw working_set_error(wanted_room(bytes, decision));
 }
 
 // Room for what the running operator will allocate, where nobody asks when it does: as its last run did, or
@@ -186,63 +218,55 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
         // The allocator's lock is held: another thread with this lock may be waiting for that one.
         const Decision decision(mutex_, std::try_to_lock);
         if (!decision.holds_lock()) break;
-        leaving = mover_.leaving(decision);
+        leaving = mover().leaving(decision);
         if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/false);
         if (victim != nullptr) table_.begin_preparing(*victim);
       }
       if (leaving != nullptr) {
-        mover_.wait_for(leaving);
-      } else if (victim == nullptr || !mover_.evict(victim, PageMover::Way::kHere)) {
+        mover().wait_for(leaving);
+      } else if (victim == nullptr || !mover().evict(victim, PageMover::Way::kHere)) {
         break;
       }
     }
   } catch (...) {
-    mover_.keep_error(std::current_exception(), Decision(mutex_));
+    mover().keep_error(std::current_exception(), Decision(mutex_));
   }
   return memory_->alive_bytes() < before;
 }
 
 void Pager::refuse_allocation(std::uint64_t bytes) {
   const Decision decision(mutex_);
-  if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
+  if (const std::exception_ptr error = mover().take_error(decision)) std::rethrow_exception(error);
   minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
   throw working_set_error(wanted_room(bytes, decision));
 }
 
 // ---- pages that are wanted
 
-// Returns when it is in memory, and with `writes` when nothing reads it beside.
-void Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes) {
+// Returns when it is in memory, and with `writes` when nothing reads it beside. False: what is in use leaves
+// no room for it, which is an error unless it may be left away.
+bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which) {
   for (;;) {
     bool away = false;
     {
       Decision decision(mutex_);
-      if (page->gone) return;
-      switch (page->state) {
-        case PageState::kResident:
-        case PageState::kClean:
-          if (writes) mover_.wait_for_hash(*page, decision);
-          return;
-        case PageState::kLeaving:
-          if (!writes) return;
-          break;
-        case PageState::kAway:
-          away = true;
-          break;
-        case PageState::kComing:
-          break;
+      if (page->gone || mover().is_there(*page, writes)) return true;
+      away = page->state == PageState::kAway;
+      if (page->transfer == nullptr && !away) {
+        mover().wait_until_alone(*page, decision);
+        continue;
       }
     }
     if (!away) {
-      mover_.wait_for(page, owner);
-      if (owner == nullptr && page->storage.expired()) return;  // whoever frees it will tell
+      mover().wait_for(page, owner);
+      if (owner == nullptr && mover().is_freed(*page)) return true;  // whoever frees it will tell
       continue;
     }
-    if (page->storage.expired()) return;
-    make_room(page->bytes);
+    if (mover().is_freed(*page)) return true;
+    if (!find_room(page->bytes, which)) return false;
     c10::DataPtr block;
     try {
-      block = mover_.allocate(*page);
+      block = mover().allocate(*page);
     } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
       reserved_bytes_ -= page->bytes;
       if (memory_->asks_before_allocations() || !free_some(page->bytes)) throw;
@@ -252,8 +276,15 @@ void Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
       throw;
     }
     reserved_bytes_ -= page->bytes;  // it is counted now
-    mover_.fetch(page, std::move(block), PageMover::Way::kHere, owner);
+    mover().fetch(page, std::move(block), PageMover::Way::kHere, owner);
   }
+}
+
+// The same for whoever cannot go on without it.
+void Pager::need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes) {
+  if (make_resident(page, owner, writes, most())) return;
+  const Decision decision(mutex_);
+  throw working_set_error(wanted_room(page->bytes, decision));
 }
 
 }  // namespace reef

@@ -16,4 +16,9 @@ void refuse_access(c10::StorageImpl& storage, const std::string& message) {
 
 void allow_access(c10::StorageImpl& storage) { compat::refuse_access(storage, false); }
 
+c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
+  return c10::weak_intrusive_ptr<c10::StorageImpl>(
+      c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
+}
+
 }  // namespace reef

@@ -11,4 +11,7 @@ namespace reef {
 void refuse_access(c10::StorageImpl& storage, const std::string& message);
 void allow_access(c10::StorageImpl& storage);
 
+/// A weak reference to a storage that somebody else has. Taking or dropping it needs no lock of Python's.
+c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage);
+
 }  // namespace reef

@@ -22,16 +22,25 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
     }
     copy_ = nullptr;
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    done_.store(true, std::memory_order_release);
-    done_.notify_all();
+    end();
   }
   void start() override { lane_.submit(shared_from_this()); }
 
   bool done() override { return done_.load(std::memory_order_acquire); }
-  bool cancel() override { return !done() && lane_.drop(*this); }
+  bool cancel() override {
+    if (done() || !lane_.drop(*this)) return false;
+    cancelled = true;
+    end();
+    return true;
+  }
   void wait() override { done_.wait(false, std::memory_order_acquire); }
 
  private:
+  void end() {
+    done_.store(true, std::memory_order_release);
+    done_.notify_all();
+  }
+
   Copy copy_;
   TransferLane& lane_;
   std::atomic<bool> done_ = false;

@@ -31,13 +31,14 @@ class Transfer {
   virtual void start() {}
 
   virtual bool done() = 0;
-  /// True if it was to be copied beside the operators, had not begun, and now never will.
+  /// True if it was to be copied beside the operators, had not begun, and now never will: it is done.
   virtual bool cancel() = 0;
   /// What this thread does next finds it done: on the host, or in the order of its device's stream. Any
   /// thread, any number of times.
   virtual void wait() = 0;
 
-  std::exception_ptr error;  ///< what it threw; valid when done or waited for, as are the others
+  bool cancelled = false;    ///< nothing was copied; as the others, valid when done or waited for
+  std::exception_ptr error;  ///< what it threw
   double seconds = 0;        ///< 0: not known
   std::uint64_t hash = 0;    ///< of what was written to the tier
 };

@@ -10,6 +10,7 @@
 #include "round_up.h"
 #include "tier/block_io.h"
 #include "tier/extents.h"
+#include "tier/forked_readers.h"
 #include "tier/hash.h"
 #include "tier/slots.h"
 
@@ -43,20 +44,20 @@ class DiskTier final : public Tier, private AtFork {
     const std::lock_guard lock(mutex_);
     refuse_if_inherited();
     const std::uint64_t room = aligned(bytes);
-    if (room > slots_.free_bytes()) return std::nullopt;
-    file_->reserve(std::max(extents_.end(), extents_.peek(room) + room));
-    return slots_.add(
-        {extents_.take(room), bytes, std::vector<std::uint64_t>((bytes - 1) / block_bytes_ + 1)}, room);
+    free_retired();
+    if (room + retired_bytes_ > slots_.free_bytes()) return std::nullopt;
+    return slots_.add({take_room(room), bytes, std::vector<std::uint64_t>((bytes - 1) / block_bytes_ + 1),
+                       readers_.forks()},
+                      room);
   }
 
   void give_back(Slot slot) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (const auto place = slots_.remove(slot)) extents_.give_back(place->offset, aligned(place->bytes));
+    if (const auto place = slots_.remove(slot)) give_back_room(*place);
   }
 
   void write(Slot slot, const void* data) override {
-    Place& place = find(slot);
-    refuse_if_inherited();
+    Place& place = find_to_write(slot);
     const auto fill = [&](std::uint64_t index, void* block) {
       const std::uint64_t begin = index * block_bytes_;
       const std::uint64_t bytes = std::min(block_bytes_, place.bytes - begin);
@@ -99,17 +100,64 @@ class DiskTier final : public Tier, private AtFork {
     std::uint64_t offset;
     std::uint64_t bytes;
     std::vector<std::uint64_t> hashes;  ///< one a block
+    std::uint64_t forks;                ///< when it was taken
   };
 
-  void before_fork() override { mutex_.lock(); }
-  void after_fork_in_parent() override { mutex_.unlock(); }
+  void before_fork() override {
+    mutex_.lock();
+    readers_.before_fork();
+  }
+  void after_fork_in_parent() override {
+    readers_.after_fork_in_parent();
+    mutex_.unlock();
+  }
   void after_fork_in_child() override {
+    readers_.after_fork_in_child();
     inherited_ = true;
     mutex_.unlock();
   }
 
-  // A forked child may read what its parent wrote; that a block has been written anew since is found by its
-  // hash.
+  // ---- room, with the lock
+
+  std::uint64_t take_room(std::uint64_t bytes) {
+    file_->reserve(std::max(extents_.end(), extents_.peek(bytes) + bytes));
+    return extents_.take(bytes);
+  }
+  // What a forked process may read is not written anew before it has gone.
+  void give_back_room(const Place& place) {
+    const std::uint64_t bytes = aligned(place.bytes);
+    if (!readers_.may_read(place.forks)) return extents_.give_back(place.offset, bytes);
+    retired_.push_back({place.offset, bytes, place.forks});
+    retired_bytes_ += bytes;
+  }
+  void free_retired() {
+    std::erase_if(retired_, [&](const Retired& room) {
+      if (readers_.may_read(room.forks)) return false;
+      extents_.give_back(room.offset, room.bytes);
+      retired_bytes_ -= room.bytes;
+      return true;
+    });
+  }
+  Place& find_to_write(Slot slot) {
+    const std::lock_guard lock(mutex_);
+    refuse_if_inherited();
+    Place& place = slots_.at(slot);
+    if (place.forks == readers_.forks() || !readers_.may_read(place.forks)) return place;
+    const std::uint64_t bytes = aligned(place.bytes);
+    if (bytes + retired_bytes_ > slots_.free_bytes()) {
+      throw FileError("swap file in '" + file_->directory() + "': no room for " + std::to_string(bytes) +
+                          " bytes beside what forked processes may still read; wait for them to end, or give "
+                          "a larger capacity",
+                      file_->directory());
+    }
+    const std::uint64_t offset = take_room(bytes);
+    give_back_room(place);
+    place.offset = offset;
+    place.forks = readers_.forks();
+    return place;
+  }
+
+  // A forked child may read what its parent wrote.
   void refuse_if_inherited() const {
     if (!inherited_) return;
     throw FileError("swap file in '" + file_->directory() +
@@ -128,6 +176,14 @@ class DiskTier final : public Tier, private AtFork {
   mutable std::mutex mutex_;
   Extents extents_;
   Slots<Place> slots_;
+  struct Retired {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::uint64_t forks;
+  };
+  std::vector<Retired> retired_;  ///< given back, and still read by forked processes
+  std::uint64_t retired_bytes_ = 0;
+  ForkedReaders readers_;
   std::unique_ptr<BlockIo> io_;
   bool inherited_ = false;  ///< by a forked child
 };

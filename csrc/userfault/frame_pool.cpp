@@ -35,14 +35,14 @@ char* at(std::uint64_t start) { return reinterpret_cast<char*>(start); }
 FramePool::FramePool(UserFault& faults, std::uint64_t bytes)
     : faults_(faults),
       bytes_(round_up(bytes, kFrameBytes)),
-      pool_(reserve(bytes_)),
+      begin_(reserve(bytes_)),
       nursery_(reserve(kNurseryBytes)) {
-  faults_.watch(pool_, bytes_);
-  empty_.add(address(pool_), bytes_);
+  faults_.watch(begin_, bytes_);
+  empty_.add(address(begin_), bytes_);
 }
 
 FramePool::~FramePool() {
-  ::munmap(pool_, bytes_);
+  ::munmap(begin_, bytes_);
   ::munmap(nursery_, kNurseryBytes);
 }
 
@@ -54,8 +54,8 @@ FramePool::Frames FramePool::take(std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     if (const auto start = kept_.take(bytes)) return {at(*start), bytes};
   }
-  char* const data = take_addresses(bytes);
-  gather(data, bytes);
+  void* const data = take_addresses(bytes);
+  gather(static_cast<char*>(data), bytes);
   return {data, bytes};
 }
 
@@ -63,6 +63,18 @@ void FramePool::keep(Frames frames) noexcept {
   if (frames.data == nullptr) return;
   const std::lock_guard lock(mutex_);
   kept_.add(address(frames.data), frames.bytes);
+}
+
+void* FramePool::take_addresses(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto start = empty_.take(round_up(bytes, kFrameBytes));
+  if (!start) throw std::bad_alloc();
+  return at(*start);
+}
+
+void FramePool::give_up_addresses(const void* data, std::uint64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  empty_.add(address(data), round_up(bytes, kFrameBytes));
 }
 
 void FramePool::trim(std::uint64_t kept_bytes) noexcept {
@@ -101,10 +113,6 @@ void FramePool::move_in(Frames frames, void* data) {
   give_up_addresses(frames.data, frames.bytes);
 }
 
-void FramePool::fill(void* data, std::uint64_t bytes) {
-  gather(static_cast<char*>(data), round_up(bytes, kFrameBytes));
-}
-
 // From the largest range that is kept on, and what is missing new.
 void FramePool::gather(char* to, std::uint64_t bytes) {
   for (std::uint64_t done = 0; done < bytes;) {
@@ -138,18 +146,6 @@ std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
   return moved + faults_.move(static_cast<char*>(to) + moved, rest, bytes - moved);
 }
 
-char* FramePool::take_addresses(std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  const auto start = empty_.take(bytes);
-  if (!start) throw std::bad_alloc();
-  return at(*start);
-}
-
-void FramePool::give_up_addresses(const void* data, std::uint64_t bytes) noexcept {
-  const std::lock_guard lock(mutex_);
-  empty_.add(address(data), bytes);
-}
-
 // ---- at a fork
 
 void FramePool::before_fork() {
@@ -164,7 +160,7 @@ void FramePool::after_fork_in_parent() {
 }
 
 void FramePool::after_fork_in_child() {
-  faults_.watch(pool_, bytes_);
+  faults_.watch(begin_, bytes_);
   after_fork_in_parent();
 }
 

@@ -7,11 +7,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
 #include <utility>
 
+#include "round_up.h"
 #include "userfault/userfault_abi.h"
 
 namespace reef {
@@ -45,7 +47,7 @@ int open_descriptor(FaultAccess access) {
 bool agree(int descriptor) {
   uffdio_api api{};
   api.api = UFFD_API;
-  api.features = abi::kFeatureMove | abi::kFeaturePoison;
+  api.features = abi::kFeatureMove;
   return ::ioctl(descriptor, UFFDIO_API, &api) == 0;
 }
 
@@ -72,6 +74,17 @@ FaultSupport fault_support() {
   const int user = try_access(FaultAccess::kUser).first;
   if (user == 0) return {FaultAccess::kUser, refused};
   return {FaultAccess::kNone, refused};
+}
+
+std::string to_text(const FaultSupport& support) {
+  switch (support.access) {
+    case FaultAccess::kFull:
+      return "stay";
+    case FaultAccess::kUser:
+      return "stay, but not for system calls: " + support.reason;
+    default:
+      return support.reason.empty() ? "go" : "go: " + support.reason;
+  }
 }
 
 UserFault::UserFault(FaultAccess access) : access_(access) { open(); }
@@ -111,28 +124,34 @@ void UserFault::unwatch(void* data, std::uint64_t bytes) {
   if (::ioctl(descriptor_, UFFDIO_UNREGISTER, &range) != 0) fail("UFFDIO_UNREGISTER");
 }
 
+// A call moves within one mapping to another. Memory of another allocator's may span mappings, which only
+// differ in their past; then smaller parts are tried.
 std::uint64_t UserFault::move(void* to, void* from, std::uint64_t bytes) {
-  std::uint64_t done = 0;
-  while (done < bytes) {
+  constexpr std::uint64_t kFrame = 4096;
+  std::uint64_t part = bytes;
+  for (std::uint64_t done = 0; done < bytes;) {
+    part = std::min(part, bytes - done);
     abi::Move request{reinterpret_cast<std::uint64_t>(to) + done,
-                      reinterpret_cast<std::uint64_t>(from) + done, bytes - done, 0, 0};
-    if (::ioctl(descriptor_, abi::kMove, &request) == 0) return bytes;
-    const int error = errno;
+                      reinterpret_cast<std::uint64_t>(from) + done, part, 0, 0};
+    const int error = ::ioctl(descriptor_, abi::kMove, &request) == 0 ? 0 : errno;
     if (request.moved > 0) done += static_cast<std::uint64_t>(request.moved);
-    if (error == EBUSY) return done;
-    if (error != EAGAIN) fail("UFFDIO_MOVE");
+    if (error == 0) part = bytes;
+    if (error == EINVAL && part > kFrame) {
+      part = round_up(part / 2, kFrame);
+      continue;
+    }
+    if (error == EBUSY || error == EINVAL) return done;
+    if (error != 0 && error != EAGAIN) {
+      errno = error;
+      fail("UFFDIO_MOVE");
+    }
   }
-  return done;
+  return bytes;
 }
 
 void UserFault::wake(void* data, std::uint64_t bytes) noexcept {
   uffdio_range range{reinterpret_cast<std::uint64_t>(data), bytes};
   ::ioctl(descriptor_, UFFDIO_WAKE, &range);
-}
-
-void UserFault::poison(void* data, std::uint64_t bytes) {
-  abi::Poison request{{reinterpret_cast<std::uint64_t>(data), bytes}, 0, 0};
-  if (::ioctl(descriptor_, abi::kPoison, &request) != 0) fail("UFFDIO_POISON");
 }
 
 std::optional<std::uint64_t> UserFault::next() {

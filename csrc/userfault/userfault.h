@@ -19,6 +19,8 @@ struct FaultSupport {
 };
 /// What this process may use, by trying. Cost: some system calls.
 FaultSupport fault_support();
+/// What comes of it for addresses: "stay", or that they do not, or not for system calls, and why.
+std::string to_text(const FaultSupport& support);
 
 /// A descriptor of userfaultfd(2): memory that it watches may be absent, and whoever touches it then waits.
 /// All functions may be called by any thread; those that the kernel refuses for reasons not named throw
@@ -31,6 +33,8 @@ class UserFault {
   UserFault(const UserFault&) = delete;
   UserFault& operator=(const UserFault&) = delete;
 
+  FaultAccess access() const { return access_; }
+
   /// From now on an access to what is absent of [data, data + bytes), private anonymous memory, is a fault;
   /// and no longer.
   void watch(void* data, std::uint64_t bytes);
@@ -42,8 +46,6 @@ class UserFault {
   std::uint64_t move(void* to, void* from, std::uint64_t bytes);
   /// Who waits for it tries again.
   void wake(void* data, std::uint64_t bytes) noexcept;
-  /// Whoever touches it, and is waiting to, gets SIGBUS; in a system call, EHWPOISON or EFAULT.
-  void poison(void* data, std::uint64_t bytes);
 
   /// The address of the next fault; waits for one. Nothing: close() was called.
   std::optional<std::uint64_t> next();

@@ -10,7 +10,6 @@ namespace reef::abi {
 
 inline constexpr int kUserModeOnly = 1;                        // UFFD_USER_MODE_ONLY, 5.11
 inline constexpr unsigned long kNewDescriptor = _IO(0xAA, 0);  // USERFAULTFD_IOC_NEW, 6.1
-inline constexpr std::uint64_t kFeaturePoison = 1U << 14;      // 6.6
 inline constexpr std::uint64_t kFeatureMove = 1U << 16;        // 6.8
 
 struct Move {
@@ -21,12 +20,5 @@ struct Move {
   std::int64_t moved;
 };
 inline constexpr unsigned long kMove = _IOWR(0xAA, 0x05, Move);
-
-struct Poison {
-  uffdio_range range;
-  std::uint64_t mode;
-  std::int64_t updated;
-};
-inline constexpr unsigned long kPoison = _IOWR(0xAA, 0x08, Poison);
 
 }  // namespace reef::abi

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "reef/addresses.h"
 #include "reef/export.h"
 #include "reef/ledger.h"
 #include "reef/tier.h"
@@ -34,6 +35,10 @@ struct BudgetOptions {
   /// When it ends, bring every page back. False: those that are away stay so, and an access to one throws;
   /// for models that memory could not hold.
   bool restore = true;
+  Addresses addresses = Addresses::kAutomatic;
+  /// Where addresses stay: throw BudgetError if an operator's working set exceeds the budget, as happens in
+  /// any case where they go; otherwise pages leave and come while the operator runs, which is slow.
+  bool strict = false;
   /// What errors call the tensors that the budget is given, in their order; may be shorter, or empty.
   std::vector<std::string> names = {};
 };
@@ -52,7 +57,8 @@ struct BudgetUse {
   std::uint64_t unseen_writes = 0;    ///< pages found written although no operator had; nothing is lost
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
-  double waited_seconds = 0;  ///< spent on moving pages by the threads that needed them
+  std::uint64_t unannounced = 0;  ///< pages that were touched while away, where addresses stay
+  double waited_seconds = 0;      ///< spent on moving pages by the threads that needed them
 };
 
 /// What a step would cost with another budget, by simulation of the step that repeats, at the speeds
@@ -87,19 +93,23 @@ class REEF_API WholeTensors {
 /// every allocation, and the program computes what it would have computed: bit for bit, since pages are only
 /// moved.
 ///
-/// Pages are the storages of parameters (leaves that require a gradient, from the first operator on),
-/// gradients, optimizer states, and of what recorded operators read and make, of 1 KiB or more. They leave
-/// when room is wanted, the least recently used first, and come back before the operator that needs them.
-/// Never moved: storages that did not come from LibTorch's allocator (from_blob, shared between processes),
-/// those that numpy() has been called on, those pinned, and everything that no recorded operator touched.
-/// What a collective of c10d works on stays until it is over. Code that keeps raw pointers (data_ptr(), an
-/// accessor) over other operators must pin() the tensor; code that reads without operators asks for whole().
+/// Pages are parameters (leaves that require a gradient, from the first operator on), gradients, optimizer
+/// states, and what recorded operators read and make, of 1 KiB or more. They leave when room is wanted, the
+/// least recently used first, and come back before the operator that needs them. Never moved: storages that
+/// did not come from LibTorch's allocator (from_blob, shared between processes) and those pinned. What a
+/// collective of c10d works on stays until it is over.
+///
+/// Where addresses stay (addresses()), a page is a range of addresses, whatever is allocated in the budget is
+/// of pages, and code that reads or writes through a pointer waits for what is away. Where they go, a page is
+/// a storage; those that numpy() has been called on and those that no recorded operator touched are not moved
+/// either, code that keeps raw pointers (data_ptr(), an accessor) over other operators must pin() the tensor,
+/// and code that reads without operators asks for whole().
 ///
 /// In a forked child the budget is over: pages come back when operators use them, and nothing is bounded.
 ///
-/// If an operator's working set does not fit, BudgetError is thrown inside it, before it writes anything;
-/// where the operator allocates nothing it is a c10::Error with the same text. Errors of a tier surface
-/// likewise. Training may go on after set_bytes().
+/// If an operator's working set does not fit, and addresses go or BudgetOptions::strict is set, BudgetError
+/// is thrown inside it, before it writes anything; where the operator allocates nothing it is a c10::Error
+/// with the same text. Errors of a tier surface likewise. Training may go on after set_bytes().
 ///
 /// One budget for a device at a time. Thread-safe.
 class REEF_API Budget {
@@ -138,6 +148,8 @@ class REEF_API Budget {
   /// What the step that repeats does with its pages, for plan_swaps() and simulate(). Empty until a step has
   /// been learnt. What is alive beside pages is not in it.
   Trace trace() const;
+  /// Whether addresses stay, and if not, or not for system calls, why: "stay", "go: the kernel has ...".
+  std::string addresses() const;
   /// A text table of use(), of the tiers, and, if it is wanted, of the outlook, which costs some simulated
   /// steps.
   std::string report(bool with_outlook = true) const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "reef/addresses.h"
 #include "reef/budget.h"
 #include "reef/build_info.h"
 #include "reef/bytes.h"

@@ -12,14 +12,17 @@
 #include "reef/budget.h"
 #include "reef/error.h"
 #include "reef/optim.h"
+#include "support/environment.h"
 
 namespace reef {
 namespace {
 
 using namespace test;
 
+// Where a tensor that is away has no address; budget_addresses_test.cpp is of the other way.
 struct BudgetErrors : testing::Test {
   BudgetErrors() { torch::manual_seed(0); }
+  test::Environment addresses{"REEF_ADDRESSES", "go"};
 };
 
 TEST_F(BudgetErrors, AWorkingSetThatDoesNotFitIsNamedAndTrainingGoesOnWithMore) {

@@ -255,6 +255,7 @@ Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> res
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   BudgetOptions options;
   options.tiers = {disk_tier({.directory = testing::TempDir(), .capacity_bytes = 1 << 26})};
+  options.addresses = Addresses::kGo;  // where they stay, the budget counts what small tensors share as one
   Budget budget(static_cast<std::uint64_t>(before) + budget_bytes, sharded.parameters(), options);
   int step = 1;
   const auto train_and_look = [&] {

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from budget_nets import addresses, go_only  # noqa: F401 (a fixture)
 
 import reef
 
@@ -106,6 +107,7 @@ def test_decorator_start_stop_and_again():
         budget.set_bytes(1)
 
 
+@go_only
 def test_spills_to_disk(tmp_path):
     torch.manual_seed(0)
     net = mlp()
@@ -122,6 +124,7 @@ def test_spills_to_disk(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
 
 
+@go_only
 def test_disk_tier_by_threads_and_by_io_uring(tmp_path):
     torch.manual_seed(0)
     net = mlp()
@@ -178,6 +181,7 @@ def test_foreach_that_does_not_fit_changes_nothing():
         assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
 
 
+@go_only
 def test_saving_an_evicted_tensor_is_an_error_and_not_a_broken_file(tmp_path):
     net = mlp()
     with reef.budget(MANY, net) as budget:
@@ -293,6 +297,7 @@ def test_bad_input():
         reef.budget(MANY).start()
 
 
+@go_only
 def test_what_is_written_without_an_operator_is_kept():
     x = torch.ones(1000)
     with reef.budget(MANY, x) as budget:

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 import torch
-from budget_nets import MANY, deep_net, live
+from budget_nets import MANY, addresses, deep_net, go_only, live  # noqa: F401 (a fixture)
 
 import reef
 
@@ -277,6 +277,7 @@ def test_a_disk_that_is_full_passes_on_to_the_next_tier(tmp_path):
 # ---- budgets one after another
 
 
+@go_only
 def test_a_pin_lasts_over_budgets():
     x = torch.full((100_000,), 5.0)
     reef.pin(x)

@@ -330,7 +330,7 @@ def test_programs_that_fork(tier, tmp_path):
     try:
         for seed in seeds:
             try:
-                budget.set_bytes(budget.use().live_bytes - 1_000_000)
+                budget.set_bytes(max(budget.use().live_bytes - 1_000_000, 0))
             except reef.BudgetError:
                 pass
             read, write = os.pipe()

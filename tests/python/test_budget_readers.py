@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from budget_nets import MANY, deep_net, live
+from budget_nets import MANY, addresses, deep_net, go_only, live  # noqa: F401 (a fixture)
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import reef
@@ -69,6 +69,7 @@ def test_whole_tensors_are_read_in_a_tight_budget(reader):
     assert read == want
 
 
+@go_only
 def test_whole_says_what_it_costs_and_gives_it_back():
     net = deep_net()
     size = sum(p.nbytes for p in net.parameters())
@@ -88,6 +89,7 @@ def test_whole_says_what_it_costs_and_gives_it_back():
         assert cost == 0
 
 
+@go_only
 def test_what_is_away_is_named():
     net = deep_net()
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
@@ -114,6 +116,7 @@ def squeeze_out(budget, tensor):
         pytest.fail("it did not leave")
 
 
+@go_only
 def test_more_bytes_bring_back_what_fits():
     tensors = [torch.full((1000,), float(i)) for i in range(20)]
     with reef.budget(MANY, tensors) as budget:

@@ -17,6 +17,7 @@ def test_doctor_finds_this_build_healthy():
                          timeout=HANG_SECONDS)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "ledger agrees" in out.stdout
+    assert "evicted addresses" in out.stdout
     assert "all is well" in out.stdout
 
 

@@ -25,7 +25,7 @@ def recorded():
     torch.manual_seed(0)
     net = torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(6)])
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
-    with reef.budget(1 << 40, net, optimizer) as budget:
+    with reef.budget(1 << 40, net, optimizer, addresses="go") as budget:
         assert budget.trace() == Trace((), ())
         for _ in range(4):
             optimizer.zero_grad()

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "bytes.h"
+#include "reef/error.h"
 #include "swap_trace.h"
 #include "tier.h"
 
@@ -16,12 +17,24 @@ using reef::bind::BoundTier;
 using reef::bind::bytes_of;
 using reef::bind::SwapTrace;
 
+reef::Addresses addresses_of(const std::string& text) {
+  if (text == "automatic") return reef::Addresses::kAutomatic;
+  if (text == "stay") return reef::Addresses::kStay;
+  if (text == "go") return reef::Addresses::kGo;
+  throw reef::ConfigError("addresses='" + text + "' is none of automatic, stay, go");
+}
+
 struct Budget : torch::CustomClassHolder {
   Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::vector<std::string>& names,
          const std::string& device, const std::vector<c10::intrusive_ptr<BoundTier>>& tiers, bool prefetch,
-         bool restore) {
-    reef::BudgetOptions options{
-        .device = c10::Device(device), .tiers = {}, .prefetch = prefetch, .restore = restore, .names = names};
+         bool restore, const std::string& addresses, bool strict) {
+    reef::BudgetOptions options{.device = c10::Device(device),
+                                .tiers = {},
+                                .prefetch = prefetch,
+                                .restore = restore,
+                                .addresses = addresses_of(addresses),
+                                .strict = strict,
+                                .names = names};
     for (const auto& tier : tiers) options.tiers.push_back(tier->tier);
     budget.emplace(bytes_of(bytes, "the budget"), tensors, std::move(options));
   }
@@ -39,9 +52,9 @@ using Floats = std::tuple<std::vector<std::int64_t>, double>;
 // In the order of the fields of reef.BudgetUse.
 Floats use_of(const reef::BudgetUse& use) {
   std::vector<std::int64_t> counts;
-  for (const std::uint64_t count :
-       {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes, use.faults, use.fetches,
-        use.evictions, use.clean_evictions, use.unseen_writes, use.bytes_in, use.bytes_out}) {
+  for (const std::uint64_t count : {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes,
+                                    use.faults, use.fetches, use.evictions, use.clean_evictions,
+                                    use.unseen_writes, use.bytes_in, use.bytes_out, use.unannounced}) {
     counts.push_back(static_cast<std::int64_t>(count));
   }
   return {counts, use.waited_seconds};
@@ -62,7 +75,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
 
   m.class_<Budget>("Budget")
       .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::vector<std::string>&,
-                       const std::string&, const std::vector<c10::intrusive_ptr<BoundTier>>&, bool, bool>())
+                       const std::string&, const std::vector<c10::intrusive_ptr<BoundTier>>&, bool, bool,
+                       const std::string&, bool>())
       .def("end", [](const Self& self) { self->budget->end(); })
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })
@@ -81,9 +95,11 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              return steps;
            })
       .def("trace", [](const Self& self) { return c10::make_intrusive<SwapTrace>(self->budget->trace()); })
+      .def("addresses", [](const Self& self) { return self->budget->addresses(); })
       .def("report", [](const Self& self, bool with_outlook) { return self->budget->report(with_outlook); })
       .def("reset_use", [](const Self& self) { self->budget->reset_use(); });
 
+  m.def("addresses_here() -> str", &reef::addresses_here);
   m.def("pin(Tensor tensor) -> ()", [](const at::Tensor& tensor) { reef::pin(tensor); });
   m.def("unpin(Tensor tensor) -> ()", [](const at::Tensor& tensor) { reef::unpin(tensor); });
 }

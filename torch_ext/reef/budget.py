@@ -41,6 +41,9 @@ class BudgetUse:
     """Pages found written although no operator had; nothing is lost."""
     bytes_in: int
     bytes_out: int
+    unannounced: int
+    """Pages that were touched while away, where addresses stay: without an operator, or by one whose working set exceeds
+    the budget."""
     waited_seconds: float
     """Spent on moving pages by the threads that needed them."""
 
@@ -67,7 +70,15 @@ class Budget(contextlib.ContextDecorator):
     """See ``budget``. Also a decorator, and ``start``/``stop``; may be used again after it has ended."""
 
     def __init__(
-        self, size: int, targets: tuple[object, ...], device: str, tiers: list[Tier], prefetch: bool, restore: bool
+        self,
+        size: int,
+        targets: tuple[object, ...],
+        device: str,
+        tiers: list[Tier],
+        prefetch: bool,
+        restore: bool,
+        addresses: str,
+        strict: bool,
     ) -> None:
         self._size = size
         # Not to keep a model alive that the program has let go of; an iterator is read once.
@@ -76,6 +87,8 @@ class Budget(contextlib.ContextDecorator):
         self._tiers = tiers
         self._prefetch = prefetch
         self._restore = restore
+        self._addresses = addresses
+        self._strict = strict
         self._budget: torch.ScriptObject | None = None
         self._ended: tuple[BudgetUse, str] | None = None
         self._ledger: Ledger | None = None
@@ -93,6 +106,8 @@ class Budget(contextlib.ContextDecorator):
             [tier._tier for tier in self._tiers],
             self._prefetch,
             self._restore,
+            self._addresses,
+            self._strict,
         )
         _in_force.add(self)
         return self
@@ -154,6 +169,11 @@ class Budget(contextlib.ContextDecorator):
             return self._ended[0]
         counts, waited_seconds = self._in_force().use()
         return BudgetUse(*counts, waited_seconds)
+
+    @property
+    def addresses(self) -> str:
+        """Whether a tensor that is away keeps its address, and if not, or not for system calls, why."""
+        return self._in_force().addresses()
 
     def outlook(self) -> list[BudgetOutlook]:
         """Now, with a quarter more, with half as much again, and so on up to the step's natural peak. Empty until a step
@@ -223,22 +243,35 @@ def budget(
     device: str | torch.device = "cpu",
     prefetch: bool = True,
     restore: bool = True,
+    addresses: str = "automatic",
+    strict: bool = False,
 ) -> Budget:
     """While in force, the bytes that LibTorch's allocator has handed out on ``device`` stay within ``size`` (``"2GiB"``),
     at every allocation, and the program computes what it would have computed, bit for bit.
 
     ``targets`` (modules, optimizers, tensors) are known from the start; others become known when an operator meets them.
     Pages leave for ``tiers``, the first with room; by default host memory, or with ``spill`` a file in that directory.
-    An operator whose working set does not fit raises BudgetError and changes nothing; training may go on after
-    ``set_bytes``. Once a training step is known, pages move beside the operators, unless ``prefetch`` is false. When it
-    ends every page comes back, unless ``restore`` is false: for models that memory could not hold. Code that keeps raw
-    pointers over other operators must ``pin`` the tensor; arrays made by ``numpy()`` are safe.
+    Once a training step is known, pages move beside the operators, unless ``prefetch`` is false. When it ends every page
+    comes back, unless ``restore`` is false: for models that memory could not hold.
+
+    ``addresses="stay"`` where the kernel and the process's rights allow it: a tensor that is away keeps its address, and
+    whoever reads or writes it through a pointer (numpy, a file being written, a compiled kernel) waits until it is back.
+    An operator whose working set exceeds the budget becomes slow, or, with ``strict``, raises BudgetError and changes
+    nothing; training may go on after ``set_bytes``. ``"go"``: a tensor that is away has no address, and an access to it
+    raises; such an operator always raises, code that keeps raw pointers over other operators must ``pin`` the tensor, and
+    arrays made by ``numpy()`` stay in memory. ``"automatic"``: as far as the process may; ``Budget.addresses`` says.
     """
     if tiers is None:
         tiers = [disk_tier(spill)] if spill is not None else []
     elif spill is not None:
         raise ValueError("give spill or tiers, not both; spill is short for tiers=[reef.disk_tier(directory)]")
-    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch, restore)
+    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch, restore, addresses, strict)
+
+
+def addresses_here() -> str:
+    """What ``addresses="automatic"`` comes to in this process: ``"stay"``, or that addresses go, or that they do not stay
+    for system calls, and why."""
+    return torch.ops.reef.addresses_here()
 
 
 def pin(tensor: torch.Tensor) -> None:

@@ -77,6 +77,11 @@ def _tools() -> list[Finding]:
     return found
 
 
+def _addresses() -> Finding:
+    """Whether a tensor that a budget evicts keeps its address (docs/budget.md)."""
+    return Finding("evicted addresses", reef.addresses_here())
+
+
 def _training_step() -> Finding:
     """Trains one step and holds the ledger against the sums that can be done by hand."""
     ledger = reef.Ledger()
@@ -101,7 +106,7 @@ def _training_step() -> Finding:
 
 def run(as_json: bool = False) -> int:
     """Prints the findings; the exit code says whether all is well."""
-    findings = [*_versions(), *_cuda(), *_tools()]
+    findings = [*_versions(), *_cuda(), *_tools(), _addresses()]
     try:
         findings.append(_training_step())
     except RuntimeError as error:

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+
+#include "page/page_mover.h"
+
+namespace reef {
+
+/// Pages that lose their address: the page is the memory behind one storage, which keeps its size when it is
+/// evicted, has a null data pointer that owns the page, and refuses whoever asks for the memory. Works on any
+/// memory and any kernel. The memory can be reached while it is written to a tier, so that what is there is
+/// hashed before and after.
+class NoAddressMover final : public PageMover {
+ public:
+  using PageMover::PageMover;
+
+  bool addresses_stay() const override { return false; }
+  void pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) override;
+  void make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) override;
+  bool is_freed(const Page& page) const override { return page.storage.expired(); }
+  bool is_there(const Page& page, bool writes) const override;
+  bool evict(const PagePtr& page, Way way) override;
+  c10::DataPtr allocate(const Page& page) override;
+  /// Until nobody reads it to see whether it has changed.
+  void wait_until_alone(const Page& page, Decision& decision) override {
+    decision.wait(hashed_, [&] { return !page.being_hashed; });
+  }
+
+ private:
+  void settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) override;
+  void settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
+                     c10::StorageImpl* owner) override;
+
+  bool leave_clean(const PagePtr& page);
+  bool may_be_written(const PagePtr& page);
+  std::shared_ptr<Transfer> begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier, Way way);
+  void leave(Page& page, c10::StorageImpl& owner, Decision& decision);
+  bool stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision);
+  bool another_hashes(const Page& page, Decision& decision);
+  std::uint64_t hash_of(Page& page);
+
+  std::condition_variable hashed_;  ///< a page is not being hashed any longer
+};
+
+/// The page whose bytes are away that this data pointer stands for, or nullptr.
+Page* page_behind(const c10::DataPtr& block);
+
+}  // namespace reef
