@@ -40,12 +40,12 @@ class PageHeap {
   using Visit = c10::function_ref<void(Page&)>;
   /// All pages that have bytes of [data, data + bytes), in the order of their addresses.
   void pages_of(const void* data, std::uint64_t bytes, Visit visit) const;
-  /// The page's bytes leave, or come: calls `visit` with the blocks that had bytes in memory there, or had
-  /// them when they left, and with how many. Whoever makes a block counts all of it.
+  /// Notes that the page's bytes have left, or have come back, and calls `visit` with each block that lies in
+  /// the page and with the bytes that the ledger must take away from it, or add to it.
   using VisitBlock = c10::function_ref<void(const void* data, std::uint64_t bytes)>;
   void leave(Page& page, VisitBlock visit);
   void come(Page& page, VisitBlock visit);
-  /// So many bytes of a new block are in memory.
+  /// Gives the bytes of the block that are in memory; the ledger counts a new block with these.
   std::uint64_t counted_bytes(const void* data) const;
   /// All blocks of other allocators.
   void foreign_blocks(c10::function_ref<void(Block&)> visit);

@@ -26,7 +26,7 @@ class PageTable {
   /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared,
   /// or in use by an operator that does not know that it may leave.
   Page* add(Pager& pager, c10::StorageImpl& storage);
-  /// The same for a page whose address stays, in memory or away.
+  /// Adds a page whose address stays, which may be in memory or away.
   void add(const PagePtr& page);
   /// It is no page any longer. Whoever still has it finds it gone.
   void remove(Page& page);

@@ -8,6 +8,7 @@
 #include "reef/error.h"
 
 namespace reef {
+
 // ---- operators with kernels of their own
 
 void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
@@ -273,7 +274,8 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
   }
 }
 
-// Where all is in memory again. A storage that is gone keeps its place as long as there is a weak reference.
+// Allows access to the storages whose pages are back in memory. A weak reference keeps the object of a freed
+// storage in place, so it needs no lock.
 void Pager::allow_refused(const Decision&) {
   std::erase_if(refused_, [](const auto& refused) {
     Page& page = *refused.first;

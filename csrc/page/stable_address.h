@@ -18,7 +18,8 @@ namespace reef {
 /// meanwhile waits until it is back (pager_faults.cpp). The frames are taken out of reach before they are
 /// written, so that nothing is written unseen between the copy and the loss of the memory.
 ///
-/// Blocks that were there before are watched in place, as far as they fill frames.
+/// Blocks that were allocated before the budget are watched in place; only frames that such a block fills can
+/// leave.
 class StableAddressMover final : public PageMover {
  public:
   /// Throws std::system_error if the process may not have faults handled so, or has no room for `bytes` of

@@ -137,7 +137,7 @@ void FramePool::make(char* to, std::uint64_t bytes) {
   }
 }
 
-// What a forked process shares becomes ours again by being written.
+// The kernel refuses to move a frame that a forked process shares; writing to it gives this process its own.
 std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
   const std::uint64_t moved = faults_.move(to, from, bytes);
   if (moved == bytes) return bytes;

@@ -148,7 +148,7 @@ class REEF_API Budget {
   /// What the step that repeats does with its pages, for plan_swaps() and simulate(). Empty until a step has
   /// been learnt. What is alive beside pages is not in it.
   Trace trace() const;
-  /// Whether addresses stay, and if not, or not for system calls, why: "stay", "go: the kernel has ...".
+  /// Says whether evicted tensors keep their addresses in this budget, in the words of addresses_here().
   std::string addresses() const;
   /// A text table of use(), of the tiers, and, if it is wanted, of the outlook, which costs some simulated
   /// steps.
