@@ -15,7 +15,7 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 TORCH_VERSION=${TORCH_VERSION:-2.15.0}
 CACHE=${REEF_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/reef}
-PYTHON_PACKAGES=(cmake==4.* ninja numpy pytest hypothesis tqdm scikit-build-core transformers==5.*)
+PYTHON_PACKAGES=(cmake==4.* ninja numpy pytest hypothesis tqdm scikit-build-core transformers==5.* accelerate lightning==2.*)
 DEBIAN_PACKAGES=(g++ git ccache libgtest-dev libboost1.81-dev libboost-program-options1.81-dev libxxhash-dev
                  liburing-dev clang-format)
 

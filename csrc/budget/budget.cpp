@@ -81,7 +81,8 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
                                 .tiers = tiers_of(options),
                                 .prefetch = prefetch,
                                 .addresses = options.addresses,
-                                .strict = options.strict});
+                                .strict = options.strict,
+                                .wait_while_full = options.wait_while_full});
   try {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string name = i < options.names.size() ? options.names[i] : std::string();
@@ -175,7 +176,9 @@ BudgetUse Budget::use() const {
           .bytes_in = counts.bytes_in,
           .bytes_out = counts.bytes_out,
           .unannounced = counts.unannounced,
-          .waited_seconds = counts.waited_seconds};
+          .oversized = counts.oversized,
+          .waited_seconds = counts.waited_seconds,
+          .unannounced_seconds = counts.unannounced_seconds};
 }
 
 void Budget::reset_use() {
@@ -241,9 +244,13 @@ std::string Budget::report(bool with_outlook) const {
   line("waited", seconds(now.waited_seconds));
   line("addresses", addresses());
   if (now.unannounced > 0) {
-    line("touched while away",
-         std::to_string(now.unannounced) +
-             " pages: without an operator, or by one whose working set exceeds the budget");
+    line("touched while away", std::to_string(now.unannounced) + " pages, back after " +
+                                   seconds(now.unannounced_seconds) + " in all");
+  }
+  if (now.oversized > 0) {
+    line("beyond the budget", std::to_string(now.oversized) +
+                                  " operators, whose pages left and came while they ran; with " +
+                                  bytes(now.minimum_bytes) + " none would");
   }
   for (const auto& tier : state_->pager->tiers()) {
     const TierUse held = tier->use();

@@ -117,7 +117,7 @@ class CudaMemory final : public Memory {
     const auto ready = std::make_shared<CudaEvent>();
     ready->record(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
     auto transfer =
-        side.lane.prepare([this, copy, ready, &side] { return copy_through(copy, *ready, side); });
+        side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
     transfer->start();
     return transfer;
   }
@@ -168,7 +168,7 @@ class CudaMemory final : public Memory {
     return pager != nullptr && pager->running() ? pager : nullptr;
   }
 
-  std::uint64_t copy_through(const PageCopy& copy, const CudaEvent& ready, Side& side) const {
+  void copy_through(const PageCopy& copy, const CudaEvent& ready, Side& side) const {
     C10_CUDA_CHECK(cudaSetDevice(device_.index()));
     void* const staged = side.staging.of(copy.bytes);
     const cudaStream_t stream = side.stream.stream();
@@ -182,7 +182,6 @@ class CudaMemory final : public Memory {
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));
       copy.tier->write(copy.slot, staged);
     }
-    return 0;
   }
 
   c10::Device device_;

@@ -45,6 +45,7 @@ class Decision {
   void drop_slot(Page& page) {
     if (page.slot) slots_.emplace_back(std::exchange(page.tier, nullptr), *page.slot);
     page.slot.reset();
+    page.keeps = false;
   }
 
  private:

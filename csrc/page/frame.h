@@ -34,6 +34,7 @@ struct Frame {
   const std::string* op = nullptr;  ///< the outermost operator with a kernel of its own; nullptr outside
   int depth = 0;                    ///< of these
   bool knew = false;                ///< it used a page
+  bool oversized = false;           ///< its pages do not fit, and come when it touches them
   /// The outermost reaches no memory but that of its arguments and its own: what it calls is of no interest.
   bool closed = false;
   std::size_t position = StepFollower::kUntraced;  ///< of the outermost, in its step

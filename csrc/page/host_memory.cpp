@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "ledger/allocation_gate.h"
@@ -41,26 +40,25 @@ class ProfiledHere {
   const Profiled before_;
 };
 
+void move(const PageCopy& copy, Transfer& transfer) {
+  void* const data = copy.open ? copy.open(transfer) : copy.data;
+  if (data == nullptr || copy.kept) return;
+  if (copy.direction == PageCopy::Direction::kIn) return copy.tier->read(copy.slot, data);
+  if (copy.hashed) transfer.hash = hash_bytes(data, copy.bytes);
+  transfer.same = copy.known_hash && copy.known_hash == transfer.hash;
+  if (!transfer.same) copy.tier->write(copy.slot, data);
+}
+
 // As a range in torch's profiler where the submitting thread is being profiled. Out, it gives the hash of
 // what was there; if something writes at this moment, the hash is not that of the page, and it stays.
-TransferLane::Copy copy_of(const PageCopy& copy) {
-  std::optional<Profiled> profiled;
-  if (at::hasThreadLocalCallbacks()) profiled.emplace();
-  return [copy, profiled] {
-    const auto run = [&] {
-      if (copy.direction == PageCopy::Direction::kIn) {
-        copy.tier->read(copy.slot, copy.data);
-        return std::uint64_t{0};
-      }
-      const std::uint64_t hash = copy.hashed ? hash_bytes(copy.data, copy.bytes) : 0;
-      copy.tier->write(copy.slot, copy.data);
-      return hash;
-    };
-    if (!profiled) return run();
-    const ProfiledHere here(*profiled);
+TransferLane::Copy copy_of(PageCopy copy) {
+  copy.ended = nullptr;
+  if (!at::hasThreadLocalCallbacks()) return [copy](Transfer& transfer) { move(copy, transfer); };
+  return [copy, profiled = Profiled()](Transfer& transfer) {
+    const ProfiledHere here(profiled);
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
     if (range.isActive()) range.before(name_of(copy));
-    return run();
+    move(copy, transfer);
   };
 }
 
@@ -85,7 +83,7 @@ class HostMemory final : public Memory {
   c10::DataPtr take_over(const void* data) override { return given_back_later(data); }
   c10::DataPtr allocate(std::uint64_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
   std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
-    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).prepare(copy_of(copy));
+    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).prepare(copy_of(copy), copy.ended);
   }
   std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
 

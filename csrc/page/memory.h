@@ -4,7 +4,9 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,13 @@ struct PageCopy {
   void* data;
   std::uint64_t bytes;
   bool hashed = true;  ///< whether Transfer::hash is wanted
+  bool kept = false;   ///< the memory itself is kept: nothing is copied
+  /// kOut: of what the slot holds. If it is that of the bytes, nothing is written (Transfer::same).
+  std::optional<std::uint64_t> known_hash = std::nullopt;
+  /// Gives `data`, on the thread that copies, right before it does; nullptr: there is nothing to copy.
+  /// For memory of the host's, as the next.
+  std::function<void*(Transfer&)> open = nullptr;
+  TransferLane::Ended ended = nullptr;
 };
 
 /// "reef::evict to host, 4.00 MiB", for the profiler.

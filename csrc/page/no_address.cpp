@@ -5,6 +5,7 @@
 
 #include "ledger/blocks.h"
 #include "page/own_allocation.h"
+#include "page/page_mover.h"
 #include "page/pager.h"
 #include "page/storage_access.h"
 #include "reef/ledger.h"
@@ -40,7 +41,7 @@ bool may_leave(const Page& page, c10::StorageImpl& owner) {
 
 // From now on whoever asks the owner for the memory is refused. Gives the block, to be dropped outside the
 // lock.
-c10::DataPtr take_away(Page& page, c10::StorageImpl& owner) {
+c10::DataPtr taken_from(Page& page, c10::StorageImpl& owner) {
   refuse_access(owner, refusal_of(page));
   c10::DataPtr block = std::move(owner._mutable_data_ptr_no_checks());
   intrusive_ptr_add_ref(&page);
@@ -68,16 +69,16 @@ Page* page_behind(const c10::DataPtr& block) {
 
 // ---- which pages
 
-void NoAddressMover::pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) {
+void NoAddress::pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) {
   if (Page* const page = table_.find(storage)) visit(*page);
 }
 
-void NoAddressMover::make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) {
-  if (Page* const page = table_.add(pager, storage)) visit(*page);
+void NoAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) {
+  if (Page* const page = table_.add(pager, *this, storage)) visit(*page);
 }
 
 // In memory, and if it is to be written, read by nobody.
-bool NoAddressMover::is_there(const Page& page, bool writes) const {
+bool NoAddress::is_there(const Page& page, bool writes) const {
   switch (page.state) {
     case PageState::kResident:
     case PageState::kClean:
@@ -91,54 +92,11 @@ bool NoAddressMover::is_there(const Page& page, bool writes) const {
 
 // ---- out
 
-bool NoAddressMover::evict(const PagePtr& page, Way way) {
-  if (let_it_come(page)) return true;
-  std::vector<std::shared_ptr<Tier>> tiers;
-  {
-    const Decision decision(mutex_);
-    tiers = tiers_for(*page, decision);
-  }
-  if (leave_clean(page) || !may_be_written(page)) return true;
-  std::exception_ptr failed;
-  do {
-    for (const auto& tier : tiers) {
-      try {
-        const std::shared_ptr<Transfer> transfer = begin_leaving(page, tier, way);
-        if (transfer == nullptr) {
-          Decision decision(mutex_);
-          if (page->preparing && !wanted(*page) && page->state == PageState::kResident) continue;  // no room
-          table_.end_preparing(*page);
-          return true;
-        }
-        if (way == Way::kBeside) {
-          start_or_run(*transfer);
-          return true;
-        }
-        count_waiting([&] { transfer->run(); });
-        failed = transfer->error;
-        settle_leaving(page, transfer);
-        if (!failed) return true;
-        Decision decision(mutex_);
-        if (wanted(*page) || page->state != PageState::kResident) return true;
-        table_.begin_preparing(*page);  // for the next tier
-      } catch (...) {
-        failed = std::current_exception();
-      }
-    }
-  } while (!failed && give_up_copies(page->bytes));
-  {
-    Decision decision(mutex_);
-    table_.end_preparing(*page);
-  }
-  if (failed) std::rethrow_exception(failed);
-  return false;
-}
-
 // Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
-bool NoAddressMover::leave_clean(const PagePtr& page) {
+bool NoAddress::leave_clean(const PagePtr& page) {
   {
     Decision decision(mutex_);
-    if (page->state != PageState::kClean || wanted(*page)) return false;
+    if (page->state != PageState::kClean || mover_.wanted(*page)) return false;
     if (another_hashes(*page, decision)) return true;
     page->being_hashed = true;
   }
@@ -146,8 +104,8 @@ bool NoAddressMover::leave_clean(const PagePtr& page) {
   const Hold owner = page->storage.lock();
   Decision decision(mutex_);
   if (page->being_hashed) return true;
-  if (page->state != PageState::kClean || wanted(*page)) return false;
-  const bool same = hash == page->hash;
+  if (page->state != PageState::kClean || mover_.wanted(*page)) return false;
+  const bool same = hash == page->hash.value_or(0);
   if (!owner) {
     table_.being_freed(*page);
     return true;
@@ -157,21 +115,22 @@ bool NoAddressMover::leave_clean(const PagePtr& page) {
     return true;
   }
   if (!same) {
-    ++counts_.unseen_writes;
+    ++mover_.counts(decision).unseen_writes;
     page->state = PageState::kResident;
     return false;
   }
-  ++counts_.clean_evictions;
-  leave(*page, *owner, decision);
+  ++mover_.counts(decision).clean_evictions;
+  take_away(*page, *owner, decision);
+  mover_.left(*page);
   return true;
 }
 
-// False: it is wanted, or no page of ours any longer.
-bool NoAddressMover::may_be_written(const PagePtr& page) {
+bool NoAddress::must_be_written(const PagePtr& page) {
+  if (leave_clean(page)) return false;
   const Hold owner = page->storage.lock();
   Decision decision(mutex_);
   if (page->gone) return false;
-  if (wanted(*page) || page->state != PageState::kResident) {
+  if (mover_.wanted(*page) || page->state != PageState::kResident) {
     table_.end_preparing(*page);
     return false;
   }
@@ -184,57 +143,25 @@ bool NoAddressMover::may_be_written(const PagePtr& page) {
   return false;
 }
 
-// nullptr: the tier has no room, or the page is wanted.
-std::shared_ptr<Transfer> NoAddressMover::begin_leaving(const PagePtr& page,
-                                                        const std::shared_ptr<Tier>& tier, Way way) {
-  bool has_slot = false;
-  {
-    Decision decision(mutex_);
-    has_slot = page->slot && page->tier == tier;
-  }
-  const std::optional<Tier::Slot> slot = has_slot ? std::nullopt : tier->take(page->bytes);
-  if (!has_slot && !slot) return nullptr;
-  std::shared_ptr<Transfer> transfer;
-  {
-    Decision decision(mutex_);
-    const bool mine = slot || (page->slot && page->tier == tier);
-    if (mine && !wanted(*page) && page->state == PageState::kResident) {
-      if (slot) {
-        drop_slot(*page, decision);
-        page->tier = tier;
-        page->slot = slot;
-      } else {
-        no_copy(*page);
-      }
-      transfer = memory_.prepare(copy_of(*page, PageCopy::Direction::kOut, const_cast<void*>(page->data)));
-      page->transfer = transfer;
-      page->state = PageState::kLeaving;
-      page->copied_version = page->version;
-      page->leaves_beside = way == Way::kBeside;
-      table_.begin_preparing(*page);
-      leaving_.push_back(page);
-    }
-  }
-  if (slot && transfer == nullptr) tier->give_back(*slot);
-  return transfer;
+PageCopy NoAddress::copy_out(const PagePtr& page, const Decision&) {
+  return {PageCopy::Direction::kOut, page->tier, *page->slot, const_cast<void*>(page->data), page->bytes};
 }
 
-void NoAddressMover::leave(Page& page, c10::StorageImpl& owner, Decision& decision) {
+void NoAddress::take_away(Page& page, c10::StorageImpl& owner, Decision& decision) {
   page.category = Blocks::instance().category_of(page.data).value_or(Category::kOther);
   table_.unplace(page);
-  left(page);
-  decision.drop(take_away(page, owner));
+  decision.drop(taken_from(page, owner));
 }
 
 // Another thread is at it, and will have seen the same when this returns.
-bool NoAddressMover::another_hashes(const Page& page, Decision& decision) {
+bool NoAddress::another_hashes(const Page& page, Decision& decision) {
   if (!page.being_hashed) return false;
   wait_until_alone(page, decision);
   return true;
 }
 
 // Of its memory as it is now; ends what the caller has begun.
-std::uint64_t NoAddressMover::hash_of(Page& page) {
+std::uint64_t NoAddress::hash_of(Page& page) {
   const std::uint64_t hash = memory_.hash(page.data, page.bytes);
   Decision decision(mutex_);
   page.being_hashed = false;
@@ -244,90 +171,101 @@ std::uint64_t NoAddressMover::hash_of(Page& page) {
 }
 
 // What is known without looking at its memory; false: it may leave.
-bool NoAddressMover::stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision) {
-  if (page.transfer != transfer || page.state != PageState::kLeaving) return true;  // another has settled it
-  if (!transfer->error && !transfer->cancelled && !wanted(page)) return false;
-  end_leaving(page, decision);
+bool NoAddress::ends_otherwise(Page& page, Transfer& transfer, Decision& decision) {
+  if (page.transfer.get() != &transfer || page.state != PageState::kLeaving) return true;
   if (page.gone) {
-    drop_slot(page, decision);
+    mover_.end_transfer(page, decision);
+    mover_.drop_slot(page, decision);
     if (!page.being_hashed) decision.drop(std::move(page.block));
     return true;
   }
-  if (transfer->error) {
-    // The next tier is tried when the page must leave; of the last's failure somebody has to be told.
-    if (page.leaves_beside && page.tier == tiers_.back()) keep_error(transfer->error, decision);
-    drop_slot(page, decision);
-  } else if (transfer->cancelled) {
-    has_copy(page);
-  } else {
-    count_out(page, *transfer);
-    page.hash = transfer->hash;
-    has_copy(page);
-    if (page.version == page.copied_version) page.state = PageState::kClean;
-  }
-  table_.end_preparing(page);
+  if (!transfer.error && !transfer.cancelled && !mover_.wanted(page)) return false;
+  mover_.stayed(page, transfer, decision);
   return true;
 }
 
-void NoAddressMover::settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) {
+void NoAddress::settle_leaving(const PagePtr& page, Transfer& transfer) {
   {
     Decision decision(mutex_);
-    if (stays(*page, transfer, decision) || another_hashes(*page, decision)) return;
+    if (ends_otherwise(*page, transfer, decision) || another_hashes(*page, decision)) return;
     page->being_hashed = true;
   }
-  const bool same = hash_of(*page) == transfer->hash;
+  const bool same = hash_of(*page) == transfer.hash.value_or(0);
   const Hold owner = page->storage.lock();
   Decision decision(mutex_);
-  if (page->being_hashed || stays(*page, transfer, decision)) return;
-  count_out(*page, *transfer);
-  page->hash = transfer->hash;
-  end_leaving(*page, decision);
-  has_copy(*page);
-  if (!owner) return table_.being_freed(*page);
-  if (!may_leave(*page, *owner)) {
-    forget(*page, decision, /*freed=*/false);
-  } else if (same && page->version == page->copied_version) {
-    leave(*page, *owner, decision);
-  } else {
-    ++counts_.unseen_writes;
-    table_.end_preparing(*page);
+  if (page->being_hashed || ends_otherwise(*page, transfer, decision)) return;
+  const bool mine = owner && may_leave(*page, *owner);
+  if (mine && same && page->version == page->copied_version) {
+    take_away(*page, *owner, decision);
+    return mover_.left(*page, transfer, decision);
   }
+  if (mine && !same) {
+    ++mover_.counts(decision).unseen_writes;
+    ++page->version;
+  }
+  mover_.stayed(*page, transfer, decision);
+  if (owner && !mine) forget(*page, decision, /*freed=*/false);
 }
 
-c10::DataPtr NoAddressMover::allocate(const Page& page) {
+// ---- in
+
+c10::DataPtr NoAddress::allocate(const Page& page) {
+  Category category = Category::kOther;
+  {
+    const Decision decision(mutex_);
+    category = page.category;
+  }
   const OwnAllocation own;
-  const CategoryScope category(page.category);
+  const CategoryScope scope(category);
   return memory_.allocate(page.bytes);
 }
 
-void NoAddressMover::settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
-                                   c10::StorageImpl* owner) {
+PageCopy NoAddress::copy_in(const PagePtr& page, const Decision&) {
+  return {PageCopy::Direction::kIn, page->tier, *page->slot, page->block.get(), page->bytes};
+}
+
+void NoAddress::settle_coming(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) {
+  const auto is_coming = [&] {
+    return page->transfer.get() == &transfer && page->state == PageState::kComing;
+  };
   {
     Decision decision(mutex_);
-    if (page->transfer != transfer || page->state != PageState::kComing) return;
-    if (page->gone || transfer->error) {
-      end_coming(*page, decision);
-      decision.drop(std::move(page->block));
-      if (page->gone) return drop_slot(*page, decision);
-      table_.stayed_away(*page);
-    }
+    if (!is_coming() || mover_.stays_away(*page, transfer, decision)) return;
   }
-  if (transfer->error) std::rethrow_exception(transfer->error);
   const Hold hold = owner == nullptr ? page->storage.lock() : Hold();
   if (owner == nullptr) owner = hold.get();
   if (owner == nullptr) return;  // whoever frees it will tell
   Decision decision(mutex_);
-  if (page->transfer != transfer || page->state != PageState::kComing || page->gone) return;
+  if (!is_coming() || page->gone) return;
   const void* const data = page->block.get();
-  end_coming(*page, decision);
   if (c10::DataPtr rest = put_back(*page, *owner, std::move(page->block))) {
+    mover_.end_transfer(*page, decision);
     decision.drop(std::move(rest));
     return table_.stayed_away(*page);
   }
-  count_in(*page, *transfer);
   table_.place(*page, data);
-  table_.came(*page);
-  has_copy(*page);
+  mover_.came(*page, transfer, decision);
+}
+
+// ---- the end
+
+bool NoAddress::forget(Page& page, Decision& decision, bool freed) {
+  if (page.gone) return false;
+  const PagePtr keep(&page);
+  const bool away = page.state == PageState::kAway || page.state == PageState::kComing;
+  table_.remove(page);
+  if (page.transfer) {
+    // A device's allocator has the block already; its streams must not write there before it has been read.
+    if (!freed && !away) page.transfer->wait();
+    if (page.transfer->cancel() || page.transfer->done() || (!freed && !away)) {
+      mover_.end_transfer(page, decision);
+    }
+  }
+  const bool later = freed && page.being_read();
+  if (later) page.block = memory_.take_over(page.data);
+  if (page.transfer == nullptr) mover_.drop_slot(page, decision);
+  if (page.transfer == nullptr && !later) decision.drop(std::move(page.block));
+  return later;
 }
 
 }  // namespace reef

@@ -4,9 +4,8 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <memory>
 
-#include "page/page_mover.h"
+#include "page/page_way.h"
 
 namespace reef {
 
@@ -14,32 +13,35 @@ namespace reef {
 /// evicted, has a null data pointer that owns the page, and refuses whoever asks for the memory. Works on any
 /// memory and any kernel. The memory can be reached while it is written to a tier, so that what is there is
 /// hashed before and after.
-class NoAddressMover final : public PageMover {
+class NoAddress final : public PageWay {
  public:
-  using PageMover::PageMover;
+  using PageWay::PageWay;
 
-  bool addresses_stay() const override { return false; }
   void pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) override;
   void make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) override;
+  bool addresses_stay() const override { return false; }
   bool is_freed(const Page& page) const override { return page.storage.expired(); }
   bool is_there(const Page& page, bool writes) const override;
-  bool evict(const PagePtr& page, Way way) override;
-  c10::DataPtr allocate(const Page& page) override;
   /// Until nobody reads it to see whether it has changed.
   void wait_until_alone(const Page& page, Decision& decision) override {
     decision.wait(hashed_, [&] { return !page.being_hashed; });
   }
+  c10::DataPtr allocate(const Page& page) override;
+  c10::DataPtr take_kept(Page&) override { return {}; }
+  Place take_place(const Page& page, Tier& tier) override { return {tier.take(page.bytes)}; }
+  bool forget(Page& page, Decision& decision, bool freed) override;
+  void release(Page& page, Decision& decision) override { forget(page, decision, /*freed=*/false); }
+
+  bool must_be_written(const PagePtr& page) override;
+  PageCopy copy_out(const PagePtr& page, const Decision&) override;
+  PageCopy copy_in(const PagePtr& page, const Decision&) override;
+  void settle_leaving(const PagePtr& page, Transfer& transfer) override;
+  void settle_coming(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) override;
 
  private:
-  void settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) override;
-  void settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
-                     c10::StorageImpl* owner) override;
-
   bool leave_clean(const PagePtr& page);
-  bool may_be_written(const PagePtr& page);
-  std::shared_ptr<Transfer> begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier, Way way);
-  void leave(Page& page, c10::StorageImpl& owner, Decision& decision);
-  bool stays(Page& page, const std::shared_ptr<Transfer>& transfer, Decision& decision);
+  void take_away(Page& page, c10::StorageImpl& owner, Decision& decision);
+  bool ends_otherwise(Page& page, Transfer& transfer, Decision& decision);
   bool another_hashes(const Page& page, Decision& decision);
   std::uint64_t hash_of(Page& page);
 

@@ -19,6 +19,7 @@
 
 namespace reef {
 
+class PageWay;
 class Pager;
 
 /// What is in memory.
@@ -37,9 +38,10 @@ enum class PageState : std::uint8_t {
 /// Owned by whoever may still ask for it: the table, the data pointer of a storage whose bytes are away, the
 /// frames of running operators, threads that move it, and the learner.
 struct Page final : LearnedPage {
-  explicit Page(Pager& of) : pager(of) {}
+  Page(Pager& of, PageWay& by) : pager(of), way(&by) {}
 
   Pager& pager;
+  PageWay* const way;  ///< in which it leaves and comes
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   std::string name;                   ///< as the program knows it; empty: not told
   const void* data = nullptr;         ///< where it is, or was, in memory
@@ -58,6 +60,9 @@ struct Page final : LearnedPage {
   bool busy = false;           ///< a device was at work with its frames when it was to leave
   bool refused = false;        ///< whoever asks its storage for the memory is refused, with an error
   bool leaves_beside = false;  ///< kLeaving: beside the operators
+  bool was_clean = false;      ///< kLeaving: it was kClean, so that it may turn out to be written already
+  bool hashes = false;         ///< where addresses stay: it has been kLeaving and clean, and may be again
+  bool leaves_last = false;    ///< when no other can: its address goes, in a budget where addresses stay
   bool shared = false;         ///< where addresses stay: by small blocks, and most operators
   bool learned = false;     ///< the learner knows it: an operator that could be of a step has used or made it
   bool stays = false;       ///< its address is kept by others, or it is used on several streams
@@ -70,10 +75,12 @@ struct Page final : LearnedPage {
 
   std::shared_ptr<Tier> tier;  ///< of `slot`
   std::optional<Tier::Slot> slot;
-  std::uint64_t hash = 0;              ///< of what the slot holds
+  bool keeps = false;                  ///< the slot only counts the bytes, whose memory is kept
+  std::optional<std::uint64_t> hash;   ///< of what the slot holds, where it was wanted
   std::uint64_t copied_version = 0;    ///< kLeaving: of what is being written
   std::shared_ptr<Transfer> transfer;  ///< kLeaving, kComing
   c10::DataPtr block;                  ///< kComing; or given back while it was being read
+  c10::DataPtr kept;                   ///< kAway: its frames, which `slot` only counts
 
   boost::intrusive::list_member_hook<> pinned;  ///< where addresses stay: while it is pinned in memory
   boost::intrusive::list_member_hook<> order;   ///< of eviction, while it may leave

@@ -1,10 +1,13 @@
 #include "page/page_mover.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "ledger/blocks.h"
+#include "page/page_way.h"
 
 namespace reef {
 namespace {
@@ -52,14 +55,13 @@ void PageMover::count_out(const Page& page, const Transfer& transfer) {
   Blocks::instance().sample(out_counter_, static_cast<std::int64_t>(counts_.bytes_out));
 }
 
-void PageMover::count_in(const Page& page, const Transfer& transfer) {
-  in_speed_.measured(page, transfer);
-  counts_.bytes_in += page.bytes;
-  Blocks::instance().sample(in_counter_, static_cast<std::int64_t>(counts_.bytes_in));
-}
-
-PageCopy PageMover::copy_of(const Page& page, PageCopy::Direction direction, void* data) const {
-  return {direction, page.tier, *page.slot, data, page.bytes};
+template <class Wait>
+void PageMover::count_waiting(const Wait& wait) {
+  const auto began = std::chrono::steady_clock::now();
+  wait();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
+  const Decision decision(mutex_);
+  counts_.waited_seconds += waited.count();
 }
 
 // ---- room in the tiers
@@ -117,6 +119,89 @@ bool PageMover::let_it_come(const PagePtr& page) {
   return true;
 }
 
+bool PageMover::evict(const PagePtr& page, Way way) {
+  if (let_it_come(page) || !page->way->must_be_written(page)) return true;
+  std::vector<std::shared_ptr<Tier>> tiers;
+  bool leaves_pinned = false;
+  {
+    const Decision decision(mutex_);
+    tiers = tiers_for(*page, decision);
+    leaves_pinned = page->leaves_pinned;
+  }
+  std::exception_ptr failed;
+  do {
+    for (const auto& tier : tiers) {
+      try {
+        std::shared_ptr<Transfer> transfer;
+        const Begun begun = begin_leaving(page, tier, way, transfer);
+        if (begun == Begun::kNoRoom) continue;
+        if (begun == Begun::kStays) return true;
+        if (way == Way::kBeside) {
+          start_or_run(*transfer);
+          return true;
+        }
+        count_waiting([&] { transfer->run(); });
+        page->way->settle_leaving(page, *transfer);
+        failed = transfer->error;
+        if (!failed) return true;
+        const Decision decision(mutex_);
+        if (page->gone || page->state != PageState::kResident) return true;
+        table_.begin_preparing(*page);  // for the next tier
+        page->leaves_pinned = leaves_pinned;
+      } catch (...) {
+        failed = std::current_exception();
+      }
+    }
+  } while (!failed && give_up_copies(page->bytes));
+  {
+    const Decision decision(mutex_);
+    table_.end_preparing(*page);
+  }
+  if (failed) std::rethrow_exception(failed);
+  return false;
+}
+
+PageMover::Begun PageMover::begin_leaving(const PagePtr& page, const std::shared_ptr<Tier>& tier, Way way,
+                                          std::shared_ptr<Transfer>& transfer) {
+  const auto has_slot = [&] { return page->slot && page->tier == tier; };
+  bool had_slot = false;
+  {
+    const Decision decision(mutex_);
+    had_slot = has_slot();
+  }
+  const PageWay::Place place = had_slot ? PageWay::Place() : page->way->take_place(*page, *tier);
+  if (!had_slot && !place.slot) return Begun::kNoRoom;
+  Begun begun = Begun::kYes;
+  {
+    Decision decision(mutex_);
+    const bool in_memory = page->state == PageState::kResident || page->state == PageState::kClean;
+    if (wanted(*page) || !in_memory) {
+      table_.end_preparing(*page);
+      begun = Begun::kStays;
+    } else if (!place.slot && !has_slot()) {  // it was given up meanwhile
+      begun = Begun::kNoRoom;
+    } else {
+      if (place.slot) {
+        drop_slot(*page, decision);
+        page->tier = tier;
+        page->slot = place.slot;
+        page->keeps = place.kept;
+      }
+      no_copy(*page);
+      page->was_clean = !place.slot && page->state == PageState::kClean;
+      transfer = memory_.prepare(page->way->copy_out(page, decision));
+      page->transfer = transfer;
+      page->state = PageState::kLeaving;
+      page->copied_version = page->version;
+      page->leaves_beside = way == Way::kBeside;
+      table_.begin_preparing(*page);
+      leaving_.push_back(page);
+    }
+  }
+  if (place.slot && begun != Begun::kYes) tier->give_back(*place.slot);
+  return begun;
+}
+
 void PageMover::left(Page& page) {
   ++counts_.evictions;
   evicted_bytes_ += page.bytes;
@@ -125,22 +210,55 @@ void PageMover::left(Page& page) {
   table_.end_preparing(page);
 }
 
-void PageMover::end_leaving(Page& page, Decision& decision) {
-  std::erase(leaving_, &page);
-  decision.drop(std::exchange(page.transfer, nullptr));
+void PageMover::left(Page& page, const Transfer& transfer, Decision& decision) {
+  if (transfer.same) {
+    ++counts_.clean_evictions;
+  } else {
+    count_out(page, transfer);
+    if (page.was_clean && page.hash) ++counts_.unseen_writes;
+    page.hash = transfer.hash;
+  }
+  end_transfer(page, decision);
+  left(page);
+}
+
+void PageMover::stayed(Page& page, const Transfer& transfer, Decision& decision) {
+  end_transfer(page, decision);
   page.state = PageState::kResident;
+  if (transfer.error) {
+    // The next tier is tried when the page must leave; of the last's failure somebody has to be told.
+    if (page.leaves_beside && page.tier == tiers_.back()) keep_error(transfer.error, decision);
+    drop_slot(page, decision);
+  } else if (page.keeps) {
+    drop_slot(page, decision);
+  } else {
+    copies_.push_back(page);
+    if (!transfer.cancelled && !transfer.same) {
+      count_out(page, transfer);
+      page.hash = transfer.hash;
+    }
+    const bool copied = !transfer.cancelled || page.was_clean;
+    if (copied && page.version == page.copied_version) page.state = PageState::kClean;
+  }
+  table_.end_preparing(page);
 }
 
 // ---- in
 
-void PageMover::fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::StorageImpl* owner) {
+void PageMover::fetch(const PagePtr& page, c10::DataPtr block, std::atomic<std::uint64_t>& reserved_bytes,
+                      Way way, c10::StorageImpl* owner) {
   std::shared_ptr<Transfer> transfer;
   {
     Decision decision(mutex_);
-    if (page->gone || page->state != PageState::kAway) return decision.drop(std::move(block));
+    const bool away = !page->gone && page->state == PageState::kAway;
+    c10::DataPtr kept = away ? page->way->take_kept(*page) : c10::DataPtr();
+    reserved_bytes -= page->bytes;
+    if (kept) std::swap(block, kept);
+    decision.drop(std::move(kept));
+    if (!away || !block) return decision.drop(std::move(block));  // it was away in another way
     page->block = std::move(block);
-    transfer = page->slot ? memory_.prepare(copy_of(*page, PageCopy::Direction::kIn, page->block.get()))
-                          : std::make_shared<NothingToRead>();
+    transfer =
+        page->slot ? memory_.prepare(page->way->copy_in(page, decision)) : std::make_shared<NothingToRead>();
     page->transfer = transfer;
     table_.coming(*page);
     coming_.push_back(page);
@@ -148,26 +266,46 @@ void PageMover::fetch(const PagePtr& page, c10::DataPtr block, Way way, c10::Sto
   }
   if (way == Way::kBeside) return start_or_run(*transfer);
   count_waiting([&] { transfer->run(); });
-  settle_coming(page, transfer, owner);
+  page->way->settle_coming(page, *transfer, owner);
+  if (transfer->error) std::rethrow_exception(transfer->error);
 }
 
-void PageMover::end_coming(Page& page, Decision& decision) {
-  std::erase(coming_, &page);
-  decision.drop(std::exchange(page.transfer, nullptr));
+bool PageMover::stays_away(Page& page, const Transfer& transfer, Decision& decision) {
+  if (!page.gone && !transfer.error) return false;
+  end_transfer(page, decision);
+  decision.drop(std::exchange(page.block, {}));
+  page.gone ? drop_slot(page, decision) : table_.stayed_away(page);
+  return true;
+}
+
+void PageMover::came(Page& page, const Transfer& transfer, Decision& decision) {
+  end_transfer(page, decision);
+  const bool held_any = page.slot.has_value();
+  if (page.keeps) drop_slot(page, decision);
+  table_.came(page);
+  if (page.slot) copies_.push_back(page);
+  if (!held_any) return;
+  in_speed_.measured(page, transfer);
+  counts_.bytes_in += page.bytes;
+  Blocks::instance().sample(in_counter_, static_cast<std::int64_t>(counts_.bytes_in));
 }
 
 // ---- both
 
+void PageMover::end_transfer(Page& page, Decision& decision) {
+  std::erase(page.state == PageState::kLeaving ? leaving_ : coming_, &page);
+  decision.drop(std::exchange(page.transfer, nullptr));
+}
+
 // By the transfer that has finished: the page may have another by now.
-void PageMover::settle(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
-                       c10::StorageImpl* owner) {
+void PageMover::settle(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) {
   bool leaving = false;
   {
     const Decision decision(mutex_);
-    if (page->transfer != transfer) return;
+    if (page->transfer.get() != &transfer) return;
     leaving = page->state == PageState::kLeaving;
   }
-  leaving ? settle_leaving(page, transfer) : settle_coming(page, transfer, owner);
+  leaving ? page->way->settle_leaving(page, transfer) : page->way->settle_coming(page, transfer, owner);
 }
 
 void PageMover::settle_finished() {
@@ -177,25 +315,31 @@ void PageMover::settle_finished() {
     for (const PagePtr& page : leaving_) {
       if (page->transfer->done()) finished.emplace_back(page, page->transfer);
     }
+    for (const PagePtr& page : coming_) {  // the others come when they are wanted
+      if (page->gone && page->transfer->done()) finished.emplace_back(page, page->transfer);
+    }
   }
-  for (const auto& [page, transfer] : finished) settle(page, transfer, nullptr);
+  for (const auto& [page, transfer] : finished) settle(page, *transfer, nullptr);
 }
 
 void PageMover::wait_for(const PagePtr& page, c10::StorageImpl* owner) {
   std::shared_ptr<Transfer> transfer;
+  bool coming = false;
   {
     Decision decision(mutex_);
     transfer = page->transfer;
     if (transfer == nullptr) return;
+    coming = page->state == PageState::kComing;
     // What has not begun to leave, and is wanted, need not.
-    if (page->state == PageState::kLeaving && wanted(*page)) transfer->cancel();
+    if (!coming && wanted(*page)) transfer->cancel();
   }
   if (!transfer->done()) {
     count_waiting([&] { transfer->wait(); });
     const Decision decision(mutex_);
-    if (page->state == PageState::kComing) ++counts_.faults;
+    if (coming) ++counts_.faults;
   }
-  settle(page, transfer, owner);
+  settle(page, *transfer, owner);
+  if (coming && transfer->error) std::rethrow_exception(transfer->error);
 }
 
 std::shared_ptr<Transfer> PageMover::under_way() const {
@@ -236,24 +380,9 @@ void PageMover::settle_all() noexcept {
   settling_all_ = false;
 }
 
-bool PageMover::forget(Page& page, Decision& decision, bool freed) {
-  if (page.gone) return false;
-  const PagePtr keep(&page);
-  const bool away = page.state == PageState::kAway || page.state == PageState::kComing;
-  table_.remove(page);
-  if (page.transfer) {
-    // A device's allocator has the block already; its streams must not write there before it has been read.
-    if (!freed && !away) page.transfer->wait();
-    if (page.transfer->cancel() || page.transfer->done() || (!freed && !away)) {
-      std::erase(leaving_, &page);
-      end_coming(page, decision);
-    }
-  }
-  const bool later = freed && page.being_read();
-  if (later) page.block = memory_.take_over(page.data);
-  if (page.transfer == nullptr) drop_slot(page, decision);
-  if (page.transfer == nullptr && !later) decision.drop(std::move(page.block));
-  return later;
-}
+// ---- what ways share
+
+PageWay::PageWay(PageMover& mover)
+    : mover_(mover), mutex_(mover.mutex_), table_(mover.table_), memory_(mover.memory_) {}
 
 }  // namespace reef

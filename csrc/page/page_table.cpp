@@ -5,6 +5,7 @@
 
 #include "ledger/blocks.h"
 #include "page/no_address.h"
+#include "page/pager.h"
 #include "page/storage_access.h"
 
 namespace reef {
@@ -30,15 +31,16 @@ Page* PageTable::find(c10::StorageImpl& storage) {
   return page;
 }
 
-Page* PageTable::add(Pager& pager, c10::StorageImpl& storage) {
+Page* PageTable::add(Pager& pager, PageWay& way, c10::StorageImpl& storage) {
   if (storage.device() != memory_.device() || !storage.resizable()) return nullptr;
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
   const void* const data = block.get();
   if (data == nullptr || block.get_context() != data || at(data) != nullptr) return nullptr;
   if (storage.nbytes() < Page::kLeastBytes || unknown_.contains(data) || !memory_.counts(storage))
     return nullptr;
-  const PagePtr page(new Page(pager));
+  const PagePtr page(new Page(pager, way));
   page->storage = weak(storage);
+  page->leaves_last = pager.addresses_stay();
   page->data = data;
   page->bytes = storage.nbytes();
   place(*page, data);
@@ -51,7 +53,7 @@ void PageTable::add(const PagePtr& page) {
   pages_.push_back(page);
   if (!page->in_memory()) return count_away(*page, true);
   count(*page, true);
-  victims_.add(*page);
+  victims_of(*page).add(*page);
 }
 
 void PageTable::remove(Page& page) {
@@ -62,7 +64,7 @@ void PageTable::remove(Page& page) {
     count(page, false);
   }
   if (page.state == PageState::kAway || page.state == PageState::kComing) count_away(page, false);
-  victims_.remove(page);
+  victims_of(page).remove(page);
   unlist_pinned(page);
   learner_.died(page);
   page.gone = true;
@@ -78,7 +80,7 @@ void PageTable::remove(Page& page) {
 
 void PageTable::pin(Page& page) {
   if (page.pins++ > 0 || page.gone) return;
-  victims_.remove(page);
+  victims_of(page).remove(page);
   if (page.in_memory()) evictable_bytes_ -= page.bytes;
   list_pinned(page);
 }
@@ -127,11 +129,11 @@ bool PageTable::retry_busy() {
 void PageTable::may_leave_again(Page& page) {
   list_pinned(page);
   if (page.pins > 0 || page.preparing || !page.in_memory() || page.state == PageState::kLeaving) return;
-  if (!Victims::has(page)) victims_.add(page);
+  if (!is_victim(page)) victims_of(page).add(page);
 }
 
 void PageTable::begin_preparing(Page& page) {
-  victims_.remove(page);
+  victims_of(page).remove(page);
   unlist_pinned(page);
   if (std::exchange(page.preparing, true)) return;
   preparing_.emplace_back(&page);
@@ -150,11 +152,13 @@ void PageTable::being_freed(Page& page) {
 
 Page* PageTable::victim(bool known, bool others_too) {
   if (Page* page = victims_.first(known, learner_.epoch())) return page;
-  if (!others_too) return nullptr;
-  const auto other = std::find_if(preparing_.begin(), preparing_.end(), [](const PagePtr& page) {
-    return page->pins == 0 && page->state != PageState::kLeaving;
-  });
-  return other == preparing_.end() ? nullptr : other->get();
+  if (others_too) {
+    const auto other = std::find_if(preparing_.begin(), preparing_.end(), [](const PagePtr& page) {
+      return page->pins == 0 && page->state != PageState::kLeaving;
+    });
+    if (other != preparing_.end()) return other->get();
+  }
+  return last_victims_.first(/*known=*/false, learner_.epoch());
 }
 
 void PageTable::unuse_unknown(const void* data) {
@@ -182,7 +186,7 @@ void PageTable::count_away(const Page& page, bool away) {
 }
 
 void PageTable::left(Page& page) {
-  victims_.remove(page);
+  victims_of(page).remove(page);
   unlist_pinned(page);
   count(page, false);
   page.state = PageState::kAway;
@@ -212,7 +216,7 @@ void PageTable::unplace(const Page& page) {
 }
 
 void PageTable::stayed_away(Page& page) {
-  victims_.remove(page);
+  victims_of(page).remove(page);
   count(page, false);
   page.state = PageState::kAway;
 }

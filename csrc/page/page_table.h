@@ -25,7 +25,7 @@ class PageTable {
   Page* at(const void* data) const;
   /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared,
   /// or in use by an operator that does not know that it may leave.
-  Page* add(Pager& pager, c10::StorageImpl& storage);
+  Page* add(Pager& pager, PageWay& way, c10::StorageImpl& storage);
   /// Adds a page whose address stays, which may be in memory or away.
   void add(const PagePtr& page);
   /// It is no page any longer. Whoever still has it finds it gone.
@@ -39,7 +39,7 @@ class PageTable {
   /// Another thread frees it, and will tell: until then it is nobody's victim.
   void being_freed(Page& page);
   /// The page that should leave first, where `known` by next use; nullptr: none can. With `others_too` one
-  /// that another thread prepares already.
+  /// that another thread prepares already. Those with Page::leaves_last are chosen when there is no other.
   Page* victim(bool known, bool others_too);
 
   /// Where addresses stay: of the pages that are pinned by operators only, the one that has been in memory
@@ -65,7 +65,10 @@ class PageTable {
   void unuse_unknown(const void* data);
 
   const std::vector<PagePtr>& pages() const { return pages_; }
-  Victims& victims() { return victims_; }
+  /// A page may leave, and nothing prepares it to.
+  static bool is_victim(const Page& page) { return Victims::has(page); }
+  /// Its next use has become another.
+  void next_use_changed(Page& page) { victims_of(page).changed(page); }
   /// From now on the learner knows it.
   void learned(Page& page);
   /// Of pages in memory that the learner knows.
@@ -79,6 +82,7 @@ class PageTable {
   void count(const Page& page, bool there);
   void count_away(const Page& page, bool away);
   void may_leave_again(Page& page);
+  Victims& victims_of(const Page& page) { return page.leaves_last ? last_victims_ : victims_; }
   void list_pinned(Page& page);
   void unlist_pinned(Page& page);
 
@@ -88,6 +92,7 @@ class PageTable {
   boost::unordered_flat_map<const void*, Page*> by_data_;          ///< pages in memory
   boost::unordered_flat_map<const void*, std::uint32_t> unknown_;  ///< and how many operators use it
   Victims victims_;
+  Victims last_victims_;
   boost::intrusive::list<Page, boost::intrusive::member_hook<Page, boost::intrusive::list_member_hook<>,
                                                              &Page::pinned>>
       pinned_;  ///< in the order in which they came, or were pinned

@@ -53,8 +53,8 @@ Pager::Pager(std::unique_ptr<Memory> memory)
       slot_(*slot_of(memory->device())),
       memory_(std::move(memory)),
       table_(*memory_, step_.learner()),
-      no_address_(mutex_, table_, *memory_),
-      mover_(&no_address_),
+      mover_(mutex_, table_, *memory_),
+      no_address_(mover_),
       peaks_(*memory_) {}
 
 // ---- beginning and end
@@ -70,9 +70,10 @@ std::uint64_t Pager::start(PagerOptions options) {
   expect(options.expected_bytes > 0 ? options.expected_bytes : options.budget_bytes, decision);
   // A system call that is given memory must find it there, unless faults of system calls are served.
   uses_more_than_fits_ = addresses_stay() && !options.strict && faults_.access == FaultAccess::kFull;
+  waits_while_full_ = options.wait_while_full;
   minimum_bytes_ = 0;
   seen_peak_bytes_ = 0;
-  mover().set_tiers(std::move(options.tiers), decision);
+  mover_.set_tiers(std::move(options.tiers), decision);
   step_.begin(options.prefetch);
   fetches_.clear();
   mode_ = Mode::kRunning;
@@ -99,7 +100,7 @@ void Pager::stop(std::uint64_t number) {
     pages = table_.pages();
   }
   memory_->limit(~std::uint64_t{0});
-  mover().settle_all();
+  mover_.settle_all();
   std::exception_ptr error;
   for (const PagePtr& page : pages) {
     try {
@@ -112,7 +113,7 @@ void Pager::stop(std::uint64_t number) {
   {
     Decision decision(mutex_);
     allow_refused(decision);
-    if (const std::exception_ptr beside = mover().take_error(decision); !error) error = beside;
+    if (const std::exception_ptr beside = mover_.take_error(decision); !error) error = beside;
     step_.learner().reset();
     forget_all(decision);
     if (!error) mode_ = Mode::kAsleep;
@@ -126,7 +127,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
   if (mode_ == Mode::kAsleep || number != starts_) return;
   budget_bytes_ = kNoLimit;
   memory_->limit(~std::uint64_t{0});
-  mover().settle_all();
+  mover_.settle_all();
   {
     Decision decision(mutex_);
     step_.learner().reset();
@@ -140,7 +141,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
 // The system has what is free.
 void Pager::keep_nothing() {
   blocks_.trim(0);
-  if (addresses_stay()) stable().frames().trim(0);
+  each_stable([](StableAddress& stable) { stable.keep_no_frames(); });
 }
 
 // Those that are away stay pages, and so do those that the program has pinned.
@@ -149,8 +150,8 @@ void Pager::forget_all(Decision& decision) {
   for (const PagePtr& page : pages) {
     if (page->gone || page->state == PageState::kAway || page->state == PageState::kComing) continue;
     page->written();
-    mover().drop_slot(*page, decision);
-    if (page->holds == 0) mover().release(*page, decision);
+    mover_.drop_slot(*page, decision);
+    if (page->holds == 0) page->way->release(*page, decision);
   }
 }
 
@@ -163,25 +164,25 @@ void Pager::listen_while_needed(const Decision&) { listens_ = running() || !tabl
 void Pager::before_fork() {
   for (;;) {
     mutex_.lock();
-    const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover().under_way() : nullptr;
-    if (transfer == nullptr && mover().at_rest()) return mover().before_fork();
+    const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover_.under_way() : nullptr;
+    bool at_rest = transfer == nullptr;
+    each_stable([&](StableAddress& stable) { at_rest &= stable.at_rest(); });
+    if (at_rest) return;
     mutex_.unlock();
     transfer != nullptr ? transfer->wait() : std::this_thread::yield();
   }
 }
 
-void Pager::after_fork_in_parent() {
-  mover().after_fork_in_parent();
-  mutex_.unlock();
-}
+void Pager::after_fork_in_parent() { mutex_.unlock(); }
 
 void Pager::after_fork_in_child() {
   if (running()) mode_ = Mode::kForked;
   budget_bytes_ = kNoLimit;
   reserved_bytes_ = 0;
-  mover().after_fork_in_child();
+  mover_.leave_tiers_alone();
+  each_stable([](StableAddress& stable) { stable.after_fork_in_child(); });
   mutex_.unlock();
-  if (addresses_stay()) serve_faults(stable());
+  each_stable([this](StableAddress& stable) { serve_faults(stable); });
 }
 
 // ---- what the owner of a budget asks and says
@@ -202,7 +203,7 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
     Decision decision(mutex_);
     expect(bytes, decision);
     fetches_.clear();
-    wanted = step_.wants_plan(bytes, mover().speeds(decision));
+    wanted = step_.wants_plan(bytes, mover_.speeds(decision));
   }
   plan(wanted);
   if (bytes > before) bring_back();
@@ -242,28 +243,26 @@ void Pager::disallow(std::uint64_t bytes) noexcept {
     make_room(0);
   } catch (const BudgetError&) {  // the next allocation finds the same
   } catch (...) {
-    mover().keep_error(std::current_exception(), Decision(mutex_));
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
 }
 
 Pager::Pages Pager::find(c10::StorageImpl& storage, const Decision& decision) {
   Pages pages;
-  mover().pages_of(
-      storage, [&](Page& page) { pages.push_back(&page); }, decision);
+  const auto note = [&](Page& page) { pages.push_back(&page); };
+  each_stable([&](StableAddress& stable) { stable.pages_of(storage, note, decision); });
+  if (pages.empty()) no_address_.pages_of(storage, note, decision);
   return pages;
 }
 
 Pager::Pages Pager::find_or_register(c10::StorageImpl& storage, Decision& decision) {
   Pages pages = find(storage, decision);
-  if (pages.empty()) {
-    mover().make_pages(
-        *this, storage,
-        [&](Page& page) {
-          adopt(page);
-          pages.push_back(&page);
-        },
-        decision);
-  }
+  const auto note = [&](Page& page) {
+    adopt(page);
+    pages.push_back(&page);
+  };
+  if (pages.empty() && addresses_stay()) stable().make_pages(*this, storage, note, decision);
+  if (pages.empty()) no_address_.make_pages(*this, storage, note, decision);
   for (Page* const page : pages) learn(*page);
   return pages;
 }
@@ -276,7 +275,7 @@ void Pager::adopt(Page& page) {
 }
 
 void Pager::learn(Page& page) {
-  if (page.learned || page.shared) return;
+  if (page.learned || page.shared || page.leaves_last) return;
   table_.learned(page);
   step_.learner().made(page);
 }
@@ -331,7 +330,8 @@ void Pager::unpin(const at::Tensor& tensor) noexcept {
   for (Page* const page : find(*tensor.storage().unsafeGetStorageImpl(), decision)) {
     if (page->holds == 0) continue;
     let_go(*page);
-    if (!running() && !page->gone && page->holds == 0 && page->in_memory()) mover().release(*page, decision);
+    if (!running() && !page->gone && page->holds == 0 && page->in_memory())
+      page->way->release(*page, decision);
   }
   listen_while_needed(decision);
 }
@@ -348,12 +348,12 @@ std::uint64_t Pager::evictable_bytes(const at::Tensor& tensor) {
 
 PagerCounts Pager::counts() const {
   const Decision decision(mutex_);
-  return {mover().counts(decision), minimum_bytes_};
+  return {mover_.counts(decision), minimum_bytes_};
 }
 
 void Pager::reset_counts() {
   const Decision decision(mutex_);
-  mover().counts(decision) = {};
+  mover_.counts(decision) = {};
   minimum_bytes_ = 0;
 }
 
@@ -373,12 +373,12 @@ std::uint64_t Pager::fixed_bytes() const {
 
 std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
   const Decision decision(mutex_);
-  return mover().tiers(decision);
+  return mover_.tiers(decision);
 }
 
 SwapSpeeds Pager::speeds() const {
   const Decision decision(mutex_);
-  return mover().speeds(decision);
+  return mover_.speeds(decision);
 }
 
 void Pager::plan(const std::optional<PlanWanted>& wanted) {
@@ -409,7 +409,7 @@ void Pager::remove(PeakMark& mark) {
 void Pager::set(PeakMark& mark) {
   const Decision decision(mutex_);
   see_peaks(decision);
-  mark = {memory_->alive_bytes(), mover().evicted_bytes(decision), starts_};
+  mark = {memory_->alive_bytes(), mover_.evicted_bytes(decision), starts_};
 }
 
 std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
@@ -417,7 +417,7 @@ std::optional<std::int64_t> Pager::left_bytes(const PeakMark& mark) {
   see_peaks(decision);
   if (!running()) return std::nullopt;
   if (mark.start != starts_) return 0;
-  if (const std::uint64_t evicted = mover().evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
+  if (const std::uint64_t evicted = mover_.evicted_bytes(decision) - mark.evicted_bytes; evicted > 0)
     return -static_cast<std::int64_t>(evicted);
   return static_cast<std::int64_t>(budget_bytes_ - std::min<std::uint64_t>(budget_bytes_, mark.peak_bytes));
 }

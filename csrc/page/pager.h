@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -48,21 +49,11 @@ struct PagerOptions {
   /// Where addresses stay: refuse a working set that exceeds the budget, instead of moving pages while it is
   /// worked on. Where they do not there is no choice.
   bool strict = false;
+  /// Where addresses stay: whoever touches what is away without an operator waits while no tier has room.
+  bool wait_while_full = false;
 };
 
-/// An address whose fault could not be served. Who touched it may have gone on meanwhile: a fault is told
-/// when it happens, and its page may come, and be freed, before it is heard. Only one that comes again and
-/// again is real.
-struct FaultTrouble {
-  bool persists(std::uint64_t of_address) {
-    times = of_address == address ? times + 1 : 1;
-    address = of_address;
-    return times > kMostTimes;
-  }
-  static constexpr int kMostTimes = 8;
-  std::uint64_t address = 0;
-  int times = 0;
-};
+struct FaultTrouble;
 
 /// Keeps what LibTorch's allocator has handed out of one memory within a budget, by moving pages to tiers and
 /// back. One for each device, asleep until start(); never destroyed, since memory is freed until the very
@@ -178,9 +169,7 @@ class Pager final : public AllocationGate, private AtFork {
   void after_allocate(std::size_t bytes) noexcept override;
   void* allocate(std::size_t bytes) override;
   bool freed(const void* data) noexcept override;
-  bool counts_itself(const void* data) const noexcept override {
-    return addresses_stay() && stable().frames().has_address(data);
-  }
+  bool counts_itself(const void* data) const noexcept override { return stable_of(data) != nullptr; }
   bool take_back(void* data) noexcept override;
 
   /// The storage of an evicted page is gone.
@@ -233,8 +222,21 @@ class Pager final : public AllocationGate, private AtFork {
   void need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);
   MayLeave most() const { return uses_more_than_fits_ ? MayLeave::kUsed : MayLeave::kUnused; }
 
-  PageMover& mover() const { return *mover_.load(std::memory_order_acquire); }
-  StableAddressMover& stable() const { return *stable_.load(std::memory_order_acquire); }
+  StableAddress& stable() const { return *stable_.load(std::memory_order_acquire); }
+  template <class Visit>
+  void each_stable(const Visit& visit) const {
+    for (const auto& stable : staying_) {
+      if (StableAddress* const made = stable.load(std::memory_order_acquire)) visit(*made);
+    }
+  }
+  /// Whose address it is, or nullptr.
+  StableAddress* stable_of(const void* data) const {
+    StableAddress* of = nullptr;
+    each_stable([&](StableAddress& stable) {
+      if (stable.frames().has_address(data)) of = &stable;
+    });
+    return of;
+  }
 
   // ---- where addresses stay: pager_heap.cpp, pager_faults.cpp
   void choose_way(Addresses addresses, const Decision& decision);
@@ -244,9 +246,10 @@ class Pager final : public AllocationGate, private AtFork {
   void note_made(Page& page, const Decision& decision);
   void* note_born(void* data, const Decision& decision);
   bool can_go_on(const Decision& decision) const;
-  void serve_faults(StableAddressMover& mover);
-  void serve(StableAddressMover& mover, std::uint64_t address, FaultTrouble& trouble);
-  void bring_in_touched(StableAddressMover& mover, const PagePtr& page);
+  void goes_on(Frame& frame, const Decision& decision);
+  void serve_faults(StableAddress& stable);
+  void serve(StableAddress& stable, std::uint64_t address, FaultTrouble& trouble);
+  void bring_in_touched(StableAddress& stable, const PagePtr& page);
   void bring_in(Frame& frame, std::size_t first);
   bool bring_in(const Frame::Use& used);
   void refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed);
@@ -272,14 +275,15 @@ class Pager final : public AllocationGate, private AtFork {
   std::unique_ptr<Memory> memory_;
   StepFollower step_;
   PageTable table_;
-  NoAddressMover no_address_;
-  std::vector<std::unique_ptr<StableAddressMover>> staying_;  ///< never destroyed: they serve faults
-  std::atomic<PageMover*> mover_;                             ///< one of these
-  std::atomic<StableAddressMover*> stable_ = nullptr;         ///< the same, where addresses stay
-  FaultSupport faults_;                                       ///< as far as it is used
+  PageMover mover_;
+  NoAddress no_address_;
+  std::array<std::atomic<StableAddress*>, 2> staying_{};  ///< by access; never destroyed: they serve faults
+  std::atomic<StableAddress*> stable_ = nullptr;          ///< that of the budget in force, if it has one
+  FaultSupport faults_;                                   ///< as far as it is used
   /// Storages that were refused because a page of theirs could not come, where addresses stay.
   std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
   std::atomic<bool> uses_more_than_fits_ = false;  ///< an operator may: its pages come when it touches them
+  std::atomic<bool> waits_while_full_ = false;
   std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< of the budget
   BlockCache blocks_;
   Peaks peaks_;

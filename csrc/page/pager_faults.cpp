@@ -6,18 +6,39 @@
 // of Python's, and waits for others' input and output at most.
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "page/pager.h"
 #include "reef/error.h"
 
 namespace reef {
+
+// Addresses whose faults could not be served, and how often. Who touched one may have gone on meanwhile: a
+// fault is told when it happens, and its page may come, and be freed, before it is heard. Only one that comes
+// again and again is real.
+struct FaultTrouble {
+  static constexpr int kMostTimes = 8;
+  static constexpr std::size_t kMostAddresses = 1024;
+
+  int times_now(std::uint64_t address) {
+    if (times.size() > kMostAddresses) times.clear();
+    return ++times[address];
+  }
+  std::unordered_map<std::uint64_t, int> times;
+};
+
 namespace {
+
+// Other threads may take the room that was made.
+constexpr int kMostAttempts = 100;
 
 // Whoever touched the memory has nobody to tell but the system.
 void end_process(const std::string& why) {
@@ -28,6 +49,13 @@ void end_process(const std::string& why) {
   std::abort();
 }
 
+// What must leave has nowhere to go, for now.
+bool no_room(const std::exception& error) {
+  if (dynamic_cast<const BudgetError*>(&error) != nullptr) return true;
+  const auto* const file = dynamic_cast<const FileError*>(&error);
+  return file != nullptr && (file->error_number() == ENOSPC || file->error_number() == EDQUOT);
+}
+
 std::string hex(std::uint64_t address) {
   char text[32];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
@@ -36,55 +64,89 @@ std::string hex(std::uint64_t address) {
 
 }  // namespace
 
-void Pager::serve_faults(StableAddressMover& mover) {
+void Pager::serve_faults(StableAddress& stable) {
   // Signals are for the program's own threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this, &mover] {
+  std::thread([this, &stable] {
     FaultTrouble trouble;
-    while (const auto address = mover.faults().next()) serve(mover, *address, trouble);
+    while (const auto address = stable.faults().next()) serve(stable, *address, trouble);
   }).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Pager::serve(StableAddressMover& mover, std::uint64_t address, FaultTrouble& trouble) {
+void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& trouble) {
+  const auto began = std::chrono::steady_clock::now();
   PagePtr page;
   std::string name;
+  bool was_away = false;
   {
     Decision decision(mutex_);
-    page = mover.heap(decision).at(address);
+    page = stable.heap(decision).at(address);
     if (page != nullptr) {
       page->last_use = ++clock_;
       name = page->name.empty() ? "a tensor without a name" : "'" + page->name + "'";
-      if (page->state == PageState::kAway) ++mover.counts(decision).unannounced;
+      was_away = page->state == PageState::kAway;
     }
   }
   std::string what;
+  bool full = false;
   if (page == nullptr) {
     what = "memory at " + hex(address) + " is used after it was freed";
   } else {
     try {
-      bring_in_touched(mover, page);
+      bring_in_touched(stable, page);
     } catch (const std::exception& error) {
       what = "memory of " + name + " at " + hex(address) +
              " is used without an operator, and cannot come back: " + message_of(error);
+      full = no_room(error);
     }
   }
-  if (!what.empty() && trouble.persists(address)) end_process(what);
+  if (full && waits_while_full_) {
+    if (trouble.times_now(address) == 1)
+      std::fprintf(stderr, "reef: %s; it waits until there is room\n", what.c_str());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  } else if (!what.empty() && trouble.times_now(address) > FaultTrouble::kMostTimes) {
+    end_process(what);
+  }
+  if (what.empty()) trouble.times.erase(address);
+  if (was_away) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    const Decision decision(mutex_);
+    ++mover_.counts(decision).unannounced;
+    mover_.counts(decision).unannounced_seconds += took.count();
+  }
   constexpr std::uint64_t kBytes = FramePool::kFrameBytes;
-  mover.faults().wake(reinterpret_cast<void*>(address / kBytes * kBytes), kBytes);
+  stable.faults().wake(reinterpret_cast<void*>(address / kBytes * kBytes), kBytes);
 }
 
-void Pager::bring_in_touched(StableAddressMover& mover, const PagePtr& page) {
-  mover.touch(*page);
-  if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed)) return;
-  // Hardly anything can leave. Whoever waits for the page has nobody to tell, so it comes beside the budget.
-  allow(page->bytes);
-  const bool came = make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed);
-  allowed_bytes_ -= page->bytes;
-  if (came) return;
+// While it is pinned it stays, should it be on its way out.
+void Pager::bring_in_touched(StableAddress& stable, const PagePtr& page) {
+  struct Pinned {
+    Pager& pager;
+    Page& page;
+    Pinned(Pager& of, Page& one) : pager(of), page(one) {
+      const Decision decision(pager.mutex_);
+      pager.table_.pin(page);
+    }
+    ~Pinned() {
+      const Decision decision(pager.mutex_);
+      pager.table_.unpin(page);
+    }
+  } const pinned(*this, *page);
+  stable.touch(*page);
+  // If hardly anything can leave it comes beside the budget: whoever waits for it has nobody to tell.
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed)) return;
+    const std::uint64_t wanted_bytes = alive_bytes(page->bytes);
+    const std::uint64_t lacking_bytes = wanted_bytes - std::min(wanted_bytes, limit_bytes());
+    allow(lacking_bytes);
+    const bool came = make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed);
+    allowed_bytes_ -= lacking_bytes;
+    if (came) return;
+  }
   const Decision decision(mutex_);
   throw working_set_error(wanted_room(page->bytes, decision));
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <iterator>
 #include <new>
 #include <string>
 #include <system_error>
@@ -18,22 +17,22 @@
 namespace reef {
 namespace {
 
-constexpr std::uint64_t kMostChunkBytes = std::uint64_t{1} << 20;
-constexpr std::uint64_t kMostSlabBytes = std::uint64_t{32} << 10;
 constexpr std::uint64_t kMostNewBytes = std::uint64_t{8} << 20;
-// An instruction may need so many pages at once, and what else runs beside it, too.
-constexpr std::uint64_t kChunksInBudget = 64;
 
-std::uint64_t chunk_bytes(std::uint64_t budget_bytes) {
-  const std::uint64_t share = std::bit_floor(std::max<std::uint64_t>(budget_bytes / kChunksInBudget, 1));
-  return std::clamp(share, FramePool::kFrameBytes, kMostChunkBytes);
-}
+constexpr std::uint64_t kLeastAddressBytes = std::uint64_t{1} << 36;
 
-// For a model that a disk holds.
-std::uint64_t address_bytes() {
+// Addresses for a model that a disk holds, or as many as the process may reserve.
+StableAddress* stable_addresses(PageMover& mover, FaultAccess access) {
   struct sysinfo system {};
   ::sysinfo(&system);
-  return std::max(std::uint64_t{1} << 40, 64 * system.totalram * system.mem_unit);
+  for (std::uint64_t bytes = std::max(std::uint64_t{1} << 40, 64 * system.totalram * system.mem_unit);;
+       bytes /= 2) {
+    try {
+      return new StableAddress(mover, access, bytes);
+    } catch (const std::system_error& error) {
+      if (error.code() != std::errc::not_enough_memory || bytes / 2 < kLeastAddressBytes) throw;
+    }
+  }
 }
 
 // For whoever cannot change the program: "stay", "go", and for tests "stay-user", which does without the
@@ -51,7 +50,7 @@ std::string addresses_here() { return to_text(fault_support()); }
 
 // ---- the way
 
-// Pages that there are keep theirs.
+// Pages that there are already keep theirs.
 void Pager::choose_way(Addresses addresses, const Decision&) {
   if (!device().is_cpu()) return;
   std::string wanted = wanted_by_environment();
@@ -62,15 +61,7 @@ void Pager::choose_way(Addresses addresses, const Decision&) {
     support = {FaultAccess::kUser, "REEF_ADDRESSES=stay-user asks for it"};
   if (addresses == Addresses::kStay && support.access == FaultAccess::kNone)
     throw ConfigError("addresses cannot stay: " + support.reason);
-  if (support.access != faults_.access && !table_.pages().empty()) {
-    if (addresses == Addresses::kAutomatic) return;
-    throw ConfigError(
-        "pages of an earlier budget are still there, and keep the way in which they leave; free "
-        "their tensors before a budget with another");
-  }
-  if (support.access == faults_.access && support.access != FaultAccess::kNone) return;
   stable_ = nullptr;
-  mover_ = &no_address_;
   faults_ = support;
   if (support.access == FaultAccess::kNone) return;
   try {
@@ -83,16 +74,12 @@ void Pager::choose_way(Addresses addresses, const Decision&) {
 
 // Its thread serves faults for good, so another is made only for another access.
 void Pager::use_stable_addresses(FaultAccess access) {
-  auto made = std::find_if(staying_.begin(), staying_.end(),
-                           [&](const auto& mover) { return mover->access() == access; });
-  if (made == staying_.end()) {
-    staying_.push_back(
-        std::make_unique<StableAddressMover>(mutex_, table_, *memory_, access, address_bytes()));
-    made = std::prev(staying_.end());
-    serve_faults(**made);
+  std::atomic<StableAddress*>& made = staying_[access == FaultAccess::kFull ? 1 : 0];
+  if (made == nullptr) {
+    made = stable_addresses(mover_, access);
+    serve_faults(*made);
   }
-  stable_ = made->get();
-  mover_ = made->get();
+  stable_ = made.load();
 }
 
 // So that the rest of an operator's pages can come when it touches them.
@@ -100,9 +87,13 @@ bool Pager::can_go_on(const Decision&) const {
   return most() == MayLeave::kUsed && table_.pinned_victim() != nullptr;
 }
 
+void Pager::goes_on(Frame& frame, const Decision& decision) {
+  if (frame.depth > 0 && !std::exchange(frame.oversized, true)) ++mover_.counts(decision).oversized;
+}
+
 void Pager::expect(std::uint64_t budget_bytes, const Decision& decision) {
   expected_bytes_ = budget_bytes;
-  if (addresses_stay()) stable().set_chunk_bytes(chunk_bytes(budget_bytes), decision);
+  if (addresses_stay()) stable().set_sizes(PageSizes::of_budget(budget_bytes), decision);
 }
 
 std::string Pager::addresses() const {
@@ -125,21 +116,21 @@ void Pager::note_made(Page& page, const Decision&) {
 // A block for which there is no room but that of pages in use, or which is large and has never been touched,
 // comes without frames, and gets them when it is touched.
 void* Pager::allocate_stable(std::size_t bytes) {
-  const std::uint64_t chunk = chunk_bytes(expected_bytes_);
-  const std::uint64_t slab = std::min(chunk, kMostSlabBytes);
-  const bool small = bytes < slab / PageHeap::kLeastInSlab;
+  const PageSizes sizes = PageSizes::of_budget(expected_bytes_);
+  const bool small = bytes < sizes.slab_bytes / PageHeap::kLeastInSlab;
   if (small) {
     Decision decision(mutex_);
     if (void* const data = stable().heap(decision).take_small(bytes)) return note_born(data, decision);
   }
-  const std::uint64_t own_bytes = small ? slab : bytes;
+  const std::uint64_t own_bytes = small ? sizes.slab_bytes : bytes;
   const bool there = find_room(own_bytes, MayLeave::kUnused);
   if (!there && !can_go_on(Decision(mutex_))) {
     const Decision decision(mutex_);
     throw working_set_error(wanted_room(own_bytes, decision));
   }
+  if (!there) goes_on(this_threads_frame(), Decision(mutex_));
   FramePool& frames = stable().frames();
-  using Contents = StableAddressMover::Contents;
+  using Contents = StableAddress::Contents;
   const Contents contents = !there                                            ? Contents::kAway
                             : own_bytes > frames.kept_bytes() + kMostNewBytes ? Contents::kUntouched
                                                                               : Contents::kFrames;
@@ -150,7 +141,7 @@ void* Pager::allocate_stable(std::size_t bytes) {
     if (there) reserved_bytes_ -= own_bytes;
     throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the system has no memory left");
   }
-  frames.trim(kept_bytes(0));
+  frames.trim(kept_bytes(0) + stable().missing_bytes());
   Decision decision(mutex_);
   PageHeap& heap = stable().heap(decision);
   if (small) {  // another thread may have made room meanwhile, and a slab that nobody uses would stay for
@@ -163,7 +154,7 @@ void* Pager::allocate_stable(std::size_t bytes) {
     }
   }
   PageHeap::Block block = stable().make_block(
-      *this, data, own_bytes, chunk, contents,
+      *this, data, own_bytes, sizes.page_bytes(own_bytes), contents,
       [&](Page& page) {
         page.shared = small;
         note_made(page, decision);

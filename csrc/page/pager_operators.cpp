@@ -19,6 +19,7 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     frame.op = &(call.in_backward ? call.op.name_in_backward : call.op.name);
     frame.position = StepFollower::kUntraced;
     frame.knew = false;
+    frame.oversized = false;
     frame.outermost_uses = 0;
   }
   if (mode_ == Mode::kAsleep || uses.empty()) return;
@@ -41,21 +42,21 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     }
     frame.knew |= !known_uses.empty() || parameters;
     if (outermost && call.records_gradient && step_.begins_step(call.op.name, known_uses)) {
-      const std::uint64_t before = std::exchange(evicted_before_step_, mover().evicted_bytes(decision));
+      const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
       const bool replan = step_.end_step();
       for (const LearnedPagePtr& page : step_.learner().left_behind())
-        table_.victims().changed(static_cast<Page&>(*page));
+        table_.next_use_changed(static_cast<Page&>(*page));
       if (replan) fetches_.clear();
       // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
       // that evicted nothing needs none.
       if (replan && evicted_before_step_ != before)
-        wanted = step_.wants_plan(budget_bytes_, mover().speeds(decision));
+        wanted = step_.wants_plan(budget_bytes_, mover_.speeds(decision));
     }
     // All are pinned before the first is brought in: making room for one must not push out another.
     begin_uses(frame, call, what, uses, known, decision);
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
-      all_there &= mover().is_there(*used.page, used.writes) && !used.page->refused;
+      all_there &= used.page->way->is_there(*used.page, used.writes) && !used.page->refused;
       if (all_there && used.writes) used.page->written();
     }
     if (outermost && !frame.used.empty()) {
@@ -150,6 +151,7 @@ void Pager::bring_in(Frame& frame, std::size_t first) {
     refuse_or_allow(used, failed);
   }
   const Decision decision(mutex_);
+  if (full) goes_on(frame, decision);
   operator_runs(frame, decision);
 }
 
@@ -173,8 +175,9 @@ void Pager::refuse_or_allow(const Frame::Use& used, const std::exception_ptr& fa
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    refuse_access(*used.owner, refusal);
-    if (!addresses_stay()) return;  // it is allowed again with its new address
+    const bool stays = page.way->addresses_stay();
+    refuse_access(*used.owner, refusal, /*others_read=*/stays && page.pins > 1);
+    if (!stays) return;  // it is allowed again with its new address
     page.refused = true;
     refused_.emplace_back(&page, weak(*used.owner));
   } else if (page.refused && page.state != PageState::kAway) {
@@ -198,7 +201,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
     for (const Use& use : running() ? results : c10::ArrayRef<Use>{}) {
       for (Page* const page :
            what == Register::kAll ? find_or_register(*use.storage, decision) : find(*use.storage, decision)) {
-        if (!page->in_memory() && !addresses_stay()) continue;
+        if (!page->in_memory() && !page->way->addresses_stay()) continue;
         page->last_use = clock_;
         if (page->learned) made.push_back(page);
         if (!frame.keepers.empty()) {  // what calls this operator may keep a raw pointer
@@ -220,7 +223,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
         frame.position = step_.begin_operator(call.op.name, {});
         step_.operator_runs(0, needed_bytes(0));
       }
-      step_.end_operator(frame.position, learned_uses(frame), made, mover().counts(decision).waited_seconds);
+      step_.end_operator(frame.position, learned_uses(frame), made, mover_.counts(decision).waited_seconds);
     }
     if (then != nullptr) *then = held_until_called(frame);
     end_uses(frame.used, frame.unknown);
@@ -228,7 +231,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
     frame.unknown.clear();
     if (!running() || frame.position == StepFollower::kUntraced) return;
     if (!step_.learner().following()) fetches_.clear();
-    if (step_.moves(frame.position).empty() && fetches_.empty() && mover().leaving(decision) == nullptr)
+    if (step_.moves(frame.position).empty() && fetches_.empty() && mover_.leaving(decision) == nullptr)
       return;
   }
   move_ahead(frame.position);
@@ -249,7 +252,8 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
         if (use.writes) ++page->version;
         table_.pin(*page);
         frame.held.push_back({&call, PagePtr(page)});
-        if (!mover().is_there(*page, use.writes)) wanted.push_back({PagePtr(page), use.writes, use.storage});
+        if (!page->way->is_there(*page, use.writes))
+          wanted.push_back({PagePtr(page), use.writes, use.storage});
         if (use.writes) page->written();
       }
       const void* const data = pages.empty() ? use.storage->_mutable_data_ptr_no_checks().get() : nullptr;
@@ -268,7 +272,7 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
       failed = std::current_exception();
     } catch (...) {  // told by the next allocation, or by the access
       failed = std::current_exception();
-      mover().keep_error(failed, Decision(mutex_));
+      mover_.keep_error(failed, Decision(mutex_));
     }
     refuse_or_allow(use, failed);
   }
@@ -291,10 +295,12 @@ void Pager::stay(Page& page) {
 }
 
 void Pager::keep(c10::ArrayRef<Use> uses) {
-  if (!running() || addresses_stay()) return;
+  if (!running()) return;
   Decision decision(mutex_);
   for (const Use& use : uses) {
-    for (Page* const page : find_or_register(*use.storage, decision)) stay(*page);
+    for (Page* const page : find_or_register(*use.storage, decision)) {
+      if (!page->way->addresses_stay()) stay(*page);
+    }
   }
 }
 
@@ -318,7 +324,7 @@ void Pager::leave_around(const OperatorCall& call) noexcept {
 void Pager::move_ahead(std::size_t position) {
   c10::SmallVector<PagePtr, 4> leave;
   c10::SmallVector<PagePtr, 4> come;
-  mover().settle_finished();
+  mover_.settle_finished();
   {
     const Decision decision(mutex_);
     const auto page_of = [&](std::uint32_t id) { return static_cast<Page*>(step_.learner().page(id)); };
@@ -326,7 +332,7 @@ void Pager::move_ahead(std::size_t position) {
       if (move.kind == SwapMove::Kind::kFetch) {
         fetches_.push_back(move.page);
       } else if (Page* page = page_of(move.page);
-                 page != nullptr && Victims::has(*page) && page->state != PageState::kComing) {
+                 page != nullptr && PageTable::is_victim(*page) && page->state != PageState::kComing) {
         table_.begin_preparing(*page);
         leave.emplace_back(page);
       }
@@ -343,20 +349,21 @@ void Pager::move_ahead(std::size_t position) {
   }
   for (const PagePtr& page : leave) {
     try {
-      mover().evict(page, PageMover::Way::kBeside);
+      mover_.evict(page, PageMover::Way::kBeside);
     } catch (...) {
-      mover().keep_error(std::current_exception(), Decision(mutex_));
+      mover_.keep_error(std::current_exception(), Decision(mutex_));
     }
   }
   for (const PagePtr& page : come) {
     c10::DataPtr block;
     try {
-      block = mover().allocate(*page);
+      block = page->way->allocate(*page);
     } catch (...) {
-      mover().keep_error(std::current_exception(), Decision(mutex_));
+      mover_.keep_error(std::current_exception(), Decision(mutex_));
+      reserved_bytes_ -= page->bytes;
+      continue;
     }
-    reserved_bytes_ -= page->bytes;
-    if (block) mover().fetch(page, std::move(block), PageMover::Way::kBeside);
+    mover_.fetch(page, std::move(block), reserved_bytes_, PageMover::Way::kBeside);
   }
 }
 

@@ -26,7 +26,7 @@ bool Pager::before_allocate(std::size_t bytes) {
   bool there = false;
   {
     Decision decision(mutex_);
-    if (const std::exception_ptr error = mover().take_error(decision)) std::rethrow_exception(error);
+    if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
     if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // allocate() sees to its pages
     note_needed(bytes, decision);
     there = try_claim(bytes);
@@ -40,7 +40,10 @@ void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= byte
 
 void* Pager::allocate(std::size_t bytes) {
   if (!running()) return nullptr;
-  if (addresses_stay()) return bytes < Page::kLeastBytes ? nullptr : allocate_stable(bytes);
+  if (addresses_stay()) {
+    const bool small = bytes < Page::kLeastBytes || OwnAllocation::is_being_made();
+    return small ? nullptr : allocate_stable(bytes);
+  }
   if (bytes < BlockCache::kSmallestBlock) return nullptr;
   // What the pager allocates for itself has no reservation.
   return blocks_.allocate(bytes, kept_bytes(OwnAllocation::is_being_made() ? bytes : 0));
@@ -49,28 +52,30 @@ void* Pager::allocate(std::size_t bytes) {
 bool Pager::freed(const void* data) noexcept {
   if (!listens_) return false;
   Decision decision(mutex_);
-  if (addresses_stay()) {
-    stable().remove_block(data, /*foreign=*/true, decision);
+  const bool watched = std::any_of(staying_.begin(), staying_.end(), [&](const auto& stable) {
+    return stable != nullptr && stable.load()->remove_block(data, /*foreign=*/true, decision);
+  });
+  if (watched) {
     listen_while_needed(decision);
     return false;
   }
   Page* const page = table_.at(data);
   if (page == nullptr) return false;
-  const bool later = mover().forget(*page, decision, /*freed=*/true);
+  const bool later = page->way->forget(*page, decision, /*freed=*/true);
   listen_while_needed(decision);
   return later;
 }
 
 // When no budget is in force nothing is kept.
 bool Pager::take_back(void* data) noexcept {
-  if (counts_itself(data)) {
+  if (StableAddress* const stable = stable_of(data)) {
     {
       Decision decision(mutex_);
       Blocks::instance().died(data);
-      stable().remove_block(data, /*foreign=*/false, decision);
+      stable->remove_block(data, /*foreign=*/false, decision);
       listen_while_needed(decision);
     }
-    if (!running()) stable().frames().trim(0);
+    if (!running()) stable->keep_no_frames();
     return true;
   }
   if (!blocks_.free(data)) return false;
@@ -80,7 +85,7 @@ bool Pager::take_back(void* data) noexcept {
 
 void Pager::storage_died(Page& page) noexcept {
   Decision decision(mutex_);
-  mover().forget(page, decision, /*freed=*/false);
+  page.way->forget(page, decision, /*freed=*/false);
   listen_while_needed(decision);
 }
 
@@ -92,7 +97,7 @@ void Pager::take_freed(Decision& decision) {
     if (page == nullptr) continue;
     c10::StorageImpl* const storage = page->storage._unsafe_get_target();
     if (page->storage.expired() || storage->_mutable_data_ptr_no_checks().get() != data)
-      mover().forget(*page, decision, /*freed=*/false);
+      page->way->forget(*page, decision, /*freed=*/false);
   }
 }
 
@@ -157,7 +162,7 @@ bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
       if (try_claim(bytes)) return true;
       const bool too_much = needed > limit_bytes();
       if ((too_much && which == MayLeave::kUnused && !retry()) || idle > kMostIdleRounds) return false;
-      leaving = mover().leaving(decision);  // its bytes are on their way already
+      leaving = mover_.leaving(decision);  // its bytes are on their way already
       if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/true);
       if (leaving == nullptr && victim == nullptr && too_much) {
         if (which == MayLeave::kUsed) victim = table_.pinned_victim();
@@ -167,13 +172,13 @@ bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
       if (victim != nullptr) table_.begin_preparing(*victim);
     }
     if (leaving != nullptr) {
-      mover().wait_for(leaving);
+      mover_.wait_for(leaving);
     } else if (victim == nullptr) {
       ++idle;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    } else if (!mover().evict(victim, PageMover::Way::kHere)) {
+    } else if (!mover_.evict(victim, PageMover::Way::kHere)) {
       const Decision decision(mutex_);
-      throw no_tier_error(wanted_room(bytes, decision), victim->bytes, mover().tiers(decision),
+      throw no_tier_error(wanted_room(bytes, decision), victim->bytes, mover_.tiers(decision),
                           alive_bytes(bytes));
     }
   }
@@ -218,25 +223,25 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
         // The allocator's lock is held: another thread with this lock may be waiting for that one.
         const Decision decision(mutex_, std::try_to_lock);
         if (!decision.holds_lock()) break;
-        leaving = mover().leaving(decision);
+        leaving = mover_.leaving(decision);
         if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/false);
         if (victim != nullptr) table_.begin_preparing(*victim);
       }
       if (leaving != nullptr) {
-        mover().wait_for(leaving);
-      } else if (victim == nullptr || !mover().evict(victim, PageMover::Way::kHere)) {
+        mover_.wait_for(leaving);
+      } else if (victim == nullptr || !mover_.evict(victim, PageMover::Way::kHere)) {
         break;
       }
     }
   } catch (...) {
-    mover().keep_error(std::current_exception(), Decision(mutex_));
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
   return memory_->alive_bytes() < before;
 }
 
 void Pager::refuse_allocation(std::uint64_t bytes) {
   const Decision decision(mutex_);
-  if (const std::exception_ptr error = mover().take_error(decision)) std::rethrow_exception(error);
+  if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
   minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
   throw working_set_error(wanted_room(bytes, decision));
 }
@@ -250,23 +255,24 @@ bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
     bool away = false;
     {
       Decision decision(mutex_);
-      if (page->gone || mover().is_there(*page, writes)) return true;
+      if (page->gone || page->way->is_there(*page, writes)) return true;
       away = page->state == PageState::kAway;
+      if (away && page->way->is_freed(*page)) return true;
       if (page->transfer == nullptr && !away) {
-        mover().wait_until_alone(*page, decision);
+        page->way->wait_until_alone(*page, decision);
         continue;
       }
     }
     if (!away) {
-      mover().wait_for(page, owner);
-      if (owner == nullptr && mover().is_freed(*page)) return true;  // whoever frees it will tell
+      mover_.wait_for(page, owner);
+      const Decision decision(mutex_);
+      if (owner == nullptr && page->way->is_freed(*page)) return true;  // whoever frees it will tell
       continue;
     }
-    if (mover().is_freed(*page)) return true;
     if (!find_room(page->bytes, which)) return false;
     c10::DataPtr block;
     try {
-      block = mover().allocate(*page);
+      block = page->way->allocate(*page);
     } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
       reserved_bytes_ -= page->bytes;
       if (memory_->asks_before_allocations() || !free_some(page->bytes)) throw;
@@ -275,8 +281,7 @@ bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
       reserved_bytes_ -= page->bytes;
       throw;
     }
-    reserved_bytes_ -= page->bytes;  // it is counted now
-    mover().fetch(page, std::move(block), PageMover::Way::kHere, owner);
+    mover_.fetch(page, std::move(block), reserved_bytes_, PageMover::Way::kHere, owner);
   }
 }
 

@@ -2,13 +2,15 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "page/page_heap.h"
-#include "page/page_mover.h"
+#include "page/page_sizes.h"
+#include "page/page_way.h"
 #include "userfault/frame_pool.h"
 #include "userfault/userfault.h"
 
@@ -20,44 +22,56 @@ namespace reef {
 ///
 /// Blocks that were allocated before the budget are watched in place; only frames that such a block fills can
 /// leave.
-class StableAddressMover final : public PageMover {
+class StableAddress final : public PageWay {
  public:
   /// Throws std::system_error if the process may not have faults handled so, or has no room for `bytes` of
   /// addresses.
-  StableAddressMover(std::mutex& mutex, PageTable& table, Memory& memory, FaultAccess access,
-                     std::uint64_t address_bytes);
+  StableAddress(PageMover& mover, FaultAccess access, std::uint64_t address_bytes);
 
-  bool addresses_stay() const override { return true; }
   void pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) override;
   void make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) override;
+  bool addresses_stay() const override { return true; }
   bool is_freed(const Page& page) const override { return page.gone; }
   bool is_there(const Page& page, bool writes) const override;
-  bool evict(const PagePtr& page, Way way) override;
-  c10::DataPtr allocate(const Page& page) override;
   /// Until nobody moves its frames.
   void wait_until_alone(const Page& page, Decision& decision) override {
     decision.wait(moved_, [&] { return !page.being_moved; });
   }
+  c10::DataPtr allocate(const Page& page) override;
+  c10::DataPtr take_kept(Page& page) override;
+  Place take_place(const Page& page, Tier& tier) override;
   bool forget(Page& page, Decision& decision, bool freed) override;
   void release(Page& page, Decision& decision) override;
-  bool at_rest() const override { return moving_ == 0; }
-  void before_fork() override { frames_.before_fork(); }
-  void after_fork_in_parent() override { frames_.after_fork_in_parent(); }
-  void after_fork_in_child() override;
+
+  bool must_be_written(const PagePtr& page) override;
+  PageCopy copy_out(const PagePtr& page, const Decision&) override;
+  PageCopy copy_in(const PagePtr& page, const Decision&) override;
+  void settle_leaving(const PagePtr& page, Transfer& transfer) override;
+  void settle_coming(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) override;
+
+  /// No thread moves frames. With the lock.
+  bool at_rest() const { return moving_ == 0; }
+  void after_fork_in_child();
 
   // ---- blocks of its own
 
   FaultAccess access() const { return faults_.access(); }
   FramePool& frames() { return frames_; }
+  /// Of frames: so many more have been away in the pages' own, and will be again.
+  std::uint64_t missing_bytes() const { return most_away_bytes_ - away_bytes_; }
+  /// The system has the frames that are free.
+  void keep_no_frames() {
+    most_away_bytes_ = away_bytes_.load();
+    frames_.trim(0);
+  }
   UserFault& faults() { return faults_; }
   PageHeap& heap(const Decision&) { return heap_; }
-  /// Pages of other allocators' blocks are so large, at most.
-  void set_chunk_bytes(std::uint64_t bytes, const Decision&) { chunk_bytes_ = bytes; }
+  /// Of pages of other allocators' blocks.
+  void set_sizes(const PageSizes& sizes, const Decision&) { sizes_ = sizes; }
   /// How the memory of a new block is there: its bytes count as alive unless it is away.
   enum class Contents : std::uint8_t { kFrames, kUntouched, kAway };
   /// Makes the pages of `bytes` at `data`, of the pool's addresses, and calls `visit` with each.
-  /// A page has `chunk_bytes`, or a 256th of the block.
-  PageHeap::Block make_block(Pager& pager, void* data, std::uint64_t bytes, std::uint64_t chunk_bytes,
+  PageHeap::Block make_block(Pager& pager, void* data, std::uint64_t bytes, std::uint64_t page_bytes,
                              Contents contents, Visit visit, Decision&);
   /// Gives the page frames if it has been waiting to be touched.
   void touch(Page& page);
@@ -66,25 +80,19 @@ class StableAddressMover final : public PageMover {
   bool remove_block(const void* data, bool foreign, Decision& decision);
 
  private:
-  void settle_leaving(const PagePtr& page, const std::shared_ptr<Transfer>& transfer) override;
-  void settle_coming(const PagePtr& page, const std::shared_ptr<Transfer>& transfer,
-                     c10::StorageImpl* owner) override;
-
-  c10::DataPtr detach(Page& page);
-  void attach(Page& page, c10::DataPtr frames);
+  void* detach(const PagePtr& page, Transfer& transfer);
+  bool attach(Page& page, c10::DataPtr& frames);
   void moving(Page& page);
   void not_moved(Page& page);
-  void stays(Page& page, c10::DataPtr frames);
-  void leave(Page& page, c10::DataPtr frames, Decision& decision);
-  std::shared_ptr<Transfer> write(const PagePtr& page, const std::shared_ptr<Tier>& tier,
-                                  c10::DataPtr& frames, Way way);
-  bool begin_moving(Page& page);
   void leave_ledger(Page& page);
+  void keep(Page& page);
 
   UserFault faults_;
   FramePool frames_;
   PageHeap heap_;
-  std::uint64_t chunk_bytes_ = 0;
+  PageSizes sizes_;
+  std::atomic<std::uint64_t> away_bytes_ = 0;  ///< of Page::kept
+  std::atomic<std::uint64_t> most_away_bytes_ = 0;
   std::uint32_t moving_ = 0;       ///< pages that are being moved
   std::condition_variable moved_;  ///< a page's frames are not being moved any longer
 };

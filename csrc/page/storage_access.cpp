@@ -6,11 +6,11 @@
 
 namespace reef {
 
-// The text stays when access is allowed again, and is the same the next time: another thread that asks for
-// the memory at this moment may be reading it.
-void refuse_access(c10::StorageImpl& storage, const std::string& message) {
+// The text stays when access is allowed again: another thread that asks for the memory at this moment may be
+// reading it.
+void refuse_access(c10::StorageImpl& storage, const std::string& message, bool others_read) {
   std::optional<std::string>& text = storage.get_extra_meta().custom_data_ptr_error_msg_;
-  if (text != message) text = message;
+  if (!text || (*text != message && !others_read)) text = message;
   compat::refuse_access(storage, true);
 }
 

@@ -7,8 +7,8 @@
 namespace reef {
 
 /// From now on, until allow_access(), whoever asks for the memory of `storage` gets a c10::Error with
-/// `message`.
-void refuse_access(c10::StorageImpl& storage, const std::string& message);
+/// `message`; where others may be reading the one that it has had before, with that.
+void refuse_access(c10::StorageImpl& storage, const std::string& message, bool others_read = false);
 void allow_access(c10::StorageImpl& storage);
 
 /// A weak reference to a storage that somebody else has. Taking or dropping it needs no lock of Python's.

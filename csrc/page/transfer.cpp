@@ -11,17 +11,18 @@ namespace reef {
 
 class TransferLane::Queued final : public Transfer, public std::enable_shared_from_this<Queued> {
  public:
-  Queued(Copy copy, TransferLane& lane) : copy_(std::move(copy)), lane_(lane) {}
+  Queued(Copy copy, Ended ended, TransferLane& lane)
+      : copy_(std::move(copy)), ended_(std::move(ended)), lane_(lane) {}
 
   void run() override {
     const auto started = std::chrono::steady_clock::now();
     try {
-      hash = copy_();
+      copy_(*this);
     } catch (...) {
       error = std::current_exception();
     }
-    copy_ = nullptr;
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    if (ended_) ended_(*this);
     end();
   }
   void start() override { lane_.submit(shared_from_this()); }
@@ -37,11 +38,14 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
 
  private:
   void end() {
+    copy_ = nullptr;  // they may hold whoever holds this
+    ended_ = nullptr;
     done_.store(true, std::memory_order_release);
     done_.notify_all();
   }
 
   Copy copy_;
+  Ended ended_;
   TransferLane& lane_;
   std::atomic<bool> done_ = false;
 };
@@ -59,8 +63,8 @@ TransferLane::~TransferLane() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
-std::shared_ptr<Transfer> TransferLane::prepare(Copy copy) {
-  return std::make_shared<Queued>(std::move(copy), *this);
+std::shared_ptr<Transfer> TransferLane::prepare(Copy copy, Ended ended) {
+  return std::make_shared<Queued>(std::move(copy), std::move(ended), *this);
 }
 
 void TransferLane::start_thread() {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -37,18 +38,23 @@ class Transfer {
   /// thread, any number of times.
   virtual void wait() = 0;
 
-  bool cancelled = false;    ///< nothing was copied; as the others, valid when done or waited for
-  std::exception_ptr error;  ///< what it threw
-  double seconds = 0;        ///< 0: not known
-  std::uint64_t hash = 0;    ///< of what was written to the tier
+  bool cancelled = false;             ///< nothing was copied; as the others, valid when done or waited for
+  bool same = false;                  ///< nothing was written: the tier had the same bytes
+  bool busy = false;                  ///< cancelled since a device was at work with the memory
+  std::exception_ptr error;           ///< what it threw
+  double seconds = 0;                 ///< 0: not known
+  std::optional<std::uint64_t> hash;  ///< of what was written to the tier, if it was wanted
 };
 
 /// Runs transfers in the order of submission on threads of its own, which start when there is work for them.
 /// It only copies: what a finished transfer means for its page is for others to settle.
 class TransferLane final : public AtFork {
  public:
-  /// Gives the hash of what it has written to a tier.
-  using Copy = std::function<std::uint64_t()>;
+  /// Copies, and notes what of the transfer's results there is to say.
+  using Copy = std::function<void(Transfer&)>;
+  /// Is called when the copy has ended, on the thread that copied, before whoever waits goes on; not if it
+  /// was cancelled before it began.
+  using Ended = std::function<void(Transfer&)>;
 
   /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.
   explicit TransferLane(std::size_t threads);
@@ -56,7 +62,7 @@ class TransferLane final : public AtFork {
   ~TransferLane();
 
   /// For this lane or the calling thread; not begun.
-  std::shared_ptr<Transfer> prepare(Copy copy);
+  std::shared_ptr<Transfer> prepare(Copy copy, Ended ended = nullptr);
 
   /// Returns when all that was submitted is done.
   void before_fork() override;

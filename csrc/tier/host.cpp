@@ -29,6 +29,12 @@ class HostTier final : public Tier {
     return slots_.add({std::move(data), bytes}, bytes);
   }
 
+  std::optional<Slot> keep(std::uint64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes > slots_.free_bytes()) return std::nullopt;
+    return slots_.add({nullptr, bytes}, bytes);
+  }
+
   void give_back(Slot slot) noexcept override {
     const std::lock_guard lock(mutex_);
     slots_.remove(slot);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <exception>
 #include <new>
 #include <system_error>
 
@@ -33,7 +35,8 @@ char* at(std::uint64_t start) { return reinterpret_cast<char*>(start); }
 }  // namespace
 
 FramePool::FramePool(UserFault& faults, std::uint64_t bytes)
-    : faults_(faults),
+    : AtFork(Order::kBlocks),
+      faults_(faults),
       bytes_(round_up(bytes, kFrameBytes)),
       begin_(reserve(bytes_)),
       nursery_(reserve(kNurseryBytes)) {
@@ -55,7 +58,13 @@ FramePool::Frames FramePool::take(std::uint64_t bytes) {
     if (const auto start = kept_.take(bytes)) return {at(*start), bytes};
   }
   void* const data = take_addresses(bytes);
-  gather(static_cast<char*>(data), bytes);
+  try {
+    gather(static_cast<char*>(data), bytes);
+  } catch (...) {
+    ::madvise(data, bytes, MADV_DONTNEED);
+    give_up_addresses(data, bytes);
+    throw;
+  }
   return {data, bytes};
 }
 
@@ -107,10 +116,28 @@ std::optional<FramePool::Frames> FramePool::move_out(void* data, std::uint64_t b
   return std::nullopt;
 }
 
-void FramePool::move_in(Frames frames, void* data) {
-  if (move(data, frames.data, frames.bytes) != frames.bytes)
-    throw std::system_error(EBUSY, std::generic_category(), "a frame that nobody else has cannot be moved");
+// The kernel may hold a frame for a while after a device has written to it or read it.
+bool FramePool::move_in(Frames frames, void* data) noexcept {
+  auto* const to = static_cast<char*>(data);
+  auto* const from = static_cast<char*>(frames.data);
+  try {
+    const std::uint64_t moved = move(to, from, frames.bytes);
+    if (moved < frames.bytes) replace(to + moved, from + moved, frames.bytes - moved);
+  } catch (const std::exception&) {
+    return false;
+  }
   give_up_addresses(frames.data, frames.bytes);
+  return true;
+}
+
+// With new frames that have the same bytes.
+void FramePool::replace(char* to, char* from, std::uint64_t bytes) {
+  void* const copy = take_addresses(bytes);
+  make(static_cast<char*>(copy), bytes);
+  std::memcpy(copy, from, bytes);
+  if (move(to, copy, bytes) != bytes) throw std::bad_alloc();
+  give_up_addresses(copy, bytes);
+  ::madvise(from, bytes, MADV_DONTNEED);
 }
 
 // From the largest range that is kept on, and what is missing new.
@@ -122,7 +149,11 @@ void FramePool::gather(char* to, std::uint64_t bytes) {
       piece = kept_.take_largest(bytes - done);
     }
     if (!piece) return make(to + done, bytes - done);
-    move_in({at(piece->start), piece->bytes}, to + done);
+    const Frames frames{at(piece->start), piece->bytes};
+    if (!move_in(frames, to + done)) {
+      keep(frames);
+      throw std::bad_alloc();
+    }
     done += piece->bytes;
   }
 }
@@ -148,6 +179,7 @@ std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
 
 // ---- at a fork
 
+// It keeps no frames, which the parent and the child would otherwise share.
 void FramePool::before_fork() {
   trim(0);
   nursery_mutex_.lock();
@@ -157,11 +189,6 @@ void FramePool::before_fork() {
 void FramePool::after_fork_in_parent() {
   mutex_.unlock();
   nursery_mutex_.unlock();
-}
-
-void FramePool::after_fork_in_child() {
-  faults_.watch(begin_, bytes_);
-  after_fork_in_parent();
 }
 
 }  // namespace reef

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 
+#include "fork.h"
 #include "free_ranges.h"
 #include "userfault/userfault.h"
 
@@ -14,7 +15,7 @@ namespace reef {
 /// touches an address without a frame waits. A frame that has been made is not freed and made anew, which
 /// costs ten times a copy, but kept until trim() wants it; moving takes half a copy. Thread-safe; nothing
 /// waits under its lock.
-class FramePool {
+class FramePool final : private AtFork {
  public:
   /// So many frames side by side, their content anything.
   struct Frames {
@@ -45,18 +46,20 @@ class FramePool {
   /// Takes the frames of `data`, all of them present, to other addresses: from then on nobody reaches the
   /// bytes. Nothing if the kernel holds some of them for a device; then all stay.
   std::optional<Frames> move_out(void* data, std::uint64_t bytes);
-  /// The frames are those of `data`, which is watched and has none; who waits for them goes on.
-  void move_in(Frames frames, void* data);
+  /// The frames are those of `data`, which is watched and has none; who waits for them goes on. False: the
+  /// system has no memory for it, and they stay where they are.
+  bool move_in(Frames frames, void* data) noexcept;
 
-  /// Keeps no frames, which the parent and the child would otherwise share, and locks.
-  void before_fork();
-  void after_fork_in_parent();
-  /// After `faults` has been opened anew.
-  void after_fork_in_child();
+  /// In a forked child, after `faults` has been opened anew.
+  void watch_again() { faults_.watch(begin_, bytes_); }
 
  private:
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  void after_fork_in_child() override { after_fork_in_parent(); }
   void gather(char* to, std::uint64_t bytes);
   void make(char* to, std::uint64_t bytes);
+  void replace(char* to, char* from, std::uint64_t bytes);
   std::uint64_t move(void* to, void* from, std::uint64_t bytes);
 
   UserFault& faults_;

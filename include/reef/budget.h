@@ -39,6 +39,10 @@ struct BudgetOptions {
   /// Where addresses stay: throw BudgetError if an operator's working set exceeds the budget, as happens in
   /// any case where they go; otherwise pages leave and come while the operator runs, which is slow.
   bool strict = false;
+  /// Where addresses stay: code that touches what is away without an operator waits while no tier has room
+  /// for what must leave (a full disk), and says so on standard error; false: the process ends, as it does
+  /// whenever a page cannot be read.
+  bool wait_while_full = false;
   /// What errors call the tensors that the budget is given, in their order; may be shorter, or empty.
   std::vector<std::string> names = {};
 };
@@ -57,8 +61,10 @@ struct BudgetUse {
   std::uint64_t unseen_writes = 0;    ///< pages found written although no operator had; nothing is lost
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
-  std::uint64_t unannounced = 0;  ///< pages that were touched while away, where addresses stay
-  double waited_seconds = 0;      ///< spent on moving pages by the threads that needed them
+  std::uint64_t unannounced = 0;   ///< pages that were touched while away, where addresses stay
+  std::uint64_t oversized = 0;     ///< operators whose working set exceeded the budget, and went on
+  double waited_seconds = 0;       ///< spent on moving pages by the threads that needed them
+  double unannounced_seconds = 0;  ///< until the pages that were touched while away were back, in all
 };
 
 /// What a step would cost with another budget, by simulation of the step that repeats, at the speeds

@@ -13,7 +13,7 @@ struct TierUse {
   std::uint64_t capacity_bytes = 0;
   std::uint64_t used_bytes = 0;  ///< taken and not given back, rounding included
   std::uint64_t peak_bytes = 0;
-  std::uint64_t written_bytes = 0;  ///< of pages, since the tier was made
+  std::uint64_t written_bytes = 0;  ///< copied of pages, since the tier was made; not what is kept
   std::uint64_t read_bytes = 0;
 };
 
@@ -30,6 +30,10 @@ class REEF_API Tier {
   /// room was promised by the capacity but the file system refuses it.
   virtual std::optional<Slot> take(std::uint64_t bytes) = 0;
   virtual void give_back(Slot slot) noexcept = 0;
+
+  /// As take(), for a page whose memory itself is kept while it is away, out of reach of its address: its
+  /// bytes are neither written nor read, and the tier counts them only. nullopt: they must be written.
+  virtual std::optional<Slot> keep(std::uint64_t /*bytes*/) { return std::nullopt; }
 
   /// Copies the slot's bytes from, or to, host memory; returns when done. Throws FileError; a slot whose
   /// write failed holds nothing.

@@ -146,6 +146,44 @@ TEST_P(BudgetAddresses, AForkedChildReadsWhatIsAway) {
   }
 }
 
+// A fork holds every lock of Reef's in turn, while others fault; and each child, whose memory is half away,
+// is whole.
+TEST_P(BudgetAddresses, ForksWhileOthersTouchWhatIsAway) {
+  constexpr int kTensors = 24;
+  constexpr int kForks = 20;
+  Budget budget(kMany);
+  std::vector<at::Tensor> tensors;
+  std::vector<const float*> words;
+  for (int i = 0; i < kTensors; ++i) tensors.push_back(torch::full({20000}, static_cast<float>(i)));
+  for (const at::Tensor& tensor : tensors) words.push_back(tensor.const_data_ptr<float>());
+  budget.set_bytes(budget.use().live_bytes / 3);
+  const auto whole = [&](std::size_t i) { return std::count(words[i], words[i] + 20000, i) == 20000; };
+  std::atomic<bool> over = false;
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 2; ++seed) {
+    threads.emplace_back([&, seed] {
+      for (std::mt19937 random(seed); !over;) wrong += whole(random() % kTensors) ? 0 : 1;
+    });
+  }
+  for (int fork = 0; fork < kForks; ++fork) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(300);
+      bool right = true;
+      for (std::size_t i = 0; i < kTensors; ++i) right = right && whole(i);
+      ::_exit(right ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  budget.set_bytes(kMany);
+}
+
 TEST_P(BudgetAddresses, AWorkingSetBeyondTheBudgetIsSlowOrRefused) {
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 16; ++i) tensors.push_back(torch::full({50000}, static_cast<float>(i)));
@@ -156,8 +194,12 @@ TEST_P(BudgetAddresses, AWorkingSetBeyondTheBudgetIsSlowOrRefused) {
       EXPECT_THROW(at::_foreach_mul(tensors, 2), c10::OutOfMemoryError);
     } else {
       at::_foreach_mul_(tensors, 2);
-      EXPECT_GT(budget.use().unannounced, 0);
-      EXPECT_LE(budget.use().peak_bytes, half);
+      const BudgetUse use = budget.use();
+      EXPECT_GT(use.unannounced, 0);
+      EXPECT_EQ(use.oversized, 1);
+      EXPECT_GT(use.unannounced_seconds, 0);
+      EXPECT_LE(use.peak_bytes, half);
+      EXPECT_NE(budget.report().find("beyond the budget"), std::string::npos) << budget.report();
     }
     budget.set_bytes(kMany);
   }
@@ -208,6 +250,40 @@ TEST_P(BudgetAddresses, AnOperatorWhosePageCannotComeThrows) {
   tier->fails = false;
   EXPECT_EQ(tensor.sum().item<float>(), 100000);
   EXPECT_EQ(tensor.const_data_ptr<float>()[5], 1);
+}
+
+TEST_P(BudgetAddresses, WhoeverTouchesWaitsWhileTheTierIsFullIfToldTo) {
+  struct Full final : test::ForwardingTier {
+    std::optional<Slot> take(std::uint64_t bytes) override {
+      if (full) ++refused;
+      return full ? std::nullopt : ForwardingTier::take(bytes);
+    }
+    void write(Slot slot, const void* data) override {
+      if (full) throw FileError("no space left", "nowhere", ENOSPC);
+      ForwardingTier::write(slot, data);
+    }
+    std::atomic<bool> full = false;
+    std::atomic<int> refused = 0;
+  };
+  const auto tier = std::make_shared<Full>();
+  Budget budget(kMany, at::TensorList(), {.tiers = {tier}, .wait_while_full = true});
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(torch::full({100000}, static_cast<float>(i)));
+  budget.set_bytes(budget.use().live_bytes - 2 * 400000);
+  tier->full = true;
+  std::atomic<int> right = 0;
+  std::thread reader([&] {
+    for (int i = 0; i < 4; ++i) {
+      const auto* const words = tensors[static_cast<std::size_t>(i)].const_data_ptr<float>();
+      right += std::count(words, words + 100000, static_cast<float>(i)) == 100000 ? 1 : 0;
+    }
+  });
+  while (tier->refused < 5) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_LT(right, 4);
+  tier->full = false;
+  reader.join();
+  EXPECT_EQ(right, 4);
+  EXPECT_LE(budget.use().peak_bytes, static_cast<std::uint64_t>(4 * 400000));
 }
 
 INSTANTIATE_TEST_SUITE_P(Way, BudgetAddresses, testing::Values("stay", "stay-user"),

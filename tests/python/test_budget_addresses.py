@@ -254,6 +254,62 @@ def test_memory_that_cannot_come_back_ends_the_process_and_says_why(tmp_path):
     assert "'0.weight'" in done.stderr and "cannot come back" in done.stderr and "swap file" in done.stderr
 
 
+def test_compiled_steps():
+    """What a compiled graph reads and writes no operator announces."""
+
+    def train(budget_part):
+        torch._dynamo.reset()
+        net = deep_net(layers=4, width=192)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        compiled = torch.compile(net)
+        ledger = reef.Ledger()
+        ledger.reset_peak()
+        base = reef.allocator_live_bytes()
+        with contextlib.ExitStack() as stack:
+            if budget_part:
+                budget = stack.enter_context(reef.budget(budget_part, net, optimizer))
+            losses = []
+            for step in range(6):
+                torch.manual_seed(step)
+                loss = compiled(torch.randn(64, 192)).pow(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            if budget_part:
+                assert budget.use().evictions > 50
+                budget.set_bytes(MANY)
+            return losses, [p.detach().clone() for p in net.parameters()], ledger.peak().total - base
+
+    losses, parameters, peak = train(None)
+    for part in (2, 3):
+        got_losses, got, _ = train(int(sum(p.nbytes for p in parameters) + peak) // part)
+        assert got_losses == losses
+        assert all(map(torch.equal, got, parameters))
+
+
+def test_nothing_is_left_of_a_swap_file_when_the_process_is_killed(tmp_path):
+    program = f"""
+        import torch, reef
+        with reef.budget(2_000_000, spill={str(tmp_path)!r}):
+            kept = [torch.full((50_000,), float(i)) for i in range(40)]
+            print("evicting", flush=True)
+            while True:
+                for tensor in kept:
+                    tensor.add_(1)
+    """
+    for seed in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
+        assert process.stdout.readline() == "evicting\n"
+        time.sleep(random.Random(seed).random() / 3)
+        process.kill()
+        assert process.wait() == -9
+        process.stdout.close()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_memory_that_was_freed_is_not_read_by_accident():
     done = run(
         """

@@ -266,19 +266,17 @@ TEST_P(FramePoolTest, AForkSharesNothingThatMoves) {
   }
   evict(3);
   pool_->keep(pool_->take(kPageBytes));
-  pool_->before_fork();
   const pid_t child = ::fork();
   if (child == 0) {
     faults_->open_anew();
     faults_->watch(arena_, kArenaBytes);
-    pool_->after_fork_in_child();
+    pool_->watch_again();
     serve();
     evict(1);
     page(0)[0] = 9;
     const bool right = page(0)[0] == 9 && page(1)[kFrame] == 2 && page(3)[kFrame] == 4;
     ::_exit(right ? 0 : 1);
   }
-  pool_->after_fork_in_parent();
   for (std::uint64_t i = 0; i < 3; ++i) {
     evict(i);
     bring(i);

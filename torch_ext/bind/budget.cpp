@@ -27,13 +27,14 @@ reef::Addresses addresses_of(const std::string& text) {
 struct Budget : torch::CustomClassHolder {
   Budget(std::int64_t bytes, const std::vector<at::Tensor>& tensors, const std::vector<std::string>& names,
          const std::string& device, const std::vector<c10::intrusive_ptr<BoundTier>>& tiers, bool prefetch,
-         bool restore, const std::string& addresses, bool strict) {
+         bool restore, const std::string& addresses, bool strict, bool wait_while_full) {
     reef::BudgetOptions options{.device = c10::Device(device),
                                 .tiers = {},
                                 .prefetch = prefetch,
                                 .restore = restore,
                                 .addresses = addresses_of(addresses),
                                 .strict = strict,
+                                .wait_while_full = wait_while_full,
                                 .names = names};
     for (const auto& tier : tiers) options.tiers.push_back(tier->tier);
     budget.emplace(bytes_of(bytes, "the budget"), tensors, std::move(options));
@@ -47,17 +48,18 @@ struct WholeTensors : torch::CustomClassHolder {
 };
 
 using Self = c10::intrusive_ptr<Budget>;
-using Floats = std::tuple<std::vector<std::int64_t>, double>;
+using Floats = std::tuple<std::vector<std::int64_t>, double, double>;
 
 // In the order of the fields of reef.BudgetUse.
 Floats use_of(const reef::BudgetUse& use) {
   std::vector<std::int64_t> counts;
-  for (const std::uint64_t count : {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes,
-                                    use.faults, use.fetches, use.evictions, use.clean_evictions,
-                                    use.unseen_writes, use.bytes_in, use.bytes_out, use.unannounced}) {
+  for (const std::uint64_t count :
+       {use.budget_bytes, use.live_bytes, use.peak_bytes, use.minimum_bytes, use.faults, use.fetches,
+        use.evictions, use.clean_evictions, use.unseen_writes, use.bytes_in, use.bytes_out, use.unannounced,
+        use.oversized}) {
     counts.push_back(static_cast<std::int64_t>(count));
   }
-  return {counts, use.waited_seconds};
+  return {counts, use.waited_seconds, use.unannounced_seconds};
 }
 
 }  // namespace
@@ -76,7 +78,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<Budget>("Budget")
       .def(torch::init<std::int64_t, const std::vector<at::Tensor>&, const std::vector<std::string>&,
                        const std::string&, const std::vector<c10::intrusive_ptr<BoundTier>>&, bool, bool,
-                       const std::string&, bool>())
+                       const std::string&, bool, bool>())
       .def("end", [](const Self& self) { self->budget->end(); })
       .def("set_bytes", [](const Self& self,
                            std::int64_t bytes) { self->budget->set_bytes(bytes_of(bytes, "the budget")); })

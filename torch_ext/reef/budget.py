@@ -44,8 +44,12 @@ class BudgetUse:
     unannounced: int
     """Pages that were touched while away, where addresses stay: without an operator, or by one whose working set exceeds
     the budget."""
+    oversized: int
+    """Operators whose working set exceeded the budget, and which went on, slowly, where addresses stay."""
     waited_seconds: float
     """Spent on moving pages by the threads that needed them."""
+    unannounced_seconds: float
+    """Until the pages that were touched while away were back, in all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Budget(contextlib.ContextDecorator):
         restore: bool,
         addresses: str,
         strict: bool,
+        wait_while_full: bool,
     ) -> None:
         self._size = size
         # Not to keep a model alive that the program has let go of; an iterator is read once.
@@ -89,6 +94,7 @@ class Budget(contextlib.ContextDecorator):
         self._restore = restore
         self._addresses = addresses
         self._strict = strict
+        self._wait_while_full = wait_while_full
         self._budget: torch.ScriptObject | None = None
         self._ended: tuple[BudgetUse, str] | None = None
         self._ledger: Ledger | None = None
@@ -108,6 +114,7 @@ class Budget(contextlib.ContextDecorator):
             self._restore,
             self._addresses,
             self._strict,
+            self._wait_while_full,
         )
         _in_force.add(self)
         return self
@@ -167,8 +174,8 @@ class Budget(contextlib.ContextDecorator):
         """What it has done; after its end, what it had."""
         if self._budget is None and self._ended is not None:
             return self._ended[0]
-        counts, waited_seconds = self._in_force().use()
-        return BudgetUse(*counts, waited_seconds)
+        counts, *seconds = self._in_force().use()
+        return BudgetUse(*counts, *seconds)
 
     @property
     def addresses(self) -> str:
@@ -245,6 +252,7 @@ def budget(
     restore: bool = True,
     addresses: str = "automatic",
     strict: bool = False,
+    wait_while_full: bool = False,
 ) -> Budget:
     """While in force, the bytes that LibTorch's allocator has handed out on ``device`` stay within ``size`` (``"2GiB"``),
     at every allocation, and the program computes what it would have computed, bit for bit.
@@ -257,7 +265,8 @@ def budget(
     ``addresses="stay"`` where the kernel and the process's rights allow it: a tensor that is away keeps its address, and
     whoever reads or writes it through a pointer (numpy, a file being written, a compiled kernel) waits until it is back.
     An operator whose working set exceeds the budget becomes slow, or, with ``strict``, raises BudgetError and changes
-    nothing; training may go on after ``set_bytes``. ``"go"``: a tensor that is away has no address, and an access to it
+    nothing; training may go on after ``set_bytes``. What is touched without an operator and cannot be read ends the
+    process; if only no tier has room for what must leave (a full disk), ``wait_while_full`` lets it wait. ``"go"``: a tensor that is away has no address, and an access to it
     raises; such an operator always raises, code that keeps raw pointers over other operators must ``pin`` the tensor, and
     arrays made by ``numpy()`` stay in memory. ``"automatic"``: as far as the process may; ``Budget.addresses`` says.
     """
@@ -265,7 +274,8 @@ def budget(
         tiers = [disk_tier(spill)] if spill is not None else []
     elif spill is not None:
         raise ValueError("give spill or tiers, not both; spill is short for tiers=[reef.disk_tier(directory)]")
-    return Budget(_bytes(size), targets, str(torch.device(device)), list(tiers), prefetch, restore, addresses, strict)
+    device = str(torch.device(device))
+    return Budget(_bytes(size), targets, device, list(tiers), prefetch, restore, addresses, strict, wait_while_full)
 
 
 def addresses_here() -> str:
