@@ -27,16 +27,16 @@ class AtFork {
   ~AtFork();
 };
 
-/// A lock, and nothing else.
-class LockAtFork final : public AtFork {
+/// A mutex, and nothing else.
+class MutexAtFork final : public std::mutex, private AtFork {
  public:
-  LockAtFork(std::mutex& mutex, Order order) : AtFork(order), mutex_(mutex) {}
-  void before_fork() override { mutex_.lock(); }
-  void after_fork_in_parent() override { mutex_.unlock(); }
-  void after_fork_in_child() override { mutex_.unlock(); }
+  using AtFork::Order;
+  explicit MutexAtFork(Order order) : AtFork(order) {}
 
  private:
-  std::mutex& mutex_;
+  void before_fork() override { lock(); }
+  void after_fork_in_parent() override { unlock(); }
+  void after_fork_in_child() override { unlock(); }
 };
 
 }  // namespace reef

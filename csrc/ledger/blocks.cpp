@@ -23,8 +23,6 @@ Blocks& Blocks::instance() {
   return *blocks;
 }
 
-Blocks::Blocks() : at_fork_(mutex_, AtFork::Order::kBlocks) {}
-
 void Blocks::tell(const Change& change) {
   CategoryBytes& live = live_[change.slot];
   live[change.category] += change.bytes;

@@ -85,12 +85,11 @@ class Blocks {
   }
 
  private:
-  Blocks();
+  Blocks() = default;
   std::int64_t forget(const void* data);
   void tell(const Change& change);
 
-  std::mutex mutex_;
-  LockAtFork at_fork_;
+  MutexAtFork mutex_{AtFork::Order::kBlocks};
   BlockTable table_;
   std::array<CategoryBytes, kDeviceSlots> live_{};
   std::vector<ChangeListener*> listeners_;

@@ -16,7 +16,7 @@ constexpr std::size_t kMostListeners = 8;  // bits of OperatorCall::heard
 
 struct Listeners {
   std::array<std::atomic<OperatorListener*>, kMostListeners> active{};  ///< nullptr: nobody observes for it
-  std::mutex mutex;
+  MutexAtFork mutex{AtFork::Order::kTables};
   std::array<OperatorListener*, kMostListeners> known{};
   std::array<int, kMostListeners> observations{};
   at::CallbackHandle handle = 0;
@@ -26,8 +26,6 @@ std::atomic<std::size_t> listening = 0;  ///< all listeners are before this one
 
 Listeners& listeners() {
   static auto* const all = new Listeners;
-  static auto* const at_fork = new LockAtFork(all->mutex, AtFork::Order::kTables);
-  (void)at_fork;
   return *all;
 }
 

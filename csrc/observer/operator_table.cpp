@@ -84,9 +84,7 @@ Entry* describe(const at::RecordFunction& call, std::string_view name, std::stri
 
 const Entry* find_or_describe(const at::RecordFunction& call, std::string_view name,
                               std::string_view overload, std::size_t hash) {
-  static auto* const mutex = new std::mutex;
-  static auto* const at_fork = new LockAtFork(*mutex, AtFork::Order::kTables);
-  (void)at_fork;
+  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
   static auto* const table = new std::unordered_multimap<std::size_t, Entry*>;
   const std::lock_guard lock(*mutex);
   const auto [first, last] = table->equal_range(hash);

@@ -3,18 +3,13 @@
 #include <sys/mman.h>
 
 #include "round_up.h"
+#include "userfault/frames.h"
 
 namespace reef {
-namespace {
-
-constexpr std::size_t kMemoryPage = 4096;
-
-}  // namespace
-
 BlockCache::~BlockCache() { trim(0); }
 
 void* BlockCache::allocate(std::size_t bytes, std::uint64_t kept_bytes) {
-  const std::size_t size = round_up(bytes, kMemoryPage);
+  const std::size_t size = round_up(bytes, kFrameBytes);
   const std::lock_guard lock(mutex_);
   void* data = nullptr;
   if (const auto fits = kept_.take(size)) {
@@ -30,7 +25,7 @@ void* BlockCache::allocate(std::size_t bytes, std::uint64_t kept_bytes) {
 }
 
 bool BlockCache::free(void* data) noexcept {
-  if (reinterpret_cast<std::uintptr_t>(data) % kMemoryPage != 0) return false;
+  if (reinterpret_cast<std::uintptr_t>(data) % kFrameBytes != 0) return false;
   const std::lock_guard lock(mutex_);
   const auto used = in_use_.find(data);
   if (used == in_use_.end()) return false;
@@ -49,7 +44,7 @@ void BlockCache::trim(std::uint64_t kept_bytes) noexcept {
 // The smallest ranges first: they are of the least use.
 void BlockCache::trim_locked(std::uint64_t kept_bytes) noexcept {
   while (kept_.bytes() > kept_bytes) {
-    const auto gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kMemoryPage));
+    const auto gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kFrameBytes));
     ::munmap(reinterpret_cast<void*>(gone->start), gone->bytes);
   }
   kept_bytes_ = kept_.bytes();

@@ -38,8 +38,7 @@ class BlockCache {
  private:
   void trim_locked(std::uint64_t kept_bytes) noexcept;
 
-  std::mutex mutex_;
-  LockAtFork at_fork_{mutex_, AtFork::Order::kBlocks};
+  MutexAtFork mutex_{AtFork::Order::kBlocks};
   std::unordered_map<const void*, std::size_t> in_use_;
   FreeRanges kept_;
   std::atomic<std::uint64_t> kept_bytes_ = 0;  ///< of it, for whoever has no lock

@@ -15,8 +15,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Works that have no future, and so cannot tell: they are asked whenever another ends.
 struct Silent {
-  std::mutex mutex;
-  LockAtFork at_fork{mutex, AtFork::Order::kTables};
+  MutexAtFork mutex{AtFork::Order::kTables};
   std::vector<std::pair<WorkPtr, std::function<void()>>> works;
 };
 

@@ -149,9 +149,7 @@ class PageListener final : public OperatorListener {
 
 // Never destroyed: an operator that it heard begin may end at any time.
 PageListener& listener_of(Pager& pager) {
-  static auto* const mutex = new std::mutex;
-  static auto* const at_fork = new LockAtFork(*mutex, AtFork::Order::kTables);
-  (void)at_fork;
+  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
   static std::array<PageListener*, kDeviceSlots> listeners{};
   const std::lock_guard lock(*mutex);
   PageListener*& listener = listeners[*slot_of(pager.device())];

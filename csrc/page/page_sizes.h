@@ -5,13 +5,13 @@
 #include <cstdint>
 
 #include "round_up.h"
+#include "userfault/frames.h"
 
 namespace reef {
 
 /// How large pages are where addresses stay. An instruction may need several pages at once, so none is more
 /// than a small part of the budget: a larger block leaves in chunks, and small ones lie together in slabs.
 struct PageSizes {
-  static constexpr std::uint64_t kFrameBytes = 4096;
   static constexpr std::uint64_t kPagesInBudget = 64;
   static constexpr std::uint64_t kMostPagesInBlock = 256;
 

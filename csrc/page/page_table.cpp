@@ -1,5 +1,7 @@
 #include "page/page_table.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -101,11 +103,23 @@ void PageTable::unlist_pinned(Page& page) {
   if (page.pinned.is_linked()) pinned_.erase(pinned_.iterator_to(page));
 }
 
-Page* PageTable::pinned_victim() const {
-  constexpr std::size_t kTogether = 8;
+Page* PageTable::victim_but(const std::deque<PagePtr>& spared, bool known, bool others_too) {
+  c10::SmallVector<Page*, kTogether> aside;
+  for (const PagePtr& page : spared) {
+    if (!is_victim(*page)) continue;
+    victims_of(*page).remove(*page);
+    aside.push_back(page.get());
+  }
+  Page* const found = victim(known, others_too);
+  for (Page* const page : aside) victims_of(*page).add(*page);
+  return found;
+}
+
+Page* PageTable::pinned_victim(const std::deque<PagePtr>& spared) const {
   if (pinned_.size() <= kTogether) return nullptr;
-  const auto found = std::find_if(pinned_.begin(), pinned_.end(), [](const Page& page) {
-    return page.holds == 0 && !page.busy && !page.preparing;
+  const auto found = std::find_if(pinned_.begin(), pinned_.end(), [&](const Page& page) {
+    return page.holds == 0 && !page.busy && !page.preparing &&
+           std::none_of(spared.begin(), spared.end(), [&](const PagePtr& one) { return one == &page; });
   });
   return found == pinned_.end() ? nullptr : const_cast<Page*>(&*found);
 }

@@ -16,10 +16,11 @@ namespace reef {
 
 class PageMover;
 
-/// How the bytes of pages become inaccessible, and accessible again: no_address.h, stable_address.h. A page
-/// has one way for life; the mover, which all ways share, does what is the same for all.
+/// How the bytes of pages become inaccessible, and accessible again. There are two implementations:
+/// no_address.h and stable_address.h. A page keeps its way for life. The mover does what all ways share.
 ///
-/// Functions that take a Decision are called with the pager's lock, the others without it.
+/// Functions that take a Decision are called with the pager's lock held, the others without it unless they
+/// say so.
 class PageWay {
  public:
   explicit PageWay(PageMover& mover);
@@ -27,45 +28,48 @@ class PageWay {
   PageWay(const PageWay&) = delete;
   PageWay& operator=(const PageWay&) = delete;
 
-  /// Calls `visit` with each page that has bytes of the storage's.
+  /// Calls `visit` with each page that holds bytes of `storage`.
   using Visit = c10::function_ref<void(Page&)>;
   virtual void pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) = 0;
-  /// Makes pages of a storage that has none, where it may have some, and calls `visit` with each.
+  /// Makes pages of a storage that has none, if this way can, and calls `visit` with each.
   virtual void make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) = 0;
-  /// Whether a page that is away keeps its address, where whoever touches it waits for it.
+  /// Whether a page keeps its address while it is away. Whoever touches it then waits until it is back.
   virtual bool addresses_stay() const = 0;
-  /// The page's memory has been freed, and whoever freed it tells. With the lock.
+  /// Whether the page's memory has been freed; forget() has been called or will be. Called with the lock
+  /// held.
   virtual bool is_freed(const Page& page) const = 0;
-  /// Whether an operator may use it, and with `writes` write it, without waiting. With the lock.
+  /// Whether an operator may read the page, and with `writes` write it, without waiting. Called with the lock
+  /// held.
   virtual bool is_there(const Page& page, bool writes) const = 0;
-  /// Until no thread is at the page's memory outside the lock.
+  /// Returns when no thread works on the page's memory outside the lock.
   virtual void wait_until_alone(const Page& page, Decision& decision) = 0;
-  /// Memory for a page that is to come back; room for it is there. Throws what the allocator throws. Empty:
-  /// it has been kept.
+  /// Allocates memory for a page that is to come back; the caller has made room. Throws what the allocator
+  /// throws. Returns an empty pointer if the page's memory was kept (Page::kept).
   virtual c10::DataPtr allocate(const Page& page) = 0;
-  /// What Page::kept is of is alive again. With the lock.
+  /// Takes Page::kept, whose bytes count as alive from now on; empty if there is none. Called with the lock
+  /// held.
   virtual c10::DataPtr take_kept(Page& page) = 0;
-  /// Room in the tier for a page that is to leave, if it has any.
+  /// Room in a tier for a page that is to leave, if the tier has any.
   struct Place {
     std::optional<Tier::Slot> slot;
-    bool kept = false;  ///< it counts the bytes, whose memory is kept
+    bool kept = false;  ///< the tier counts the bytes only, and the page's own memory is kept
   };
   virtual Place take_place(const Page& page, Tier& tier) = 0;
-  /// The page's owner is gone, or holds other memory. `freed`: its block is being given back; true: it is
-  /// being read, and is given back later.
+  /// Ends the page, whose owner is gone or holds other memory. `freed`: its block is being given back.
+  /// Returns true if the block is being read and must be given back later.
   virtual bool forget(Page& page, Decision& decision, bool freed) = 0;
-  /// No budget is in force: what is in memory need not be a page any longer.
+  /// Ends the page if it is in memory, since no budget is in force.
   virtual void release(Page& page, Decision& decision) = 0;
 
   // ---- for the mover
 
-  /// Whether the page, which is being prepared to leave, must be written for that; with its state as it is,
-  /// begin_leaving() of the mover is next. False: it has left already, or stays, and the table knows.
+  /// Whether a page that is being prepared to leave must go to a tier. False: it has left without that, or it
+  /// stays, and the table knows.
   virtual bool must_be_written(const PagePtr& page) = 0;
-  /// What is to be read of it, and when.
+  /// Describes the transfer of a page that leaves for `page->slot`, or comes from there.
   virtual PageCopy copy_out(const PagePtr& page, const Decision&) = 0;
   virtual PageCopy copy_in(const PagePtr& page, const Decision&) = 0;
-  /// A transfer of the page's has ended. Does nothing if it has been settled already.
+  /// Settles a transfer that has ended. Does nothing if another thread has settled it already.
   virtual void settle_leaving(const PagePtr& page, Transfer& transfer) = 0;
   /// `owner`: the page's storage, if the caller has a reference to it.
   virtual void settle_coming(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) = 0;

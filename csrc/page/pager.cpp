@@ -30,9 +30,7 @@ Pager& Pager::of(c10::Device device) {
   const auto slot = slot_of(device);
   if (!slot)
     throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
-  static auto* const mutex = new std::mutex;
-  static auto* const at_fork = new LockAtFork(*mutex, Order::kTables);
-  (void)at_fork;
+  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
   std::atomic<Pager*>& pager = pagers[*slot];
   if (Pager* const made = pager.load(std::memory_order_acquire)) return *made;
   const std::lock_guard lock(*mutex);
@@ -96,6 +94,7 @@ void Pager::stop(std::uint64_t number) {
     Decision decision(mutex_);
     if (mode_ == Mode::kAsleep || number != starts_) return;
     take_freed(decision);
+    touched_.clear();
     budget_bytes_ = kNoLimit;
     pages = table_.pages();
   }
@@ -132,6 +131,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
     Decision decision(mutex_);
     step_.learner().reset();
     mode_ = Mode::kAsleep;
+    touched_.clear();
     forget_all(decision);
     listen_while_needed(decision);
   }

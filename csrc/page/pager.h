@@ -214,7 +214,8 @@ class Pager final : public AllocationGate, private AtFork {
 
   // Without.
   /// What may leave for room: pages that nobody uses, or, where addresses stay, also those that are in use.
-  enum class MayLeave : std::uint8_t { kUnused, kUsed };
+  /// kForTouched: for a page that was touched without an operator; as kUsed, but those touched last stay.
+  enum class MayLeave : std::uint8_t { kUnused, kUsed, kForTouched };
   bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
   void make_room_ahead(const Frame& frame);
@@ -250,6 +251,7 @@ class Pager final : public AllocationGate, private AtFork {
   void serve_faults(StableAddress& stable);
   void serve(StableAddress& stable, std::uint64_t address, FaultTrouble& trouble);
   void bring_in_touched(StableAddress& stable, const PagePtr& page);
+  void note_touched(const PagePtr& page, const Decision& decision);
   void bring_in(Frame& frame, std::size_t first);
   bool bring_in(const Frame::Use& used);
   void refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed);
@@ -282,6 +284,7 @@ class Pager final : public AllocationGate, private AtFork {
   FaultSupport faults_;                                   ///< as far as it is used
   /// Storages that were refused because a page of theirs could not come, where addresses stay.
   std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
+  std::deque<PagePtr> touched_;                    ///< without an operator, the last few
   std::atomic<bool> uses_more_than_fits_ = false;  ///< an operator may: its pages come when it touches them
   std::atomic<bool> waits_while_full_ = false;
   std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< of the budget

@@ -89,6 +89,7 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
       page->last_use = ++clock_;
       name = page->name.empty() ? "a tensor without a name" : "'" + page->name + "'";
       was_away = page->state == PageState::kAway;
+      note_touched(page, decision);
     }
   }
   std::string what;
@@ -118,12 +119,19 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
     ++mover_.counts(decision).unannounced;
     mover_.counts(decision).unannounced_seconds += took.count();
   }
-  constexpr std::uint64_t kBytes = FramePool::kFrameBytes;
-  stable.faults().wake(reinterpret_cast<void*>(address / kBytes * kBytes), kBytes);
+  stable.faults().wake(reinterpret_cast<void*>(address / kFrameBytes * kFrameBytes), kFrameBytes);
 }
 
-// While it is pinned it stays, should it be on its way out.
+// The instruction that touches this page may need the others, too.
+void Pager::note_touched(const PagePtr& page, const Decision&) {
+  std::erase(touched_, page);
+  touched_.push_back(page);
+  if (touched_.size() > PageTable::kTogether) touched_.pop_front();
+}
+
+// If hardly anything can leave for it, it comes beside the budget: whoever waits for it has nobody to tell.
 void Pager::bring_in_touched(StableAddress& stable, const PagePtr& page) {
+  // While it is pinned it stays, should it be on its way out.
   struct Pinned {
     Pager& pager;
     Page& page;
@@ -137,13 +145,12 @@ void Pager::bring_in_touched(StableAddress& stable, const PagePtr& page) {
     }
   } const pinned(*this, *page);
   stable.touch(*page);
-  // If hardly anything can leave it comes beside the budget: whoever waits for it has nobody to tell.
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed)) return;
+    if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kForTouched)) return;
     const std::uint64_t wanted_bytes = alive_bytes(page->bytes);
     const std::uint64_t lacking_bytes = wanted_bytes - std::min(wanted_bytes, limit_bytes());
     allow(lacking_bytes);
-    const bool came = make_resident(page, nullptr, /*writes=*/false, MayLeave::kUsed);
+    const bool came = make_resident(page, nullptr, /*writes=*/false, MayLeave::kForTouched);
     allowed_bytes_ -= lacking_bytes;
     if (came) return;
   }

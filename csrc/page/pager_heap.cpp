@@ -124,11 +124,13 @@ void* Pager::allocate_stable(std::size_t bytes) {
   }
   const std::uint64_t own_bytes = small ? sizes.slab_bytes : bytes;
   const bool there = find_room(own_bytes, MayLeave::kUnused);
-  if (!there && !can_go_on(Decision(mutex_))) {
+  if (!there) {
     const Decision decision(mutex_);
-    throw working_set_error(wanted_room(own_bytes, decision));
+    const bool in_parts =
+        most() == MayLeave::kUsed && sizes.page_bytes(own_bytes) * PageTable::kTogether < own_bytes;
+    if (!in_parts && !can_go_on(decision)) throw working_set_error(wanted_room(own_bytes, decision));
+    goes_on(this_threads_frame(), decision);
   }
-  if (!there) goes_on(this_threads_frame(), Decision(mutex_));
   FramePool& frames = stable().frames();
   using Contents = StableAddress::Contents;
   const Contents contents = !there                                            ? Contents::kAway

@@ -151,6 +151,8 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
 // True: `bytes` are reserved. False: so much is in use that they cannot be.
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
   bool retried = false;
+  const bool touched = which == MayLeave::kForTouched;
+  const std::deque<PagePtr> nothing_spared;
   const auto retry = [&] { return !std::exchange(retried, true) && table_.retry_busy(); };
   for (int idle = 0;;) {
     PagePtr leaving;
@@ -158,14 +160,17 @@ bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
     {
       Decision decision(mutex_);
       take_freed(decision);
-      const std::uint64_t needed = note_needed(bytes, decision);
+      // What is touched without an operator is no operator's working set.
+      const std::uint64_t needed = touched ? needed_bytes(bytes) : note_needed(bytes, decision);
       if (try_claim(bytes)) return true;
       const bool too_much = needed > limit_bytes();
       if ((too_much && which == MayLeave::kUnused && !retry()) || idle > kMostIdleRounds) return false;
       leaving = mover_.leaving(decision);  // its bytes are on their way already
-      if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/true);
-      if (leaving == nullptr && victim == nullptr && too_much) {
-        if (which == MayLeave::kUsed) victim = table_.pinned_victim();
+      const std::deque<PagePtr>& spared = touched ? touched_ : nothing_spared;
+      if (leaving == nullptr)
+        victim = table_.victim_but(spared, step_.learner().following(), /*others_too=*/!touched);
+      if (leaving == nullptr && victim == nullptr && (too_much || touched)) {
+        if (which != MayLeave::kUnused) victim = table_.pinned_victim(spared);
         if (victim == nullptr && !retry()) return false;
         if (victim != nullptr) victim->leaves_pinned = true;
       }

@@ -1,7 +1,5 @@
 #include "page/stable_address.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <exception>
 #include <new>
@@ -15,10 +13,6 @@
 #include "page/page_mover.h"
 #include "page/pager.h"
 #include "round_up.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
 
 namespace reef {
 namespace {
@@ -92,50 +86,49 @@ void StableAddress::pages_of(c10::StorageImpl& storage, Visit visit, const Decis
 void StableAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) {
   const c10::DataPtr& owned = storage._mutable_data_ptr_no_checks();
   void* const data = owned.get();
-  const std::uint64_t begin = round_up(reinterpret_cast<std::uint64_t>(data), FramePool::kFrameBytes);
-  const std::uint64_t end = (reinterpret_cast<std::uint64_t>(data) + storage.nbytes()) /
-                            FramePool::kFrameBytes * FramePool::kFrameBytes;
+  const std::uint64_t begin = round_up(reinterpret_cast<std::uint64_t>(data), kFrameBytes);
+  const std::uint64_t end =
+      (reinterpret_cast<std::uint64_t>(data) + storage.nbytes()) / kFrameBytes * kFrameBytes;
   if (data == nullptr || owned.get_context() != data || begin >= end || heap_.find(data) != nullptr) return;
   if (storage.device() != memory_.device() || heap_.foreign_count() >= kMostForeign ||
       !memory_.counts(storage))
     return;
   try {
-    if (::madvise(pointer(begin), end - begin, MADV_POPULATE_WRITE) != 0) return;
+    if (!populate(pointer(begin), end - begin)) return;
     faults_.watch(pointer(begin), end - begin);
   } catch (const std::system_error&) {  // another watches it, or there are too many mappings
     return;
   }
   PageHeap::Block block{storage.nbytes(), true, {}};
-  const std::uint64_t chunk = sizes_.page_bytes(end - begin);
-  for (std::uint64_t start = begin; start < end; start += chunk) {
+  add_pages(block, pager, data, begin, end, sizes_.page_bytes(end - begin), Contents::kFrames);
+  for (const PagePtr& page : block.pages) visit(*page);
+  heap_.add(data, std::move(block));
+}
+
+void StableAddress::add_pages(PageHeap::Block& block, Pager& pager, const void* block_start,
+                              std::uint64_t begin, std::uint64_t end, std::uint64_t page_bytes,
+                              Contents contents) {
+  for (std::uint64_t start = begin; start < end; start += page_bytes) {
     const PagePtr page(new Page(pager, *this));
     page->data = pointer(start);
-    page->block_start = data;
-    page->bytes = page->frame_bytes = std::min(chunk, end - start);
+    page->block_start = block_start;
+    page->bytes = std::min(page_bytes, end - start);
+    page->frame_bytes = round_up(page->bytes, kFrameBytes);
+    page->state = contents == Contents::kAway ? PageState::kAway : PageState::kResident;
+    page->counted_away = contents == Contents::kAway;
+    page->untouched = contents == Contents::kUntouched;
     table_.add(page);
     block.pages.push_back(page);
   }
-  for (const PagePtr& page : block.pages) visit(*page);
-  heap_.add(data, std::move(block));
 }
 
 PageHeap::Block StableAddress::make_block(Pager& pager, void* data, std::uint64_t bytes,
                                           std::uint64_t page_bytes, Contents contents, Visit visit,
                                           Decision&) {
   PageHeap::Block block{bytes, false, {}};
-  for (std::uint64_t offset = 0; offset < bytes; offset += page_bytes) {
-    const PagePtr page(new Page(pager, *this));
-    page->data = static_cast<char*>(data) + offset;
-    page->block_start = data;
-    page->bytes = std::min(page_bytes, bytes - offset);
-    page->frame_bytes = round_up(page->bytes, FramePool::kFrameBytes);
-    page->state = contents == Contents::kAway ? PageState::kAway : PageState::kResident;
-    page->counted_away = contents == Contents::kAway;
-    page->untouched = contents == Contents::kUntouched;
-    table_.add(page);
-    visit(*page);
-    block.pages.push_back(page);
-  }
+  const auto begin = reinterpret_cast<std::uint64_t>(data);
+  add_pages(block, pager, data, begin, begin + bytes, page_bytes, contents);
+  for (const PagePtr& page : block.pages) visit(*page);
   if (contents != Contents::kAway) count_alive(static_cast<std::int64_t>(bytes));
   return block;
 }

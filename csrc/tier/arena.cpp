@@ -101,8 +101,7 @@ class ArenaTier final : public Tier {
   std::string name_;
   std::uint64_t segment_bytes_;
   SegmentSource source_;
-  mutable std::mutex mutex_;
-  LockAtFork at_fork_{mutex_, AtFork::Order::kTier};
+  mutable MutexAtFork mutex_{AtFork::Order::kTier};
   std::vector<Segment> segments_;
   std::uint64_t reserved_bytes_ = 0;
   Slots<Place> slots_;

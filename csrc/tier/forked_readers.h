@@ -5,8 +5,9 @@
 
 namespace reef {
 
-/// The forked processes that may still read what this one had written when they were forked. Each holds the
-/// end of a pipe, which the kernel closes when it ends or becomes another program. Not thread-safe.
+/// Knows which forked processes may still read what this process had written to a file when they were forked.
+/// Each child holds the end of a pipe, which the kernel closes when the child ends or becomes another
+/// program. Not thread-safe.
 class ForkedReaders {
  public:
   ForkedReaders() = default;
@@ -14,10 +15,10 @@ class ForkedReaders {
   ForkedReaders(const ForkedReaders&) = delete;
   ForkedReaders& operator=(const ForkedReaders&) = delete;
 
-  /// So far. What is written now is known to later ones only.
+  /// The number of forks so far. What is written now is known to later children only.
   std::uint64_t forks() const { return forks_; }
-  /// Whether a process is alive that was forked after so many forks. Cost: a system call for each that was
-  /// alive when last asked.
+  /// Whether a child is alive that was forked when forks() was larger than `forks`. Costs a system call for
+  /// each child that was alive at the last call.
   bool may_read(std::uint64_t forks);
 
   void before_fork() noexcept;
@@ -27,12 +28,12 @@ class ForkedReaders {
  private:
   struct Reader {
     std::uint64_t fork;
-    int pipe;  ///< at its end when the process has gone; -1: nobody can tell
+    int pipe;  ///< reads end of file once the process has gone; -1: it cannot be known
   };
 
   std::uint64_t forks_ = 0;
   std::vector<Reader> alive_;
-  int ends_[2] = {-1, -1};  ///< of the next child's pipe: ours, its
+  int ends_[2] = {-1, -1};  ///< of the pipe of the child that is being forked: the parent's, the child's
 };
 
 }  // namespace reef

@@ -68,8 +68,7 @@ class HostTier final : public Tier {
     return {block.data.get(), block.bytes};
   }
 
-  mutable std::mutex mutex_;
-  LockAtFork at_fork_{mutex_, AtFork::Order::kTier};
+  mutable MutexAtFork mutex_{AtFork::Order::kTier};
   Slots<Block> slots_;
 };
 

@@ -29,7 +29,7 @@ class SharedBlocks {
 
   // For a caller that has none; first come, first served.
   std::size_t take() {
-    std::unique_lock lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     const std::uint64_t turn = next_turn_++;
     freed_.wait(lock, [&] { return turn == turn_ && !free_.empty(); });
     ++turn_;
@@ -59,8 +59,7 @@ class SharedBlocks {
 
   BlockMemory memory_;
   std::vector<iovec> all_;
-  std::mutex mutex_;
-  LockAtFork at_fork_{mutex_, AtFork::Order::kWorkers};
+  MutexAtFork mutex_{AtFork::Order::kWorkers};
   std::condition_variable freed_;
   std::vector<std::size_t> free_;
   std::uint64_t turn_ = 0;  ///< of those who wait

@@ -11,10 +11,6 @@
 
 #include "round_up.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
-
 namespace reef {
 namespace {
 
@@ -162,7 +158,7 @@ void FramePool::make(char* to, std::uint64_t bytes) {
   const std::lock_guard lock(nursery_mutex_);
   for (std::uint64_t done = 0; done < bytes;) {
     const std::uint64_t part = std::min(kNurseryBytes, bytes - done);
-    if (::madvise(nursery_, part, MADV_POPULATE_WRITE) != 0) throw std::bad_alloc();
+    if (!populate(nursery_, part)) throw std::bad_alloc();
     if (move(to + done, nursery_, part) != part) throw std::bad_alloc();
     done += part;
   }
@@ -173,7 +169,7 @@ std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
   const std::uint64_t moved = faults_.move(to, from, bytes);
   if (moved == bytes) return bytes;
   char* const rest = static_cast<char*>(from) + moved;
-  if (::madvise(rest, bytes - moved, MADV_POPULATE_WRITE) != 0) return moved;
+  if (!populate(rest, bytes - moved)) return moved;
   return moved + faults_.move(static_cast<char*>(to) + moved, rest, bytes - moved);
 }
 

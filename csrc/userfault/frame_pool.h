@@ -6,23 +6,22 @@
 
 #include "fork.h"
 #include "free_ranges.h"
+#include "userfault/frames.h"
 #include "userfault/userfault.h"
 
 namespace reef {
 
-/// Addresses, and frames of memory that circulate among them. A range of addresses is somebody's, with frames
-/// or without, or free, with frames (they are kept) or without (it is empty). All of it is watched: who
-/// touches an address without a frame waits. A frame that has been made is not freed and made anew, which
-/// costs ten times a copy, but kept until trim() wants it; moving takes half a copy. Thread-safe; nothing
-/// waits under its lock.
+/// A range of addresses, and the frames of memory that circulate in it. Addresses are in use, with frames or
+/// without, or free: kept with frames, or empty. The whole range is watched, so whoever touches an address
+/// without a frame waits. Frames are kept until trim() frees them, because making a frame costs ten times as
+/// much as copying one, and moving one costs half as much. Thread-safe. No function waits with the lock held.
 class FramePool final : private AtFork {
  public:
-  /// So many frames side by side, their content anything.
+  /// Frames side by side, with any content.
   struct Frames {
     void* data = nullptr;
     std::uint64_t bytes = 0;
   };
-  static constexpr std::uint64_t kFrameBytes = 4096;
 
   /// Reserves `bytes` of addresses. `faults` must outlive it. Throws std::system_error.
   FramePool(UserFault& faults, std::uint64_t bytes);
@@ -30,12 +29,12 @@ class FramePool final : private AtFork {
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
-  /// Of the frames that are kept, as far as they reach, else new. Throws std::bad_alloc if the system has
-  /// none, or if there are no addresses.
+  /// Takes kept frames as far as they reach, and makes the rest. Throws std::bad_alloc if the system has no
+  /// memory, or the pool no addresses.
   Frames take(std::uint64_t bytes);
-  /// Takes them back, and their addresses.
+  /// Takes frames back, together with their addresses.
   void keep(Frames frames) noexcept;
-  /// Addresses without frames. Throws std::bad_alloc.
+  /// Takes addresses without frames. Throws std::bad_alloc if there are none.
   void* take_addresses(std::uint64_t bytes);
   void give_up_addresses(const void* data, std::uint64_t bytes) noexcept;
   bool has_address(const void* data) const { return data >= begin_ && data < begin_ + bytes_; }
@@ -43,11 +42,11 @@ class FramePool final : private AtFork {
   void trim(std::uint64_t kept_bytes) noexcept;
   std::uint64_t kept_bytes() const;
 
-  /// Takes the frames of `data`, all of them present, to other addresses: from then on nobody reaches the
-  /// bytes. Nothing if the kernel holds some of them for a device; then all stay.
+  /// Moves the frames of `data`, all of which are present, to other addresses, so that nobody reaches the
+  /// bytes. Returns nothing, and leaves all frames in place, if the kernel holds one of them for a device.
   std::optional<Frames> move_out(void* data, std::uint64_t bytes);
-  /// The frames are those of `data`, which is watched and has none; who waits for them goes on. False: the
-  /// system has no memory for it, and they stay where they are.
+  /// Moves frames to `data`, which is watched and has none, and wakes whoever waits there. Returns false, and
+  /// leaves the frames where they are, if the system has no memory to map them with.
   bool move_in(Frames frames, void* data) noexcept;
 
   /// In a forked child, after `faults` has been opened anew.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "round_up.h"
+#include "userfault/frames.h"
 #include "userfault/userfault_abi.h"
 
 namespace reef {
@@ -127,7 +128,6 @@ void UserFault::unwatch(void* data, std::uint64_t bytes) {
 // A call moves within one mapping to another. Memory of another allocator's may span mappings, which only
 // differ in their past; then smaller parts are tried.
 std::uint64_t UserFault::move(void* to, void* from, std::uint64_t bytes) {
-  constexpr std::uint64_t kFrame = 4096;
   std::uint64_t part = bytes;
   for (std::uint64_t done = 0; done < bytes;) {
     part = std::min(part, bytes - done);
@@ -136,8 +136,8 @@ std::uint64_t UserFault::move(void* to, void* from, std::uint64_t bytes) {
     const int error = ::ioctl(descriptor_, abi::kMove, &request) == 0 ? 0 : errno;
     if (request.moved > 0) done += static_cast<std::uint64_t>(request.moved);
     if (error == 0) part = bytes;
-    if (error == EINVAL && part > kFrame) {
-      part = round_up(part / 2, kFrame);
+    if (error == EINVAL && part > kFrameBytes) {
+      part = round_up(part / 2, kFrameBytes);
       continue;
     }
     if (error == EBUSY || error == EINVAL) return done;

@@ -24,7 +24,7 @@ std::string to_text(const FaultSupport& support);
 
 /// A descriptor of userfaultfd(2): memory that it watches may be absent, and whoever touches it then waits.
 /// All functions may be called by any thread; those that the kernel refuses for reasons not named throw
-/// std::system_error. Addresses and bytes are multiples of 4096.
+/// std::system_error. Addresses and bytes are multiples of kFrameBytes.
 class UserFault {
  public:
   /// Throws std::system_error if the process may not use it so.
@@ -35,8 +35,8 @@ class UserFault {
 
   FaultAccess access() const { return access_; }
 
-  /// From now on an access to what is absent of [data, data + bytes), private anonymous memory, is a fault;
-  /// and no longer.
+  /// Makes an access to an absent part of [data, data + bytes), private anonymous memory, a fault for next();
+  /// and ends that.
   void watch(void* data, std::uint64_t bytes);
   void unwatch(void* data, std::uint64_t bytes);
 
@@ -44,14 +44,14 @@ class UserFault {
   /// waits there. Gives the bytes moved: fewer where the kernel holds a frame, because a device copies from
   /// or to it or because a forked process shares it.
   std::uint64_t move(void* to, void* from, std::uint64_t bytes);
-  /// Who waits for it tries again.
+  /// Lets whoever waits there try again.
   void wake(void* data, std::uint64_t bytes) noexcept;
 
-  /// The address of the next fault; waits for one. Nothing: close() was called.
+  /// Waits for a fault and returns its address, or nothing once close() was called.
   std::optional<std::uint64_t> next();
-  /// In a forked child, whose memory nobody watches: as if it were new.
+  /// Opens a new descriptor in a forked child, whose memory nobody watches.
   void open_anew();
-  /// next() returns nothing from now on, to all threads.
+  /// Makes next() return nothing from now on, on all threads.
   void close() noexcept;
 
  private:

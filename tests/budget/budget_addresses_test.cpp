@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <random>
@@ -205,6 +206,37 @@ TEST_P(BudgetAddresses, AWorkingSetBeyondTheBudgetIsSlowOrRefused) {
   }
   const int factor = waits_in_system_calls() ? 2 : 1;
   for (int i = 0; i < 16; ++i) EXPECT_EQ(tensors[i].mean().item<float>(), static_cast<float>(i * factor));
+}
+
+TEST_P(BudgetAddresses, ATensorMayBeLargerThanTheBudget) {
+  if (!waits_in_system_calls()) GTEST_SKIP() << "as where addresses go: refused";
+  Budget budget(1 << 20);
+  const at::Tensor large = torch::arange(1 << 20, torch::kFloat);  // 4 MiB
+  const at::Tensor twice = large * 2;
+  EXPECT_EQ(twice.const_data_ptr<float>()[1000000], 2000000);
+  EXPECT_EQ((twice - large).sub_(large).abs().max().item<float>(), 0);
+  EXPECT_LE(budget.use().peak_bytes, budget.use().budget_bytes);
+  EXPECT_GT(budget.use().oversized, 0);
+}
+
+// An instruction needs two pages, and there is room for one.
+TEST_P(BudgetAddresses, PagesThatAreNeededAtOnceDoNotPushOutEachOther) {
+  Budget budget(200000);  // so that a page is of 4096 bytes
+  const at::Tensor tensor = torch::arange(8192, torch::kByte);
+  at::Tensor other = torch::ones({10000});
+  budget.set_bytes(budget.use().live_bytes - 4 * 2048);
+  pin(other);
+  budget.set_bytes(budget.use().live_bytes + 4096 + 100);
+  const auto* const data = tensor.const_data_ptr<std::uint8_t>();
+  const auto boundary = (reinterpret_cast<std::uintptr_t>(data) + 4096) / 4096 * 4096;
+  ::alarm(300);
+  for (int round = 0; round < 100; ++round) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, reinterpret_cast<const void*>(boundary - 4), sizeof word);
+    EXPECT_EQ(static_cast<std::uint8_t>(word), data[boundary - 4 - reinterpret_cast<std::uintptr_t>(data)]);
+  }
+  ::alarm(0);
+  unpin(other);
 }
 
 TEST_P(BudgetAddresses, ASystemCallWaitsOrFails) {

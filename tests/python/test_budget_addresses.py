@@ -177,6 +177,38 @@ def test_a_working_set_beyond_the_budget_is_slow_or_with_strict_refused():
     assert done.returncode != 0 and "out of memory" in done.stderr, (done.stdout, done.stderr)
 
 
+def test_pages_that_are_large_for_what_their_budget_has_become():
+    """Hardly anything can leave for another, so what is touched comes beside the budget."""
+    with reef.budget(MANY) as budget:
+        data = [torch.full((6000,), float(i)) for i in range(12)]
+        budget.set_bytes(60_000)
+        assert budget.use().live_bytes <= 60_000
+        views = [tensor.numpy() for tensor in data]
+        for view in views:
+            view *= 2
+        total = sum(left + right for left, right in zip(views, reversed(views), strict=True))
+        budget.set_bytes(MANY)
+        assert [tensor.sum().item() for tensor in data] == [6000 * 2.0 * i for i in range(12)]
+        assert (total == 2 * 2 * sum(range(12))).all()
+
+
+def test_older_tensors_that_fill_no_frame_leave_when_nothing_else_can():
+    small = [torch.full((512,), float(i)) for i in range(2000)]
+    large = torch.ones(250_000)
+    with reef.budget(MANY, small, [large]) as budget:
+        before = live(budget)
+        budget.set_bytes(before - 900_000)
+        assert all(tensor.numpy()[0] == i for i, tensor in enumerate(small)), "the large one has left, in part"
+        budget.set_bytes(MANY)
+    small = [torch.full((512,), float(i)) for i in range(2000)]  # numpy() has made the others stay
+    with reef.budget(MANY, small) as budget:
+        budget.set_bytes(live(budget) - 1000 * 2048)
+        assert budget.use().evictions >= 1000
+        for tensor in small:
+            tensor.add_(1)
+        assert all(tensor.sum().item() == 512 * (i + 1) for i, tensor in enumerate(small))
+
+
 def test_threads_that_fault_with_pythons_lock_held():
     data = tensors(size=20_000)
     views = [tensor.numpy() for tensor in data]
@@ -308,6 +340,47 @@ def test_nothing_is_left_of_a_swap_file_when_the_process_is_killed(tmp_path):
         assert process.wait() == -9
         process.stdout.close()
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_system_calls_are_made_once_more_where_the_program_asks_for_it(retried, tmp_path):
+    """Where only the program's own code waits for what is away: csrc/userfault/retry_calls.cpp."""
+    done = run(
+        f"""
+        import errno, os, socket, torch, reef
+        tensors = [torch.full((50_000,), float(i)) for i in range(12)]
+        with reef.budget(1 << 40, tensors) as budget:
+            assert budget.addresses.startswith("stay, but not")
+            views = [memoryview(tensor.numpy()).cast("B") for tensor in tensors]
+            ends = socket.socketpair()
+            ends[1].setblocking(False)  # what could not be sent does not come
+            file = os.open({str(tmp_path / "file")!r}, os.O_RDWR | os.O_CREAT)
+            failed = 0
+            for call in (
+                lambda view: os.write(file, view),
+                lambda view: os.pwritev(file, [view, view], 0),
+                lambda view: ends[0].send(view[:4096]),
+                lambda view: os.preadv(file, [view], 0),
+                lambda view: ends[1].recv_into(view[:4096]),
+            ):
+                budget.set_bytes(1 << 40)
+                budget.set_bytes(budget.use().live_bytes // 4)
+                for view in views:
+                    try:
+                        call(view)
+                    except BlockingIOError:
+                        pass
+                    except OSError as error:
+                        assert error.errno == errno.EFAULT
+                        failed += 1
+            budget.set_bytes(1 << 40)
+            print(failed)
+        """,
+        REEF_ADDRESSES="stay-user",
+        **({"LD_PRELOAD": str(reef.retry_library())} if retried else {}),
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 0 if retried else int(done.stdout) > 10
 
 
 def test_memory_that_was_freed_is_not_read_by_accident():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import HANG_SECONDS, beside_each_other, run_ranks
+from ranks import HANG_SECONDS, ReservedPort, beside_each_other, run_ranks
 
 RANK_FAILED, GROUP_FAILED, CONFIG_ERROR = 10, 11, 12
 
@@ -169,16 +169,11 @@ def test_a_store_left_by_an_earlier_run_is_recognized(probe, tmp_path):
 def torchrun(probe, *arguments, options=()):
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith(("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK", "TORCHELASTIC_"))}
-    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2",
-               "--master-port", str(free_port()), *options, probe, *map(str, arguments)]
-    return subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                          check=False, timeout=HANG_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    with ReservedPort() as port:
+        command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2",
+                   "--master-port", str(port), *options, probe, *map(str, arguments)]
+        return subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                              check=False, timeout=HANG_SECONDS)
 
 
 def test_torchrun_starts_a_plain_binary(probe):

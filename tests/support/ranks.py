@@ -11,6 +11,7 @@ all the processes it started. Every rank always runs to an end. The exit code is
 import argparse
 import concurrent.futures
 import os
+import random
 import re
 import signal
 import socket
@@ -96,10 +97,29 @@ class Result:
         return "\n".join(lines)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+class ReservedPort:
+    """A port that nobody listens on, and that no other test of this machine has reserved: of two that asked the system for
+    a free one at the same time, both could get the same. Reserved by a socket's name, which goes with the object."""
+
+    BELOW_OUTGOING = range(20000, 32768)  # the system gives the higher ones to whoever connects
+
+    def __init__(self) -> None:
+        for self.number in random.SystemRandom().sample(self.BELOW_OUTGOING, 1000):
+            self._reserved = socket.socket(socket.AF_UNIX)
+            try:
+                self._reserved.bind(f"\0reef-test-port-{self.number}")
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", self.number))
+                return
+            except OSError:
+                self._reserved.close()
+        raise OSError("no port is free")
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *exception: object) -> None:
+        self._reserved.close()
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -125,8 +145,12 @@ def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, gr
     `grace`: seconds that the others have to end after the first failure. `kill`: rank -> seconds after which it is
     killed on purpose (SIGKILL). `env` is added to every rank's environment, `rank_env` to that of single ranks.
     """
-    kill = dict(kill or {})
-    port = free_port()
+    with ReservedPort() as port:
+        return run_ranks_at(port, command, ranks, deadline, grace, dict(kill or {}), env or {}, rank_env or {})
+
+
+def run_ranks_at(port: int, command: list[str], ranks: int, deadline: float, grace: float, kill: dict[int, float],
+                 env: dict[str, str], rank_env: dict[int, dict[str, str]]) -> Result:
     start = time.monotonic()
     processes: list[subprocess.Popen | preloaded.Forked] = []
     outputs = [tempfile.TemporaryFile() for _ in range(ranks)]
@@ -134,7 +158,7 @@ def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, gr
     stopped: dict[int, str] = {}
     try:
         for rank in range(ranks):
-            variables = environment(rank, ranks, port) | (env or {}) | (rank_env or {}).get(rank, {})
+            variables = environment(rank, ranks, port) | env | rank_env.get(rank, {})
             processes.append(start_rank(command, variables, outputs[rank]))
         failed_at = None
         while len(ended) < ranks:

@@ -25,7 +25,7 @@
 namespace reef {
 namespace {
 
-constexpr std::uint64_t kFrame = FramePool::kFrameBytes;
+constexpr std::uint64_t kFrame = kFrameBytes;
 
 // ---- ranges
 

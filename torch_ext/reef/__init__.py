@@ -4,7 +4,7 @@ What C++ users reach through ``reef::reef`` is here under the same names; both r
 """
 
 from . import optim
-from ._library import BuildInfo, build_info, cmake_dir, include_dir
+from ._library import BuildInfo, build_info, cmake_dir, include_dir, retry_library
 from .budget import (
     Budget,
     BudgetError,
@@ -117,6 +117,7 @@ __all__ = [
     "plan_of",
     "plan_swaps",
     "resolve_rendezvous",
+    "retry_library",
     "set_part",
     "shard",
     "simulate",

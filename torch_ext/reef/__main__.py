@@ -15,6 +15,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print Reef's version")
     parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's Reef_ROOT")
     parser.add_argument("--include-dir", action="store_true", help="print the folder that holds reef/reef.h")
+    parser.add_argument("--retry-library", action="store_true", help="print the library to preload for system calls")
     commands = parser.add_subparsers(dest="command")
     check = commands.add_parser("doctor", help="check versions and run one real training step")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -25,6 +26,8 @@ def main(words: list[str] | None = None) -> int:
         print(reef.cmake_dir())
     elif arguments.include_dir:
         print(reef.include_dir())
+    elif arguments.retry_library:
+        print(reef.retry_library())
     elif arguments.command == "doctor":
         return doctor.run(as_json=arguments.json)
     else:

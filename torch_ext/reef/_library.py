@@ -66,6 +66,15 @@ def cmake_dir() -> Path:
     return path
 
 
+def retry_library() -> Path:
+    """A library for ``LD_PRELOAD``, where addresses stay but not for system calls: a call that is given memory that is away
+    brings it back and is made once more, instead of failing with ``EFAULT``."""
+    path = _find("libreef_retry.so")
+    if path is None:
+        raise FileNotFoundError("reef: libreef_retry.so is not in the package; install it with `pip install .`")
+    return path
+
+
 def include_dir() -> Path:
     """The folder that holds ``reef/reef.h``."""
     path = _find("include")
