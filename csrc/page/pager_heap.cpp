@@ -126,8 +126,8 @@ void* Pager::allocate_stable(std::size_t bytes) {
   const bool there = find_room(own_bytes, MayLeave::kUnused);
   if (!there) {
     const Decision decision(mutex_);
-    const bool in_parts =
-        most() == MayLeave::kUsed && sizes.page_bytes(own_bytes) * PageTable::kTogether < own_bytes;
+    const bool in_parts = most() == MayLeave::kUsed && own_bytes <= limit_bytes() &&
+                          sizes.page_bytes(own_bytes) * PageTable::kTogether < own_bytes;
     if (!in_parts && !can_go_on(decision)) throw working_set_error(wanted_room(own_bytes, decision));
     goes_on(this_threads_frame(), decision);
   }
