@@ -1,5 +1,5 @@
-// What it costs to evict a page whose address stays and to bring it back, announced by an operator and by a
-// mere touch, beside a copy of the same bytes; and how many mappings the process has then.
+// Measures what it costs to evict a page whose address stays and to bring it back, announced by an operator
+// and by a mere touch, beside a copy of the same bytes, and how many mappings the process has then.
 #include <torch/torch.h>
 
 #include <chrono>

@@ -29,7 +29,7 @@ class PageHeap {
   /// nullptr: there is none that begins at `data`. Valid until the next block is added.
   Block* find(const void* data);
   void add(const void* data, Block block);
-  /// A block of `bytes` in a slab, or nullptr if no slab has room.
+  /// Takes a block of `bytes` in a slab; nullptr if no slab has room.
   void* take_small(std::uint64_t bytes);
   void add_slab(const PagePtr& slab);
   /// The block goes. Gives the pages that go with it: its own, or the slab that it leaves empty.

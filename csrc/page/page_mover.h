@@ -52,30 +52,30 @@ class PageMover {
   const std::vector<std::shared_ptr<Tier>>& tiers(const Decision&) const { return tiers_; }
 
   enum class Way : std::uint8_t { kHere, kBeside };
-  /// A page for which PageTable::begin_preparing() was called leaves, unless it is wanted meanwhile; kHere:
-  /// returns when its memory is free. False if no tier has room. Throws what the last tier threw, if each
-  /// that had room failed. In both cases it stays.
+  /// Evicts a page for which PageTable::begin_preparing() was called, unless it is wanted meanwhile. With
+  /// kHere it returns when the page's memory is free. Returns false if no tier has room. Throws what the last
+  /// tier threw if each tier with room failed. In both cases the page stays.
   bool evict(const PagePtr& page, Way way);
-  /// A page that is away comes back into `block`. kHere: returns when it is in memory, and throws what the
-  /// tier throws; then it stays away. Its bytes are taken from `reserved_bytes` as soon as they are counted.
-  /// `owner`: its storage, if the caller has a reference to it.
+  /// Brings a page that is away back into `block`. With kHere it returns when the page is in memory, and
+  /// throws what the tier throws; the page stays away then. Subtracts the page's bytes from `reserved_bytes`
+  /// as soon as they count as alive. `owner`: the page's storage, if the caller has a reference to it.
   void fetch(const PagePtr& page, c10::DataPtr block, std::atomic<std::uint64_t>& reserved_bytes, Way way,
              c10::StorageImpl* owner = nullptr);
 
   /// The page that began to leave first, of those that have not left, or nullptr.
   PagePtr leaving(const Decision&) const { return leaving_.empty() ? nullptr : leaving_.front(); }
-  /// What has finished leaving is gone.
+  /// Settles the transfers of pages that have finished leaving.
   void settle_finished();
   /// Waits for the page's transfer, and settles it. Throws what a transfer into memory threw.
   void wait_for(const PagePtr& page, c10::StorageImpl* owner = nullptr);
-  /// Nothing is under way with any page; those that were leaving stay.
+  /// Waits for all transfers. Pages that were leaving stay.
   void settle_all() noexcept;
   /// The first transfer that is under way, or nullptr. With the lock.
   std::shared_ptr<Transfer> under_way() const;
-  /// In a forked child, whose tiers are its parent's, too: what is in memory has no copy there any longer.
+  /// Forgets the copies that pages in memory have in tiers: in a forked child those are the parent's.
   void leave_tiers_alone();
 
-  /// The tier may have the room of the page's bytes again.
+  /// Gives the page's room in its tier back.
   void drop_slot(Page& page, Decision& decision);
 
   /// The first error of a move beside the operators of which nobody has been told, or nullptr.
@@ -93,20 +93,20 @@ class PageMover {
 
   // ---- for the ways, with the lock
 
-  /// A page that is to leave must stay.
+  /// Whether a page that is to leave must stay after all.
   bool wanted(const Page& page) const {
     return (page.pins > 0 && !page.leaves_pinned) || page.gone || settling_all_;
   }
-  /// Its bytes are in no memory any longer, and in the tier unless it never held any.
+  /// Notes that the page has left memory: its bytes are in the tier, unless it never held any.
   void left(Page& page);
-  /// It was being written, as `transfer` says, and has left; or it stays, its bytes in memory.
+  /// Notes that a page that was being written by `transfer` has left, or stays in memory.
   void left(Page& page, const Transfer& transfer, Decision& decision);
   void stayed(Page& page, const Transfer& transfer, Decision& decision);
-  /// It was being read, and is in memory as it is in the tier.
+  /// Notes that a page that was being read by `transfer` is in memory, with the same bytes as in the tier.
   void came(Page& page, const Transfer& transfer, Decision& decision);
-  /// Whether it stays in the tier only, since the transfer failed, or is gone; then its block is dropped.
+  /// Whether the page does not come, because the transfer failed or the page is gone. Then drops its block.
   bool stays_away(Page& page, const Transfer& transfer, Decision& decision);
-  /// It has no transfer any longer, whatever state it is in.
+  /// Drops the page's transfer, and leaves its state as it is.
   void end_transfer(Page& page, Decision& decision);
 
  private:

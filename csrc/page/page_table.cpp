@@ -103,7 +103,7 @@ void PageTable::unlist_pinned(Page& page) {
   if (page.pinned.is_linked()) pinned_.erase(pinned_.iterator_to(page));
 }
 
-Page* PageTable::victim_but(const std::deque<PagePtr>& spared, bool known, bool others_too) {
+Page* PageTable::victim_but(c10::ArrayRef<PagePtr> spared, bool known, bool others_too) {
   c10::SmallVector<Page*, kTogether> aside;
   for (const PagePtr& page : spared) {
     if (!is_victim(*page)) continue;
@@ -115,7 +115,7 @@ Page* PageTable::victim_but(const std::deque<PagePtr>& spared, bool known, bool 
   return found;
 }
 
-Page* PageTable::pinned_victim(const std::deque<PagePtr>& spared) const {
+Page* PageTable::pinned_victim(c10::ArrayRef<PagePtr> spared) const {
   if (pinned_.size() <= kTogether) return nullptr;
   const auto found = std::find_if(pinned_.begin(), pinned_.end(), [&](const Page& page) {
     return page.holds == 0 && !page.busy && !page.preparing &&

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/util/ArrayRef.h>
 
 #include <boost/intrusive/list.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -42,8 +42,8 @@ class PageTable {
   /// The page that should leave first, where `known` by next use; nullptr: none can. With `others_too` one
   /// that another thread prepares already. Those with Page::leaves_last are chosen when there is no other.
   Page* victim(bool known, bool others_too);
-  /// The same without those of `spared`, which are the ones used last.
-  Page* victim_but(const std::deque<PagePtr>& spared, bool known, bool others_too);
+  /// The same, but none of `spared`, which were used last of all.
+  Page* victim_but(c10::ArrayRef<PagePtr> spared, bool known, bool others_too);
 
   /// An instruction may need so many pages at once, and where addresses stay would never end if one pushed
   /// out another.
@@ -51,7 +51,7 @@ class PageTable {
   /// Where addresses stay: of the pages that are pinned by operators only, the one that has been in memory
   /// for longest, which the operator has most likely used already; nullptr if so few are left that an
   /// instruction might need them all at once. None of `spared`.
-  Page* pinned_victim(const std::deque<PagePtr>& spared = {}) const;
+  Page* pinned_victim(c10::ArrayRef<PagePtr> spared = {}) const;
   /// A device is at work with its frames: it is pinned until all that are so are tried once more.
   void busy(Page& page);
   /// False: there is none.

@@ -284,7 +284,7 @@ class Pager final : public AllocationGate, private AtFork {
   FaultSupport faults_;                                   ///< as far as it is used
   /// Storages that were refused because a page of theirs could not come, where addresses stay.
   std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
-  std::deque<PagePtr> touched_;                    ///< without an operator, the last few
+  c10::SmallVector<PagePtr, PageTable::kTogether + 1> touched_;  ///< without an operator, the last few
   std::atomic<bool> uses_more_than_fits_ = false;  ///< an operator may: its pages come when it touches them
   std::atomic<bool> waits_while_full_ = false;
   std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< of the budget

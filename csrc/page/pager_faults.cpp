@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "page/pager.h"
+#include "quiet_thread.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -65,16 +66,10 @@ std::string hex(std::uint64_t address) {
 }  // namespace
 
 void Pager::serve_faults(StableAddress& stable) {
-  // Signals are for the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this, &stable] {
+  start_quiet_thread([this, &stable] {
     FaultTrouble trouble;
     while (const auto address = stable.faults().next()) serve(stable, *address, trouble);
   }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& trouble) {
@@ -124,9 +119,9 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
 
 // The instruction that touches this page may need the others, too.
 void Pager::note_touched(const PagePtr& page, const Decision&) {
-  std::erase(touched_, page);
+  touched_.erase(std::remove(touched_.begin(), touched_.end(), page), touched_.end());
   touched_.push_back(page);
-  if (touched_.size() > PageTable::kTogether) touched_.pop_front();
+  if (touched_.size() > PageTable::kTogether) touched_.erase(touched_.begin());
 }
 
 // If hardly anything can leave for it, it comes beside the budget: whoever waits for it has nobody to tell.

@@ -152,7 +152,6 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
   bool retried = false;
   const bool touched = which == MayLeave::kForTouched;
-  const std::deque<PagePtr> nothing_spared;
   const auto retry = [&] { return !std::exchange(retried, true) && table_.retry_busy(); };
   for (int idle = 0;;) {
     PagePtr leaving;
@@ -166,7 +165,8 @@ bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
       const bool too_much = needed > limit_bytes();
       if ((too_much && which == MayLeave::kUnused && !retry()) || idle > kMostIdleRounds) return false;
       leaving = mover_.leaving(decision);  // its bytes are on their way already
-      const std::deque<PagePtr>& spared = touched ? touched_ : nothing_spared;
+      const c10::ArrayRef<PagePtr> spared =
+          touched ? c10::ArrayRef<PagePtr>(touched_) : c10::ArrayRef<PagePtr>();
       if (leaving == nullptr)
         victim = table_.victim_but(spared, step_.learner().following(), /*others_too=*/!touched);
       if (leaving == nullptr && victim == nullptr && (too_much || touched)) {

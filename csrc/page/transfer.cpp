@@ -1,11 +1,10 @@
 #include "page/transfer.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <utility>
+
+#include "quiet_thread.h"
 
 namespace reef {
 
@@ -68,20 +67,12 @@ std::shared_ptr<Transfer> TransferLane::prepare(Copy copy, Ended ended) {
 }
 
 void TransferLane::start_thread() {
-  // Signals are for the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    state_->threads.emplace_back([state = state_.get()] { serve(*state); });
+    state_->threads.push_back(start_quiet_thread([state = state_.get()] { serve(*state); }));
     ++state_->idle_threads;
   } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (state_->threads.empty()) throw;
-    return;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void TransferLane::submit(std::shared_ptr<Queued> transfer) {

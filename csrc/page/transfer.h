@@ -52,8 +52,8 @@ class TransferLane final : public AtFork {
  public:
   /// Copies, and notes what of the transfer's results there is to say.
   using Copy = std::function<void(Transfer&)>;
-  /// Is called when the copy has ended, on the thread that copied, before whoever waits goes on; not if it
-  /// was cancelled before it began.
+  /// Runs on the thread that copied when the copy has ended, before wait() returns. Does not run for a
+  /// transfer that was cancelled before it began.
   using Ended = std::function<void(Transfer&)>;
 
   /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.

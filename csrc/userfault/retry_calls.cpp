@@ -10,15 +10,16 @@
 #include <cerrno>
 #include <cstddef>
 
+#include "userfault/frames.h"
+
 namespace {
 
-constexpr std::size_t kFrameBytes = 4096;
 // What was brought back may have left again when the call is made.
 constexpr int kMostTimes = 100;
 
 void touch(const void* data, std::size_t bytes) {
   const auto* const at = static_cast<const volatile char*>(data);
-  for (std::size_t offset = 0; offset < bytes; offset += kFrameBytes) (void)at[offset];
+  for (std::size_t offset = 0; offset < bytes; offset += reef::kFrameBytes) (void)at[offset];
   if (bytes > 0) (void)at[bytes - 1];
 }
 

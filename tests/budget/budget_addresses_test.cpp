@@ -210,7 +210,8 @@ TEST_P(BudgetAddresses, AWorkingSetBeyondTheBudgetIsSlowOrRefused) {
 
 // One that is older; a new one is refused, since it would be of no use.
 TEST_P(BudgetAddresses, AnOlderTensorMayBeLargerThanTheBudget) {
-  if (!waits_in_system_calls()) GTEST_SKIP() << "as where addresses go: refused";
+  if (!waits_in_system_calls())
+    GTEST_SKIP() << "an operator must fit where faults of system calls are not served";
   const at::Tensor large = torch::arange(1 << 20, torch::kFloat);  // 4 MiB
   Budget budget(1 << 20, at::TensorList(large));
   large.mul_(2);
