@@ -159,12 +159,18 @@ void StableAddress::touch(Page& page) {
 }
 
 bool StableAddress::remove_block(const void* data, bool foreign, Decision& decision) {
-  const PageHeap::Block* block = heap_.find(data);
-  if (block == nullptr || block->foreign != foreign) return false;
-  const c10::SmallVector<PagePtr, 1> all = block->pages;
+  const auto find = [&] {
+    const PageHeap::Block* const block = heap_.find(data);
+    return block != nullptr && block->foreign == foreign ? block : nullptr;
+  };
+  if (find() == nullptr) return false;
+  // Another thread may remove it meanwhile: that which ends the budget.
   decision.wait(moved_, [&] {
-    return std::none_of(all.begin(), all.end(), [](const PagePtr& page) { return page->being_moved; });
+    const PageHeap::Block* const block = find();
+    return block == nullptr || std::none_of(block->pages.begin(), block->pages.end(),
+                                            [](const PagePtr& page) { return page->being_moved; });
   });
+  if (find() == nullptr) return true;
   const auto gone = heap_.remove(data);
   if (gone.empty()) return true;
   for (const PagePtr& page : gone) {

@@ -367,5 +367,42 @@ TEST(PagerStress, AHundredThousandPages) {
   EXPECT_EQ(pager.memory().alive_bytes(), before);
 }
 
+// Blocks that are older than the budget go back to another allocator, at any moment of the budget's end.
+class PagerEnd : public testing::TestWithParam<Addresses> {};
+
+TEST_P(PagerEnd, OlderMemoryIsFreedWhileABudgetEnds) {
+  constexpr std::size_t kBytes = 200'000;
+  Pager& pager = Pager::cpu();
+  const std::uint64_t before = pager.memory().alive_bytes();
+  for (int round = 0; round < 150; ++round) {
+    std::vector<std::vector<Tensor>> of_threads(4);
+    for (int i = 0; i < 40; ++i) {
+      of_threads[i % 4].push_back({make_storage(kBytes), static_cast<std::uint64_t>(i)});
+      fill(*of_threads[i % 4].back().storage, static_cast<std::uint64_t>(i));
+    }
+    std::uint64_t number = 0;
+    try {
+      number = pager.start({.budget_bytes = kMany, .tiers = {host_tier(kMany)}, .addresses = GetParam()});
+    } catch (const ConfigError& error) {
+      GTEST_SKIP() << message_of(error);
+    }
+    for (const auto& tensors : of_threads) {
+      for (const Tensor& tensor : tensors)
+        run_operator(pager, {{tensor.storage.get(), false, false}}, [] { return StoragePtr(); });
+    }
+    pager.set_budget_bytes(before + 5 * kBytes);
+    std::vector<std::thread> threads;
+    for (auto& tensors : of_threads)
+      threads.emplace_back([&tensors] { tensors.erase(tensors.begin() + 1, tensors.end()); });
+    pager.stop(number);
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& tensors : of_threads) EXPECT_TRUE(holds(*tensors[0].storage, tensors[0].value));
+  }
+  EXPECT_EQ(pager.memory().alive_bytes(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, PagerEnd, testing::Values(Addresses::kGo, Addresses::kStay),
+                         [](const auto& tested) { return tested.param == Addresses::kGo ? "go" : "stay"; });
+
 }  // namespace
 }  // namespace reef
