@@ -22,8 +22,7 @@ using reef::bench::print;
 using reef::bench::print_ratios;
 using reef::bench::Result;
 
-constexpr std::int64_t kWords = 262144;
-constexpr std::uint64_t kPageBytes = kWords * sizeof(float);
+constexpr std::int64_t kMiB = 1 << 20;
 constexpr int kPages = 64;
 constexpr int kRounds = 640;
 
@@ -48,14 +47,15 @@ struct CopyingTier final : reef::Tier {
 // freed again there is room for that one to come back.
 struct Ring {
   // Where addresses go only what a budget is given, or a recorded operator uses, is of pages.
-  Ring(std::shared_ptr<reef::Tier> tier, reef::Addresses addresses) {
+  Ring(std::shared_ptr<reef::Tier> tier, reef::Addresses addresses, std::int64_t page_bytes)
+      : page_words(page_bytes / 4) {
     const auto make = [&] {
-      for (int i = 0; i < kPages; ++i) pages.push_back(at::ones({kWords}));
+      for (int i = 0; i < kPages; ++i) pages.push_back(at::ones({page_words}));
     };
     const bool go = addresses == reef::Addresses::kGo;
     if (go) make();
     budget.emplace(
-        kPages * kPageBytes + 4096, at::TensorList(pages),
+        static_cast<std::uint64_t>(kPages * page_bytes) + 4096, at::TensorList(pages),
         reef::BudgetOptions{
             .device = c10::kCPU, .tiers = {std::move(tier)}, .prefetch = false, .addresses = addresses});
     if (!go) make();
@@ -66,16 +66,17 @@ struct Ring {
   }
   double evict_next() {
     at::Tensor other;
-    return microseconds([&] { other = at::empty({kWords}); });
+    return microseconds([&] { other = at::empty({page_words}); });
   }
+  std::int64_t page_words;
   std::optional<reef::Budget> budget;
   std::vector<at::Tensor> pages;
   std::vector<at::Tensor> parts;
   std::vector<float*> words;
 };
 
-// One after another, each variant in turn with a copy.
-void one_page() {
+// One after another, each variant in turn with a copy. Pages of 2 MiB are large frames.
+void one_page(std::int64_t page_bytes) {
   struct Row {
     const char* name;
     bool copies;
@@ -90,18 +91,20 @@ void one_page() {
                       {"copied, touched", true, kStay, false, true},
                       {"copied, read only", true, kStay, true, false},
                       {"address gone, announced", true, reef::Addresses::kGo, true, true}};
-  std::vector<float> from(kPages * kWords, 1), to(kPages * kWords, 2);
+  const std::int64_t words = page_bytes / 4;
+  const std::string page = "addresses/a page of " + std::to_string(page_bytes / kMiB) + " MiB ";
+  std::vector<float> from(static_cast<std::size_t>(kPages * words), 1), to(from.size(), 2);
   for (const Row& row : rows) {
     const at::NoGradGuard no_grad;
     std::shared_ptr<reef::Tier> tier = reef::host_tier(std::uint64_t{1} << 40);
     if (row.copies) tier = std::make_shared<CopyingTier>();
-    Ring ring(tier, row.addresses);
+    Ring ring(tier, row.addresses, page_bytes);
     Result copy{"memcpy", {}}, bring{row.name, {}}, evict{row.name, {}};
     volatile float sum = 0;
     for (int round = 0; round < kRounds; ++round) {
       const auto i = static_cast<std::size_t>(round % kPages);
       copy.nanoseconds.push_back(
-          microseconds([&] { std::memcpy(to.data() + i * kWords, from.data() + i * kWords, kPageBytes); }));
+          microseconds([&] { std::memcpy(to.data() + i * words, from.data() + i * words, page_bytes); }));
       evict.nanoseconds.push_back(ring.evict_next());
       bring.nanoseconds.push_back(microseconds([&] {
         if (!row.announced) {
@@ -119,11 +122,10 @@ void one_page() {
     const std::string moved = std::to_string(use.evictions) + " left, " +
                               std::to_string(use.clean_evictions) + " of them clean, " +
                               std::to_string(use.unannounced) + " touched";
-    print("addresses/a page of 1 MiB comes/memcpy", copy.median(), "us", moved);
-    print(std::string("addresses/a page of 1 MiB comes/") + row.name, bring.median(), "us", moved);
-    print_ratios("addresses/a page of 1 MiB comes", {copy, bring});
-    print(std::string("addresses/a page of 1 MiB leaves for a new one/") + row.name, evict.median(), "us",
-          moved);
+    print(page + "comes/memcpy", copy.median(), "us", moved);
+    print(page + "comes/" + row.name, bring.median(), "us", moved);
+    print_ratios(page + "comes", {copy, bring});
+    print(page + "leaves for a new one/" + row.name, evict.median(), "us", moved);
   }
 }
 
@@ -157,6 +159,7 @@ int main() {
     std::fprintf(stderr, "addresses %s\n", reef::addresses_here().c_str());
     return 0;
   }
-  one_page();
+  one_page(kMiB);
+  one_page(2 * kMiB);
   many_pages();
 }

@@ -11,23 +11,34 @@ namespace reef {
 
 /// How large pages are where addresses stay. An instruction may need several pages at once, so none is more
 /// than a small part of the budget: a larger block leaves in chunks, and small ones lie together in slabs.
+/// Chunks are of large frames where the budget is large enough, and an eighth of the block's frames at most
+/// is lost by that.
 struct PageSizes {
   static constexpr std::uint64_t kPagesInBudget = 64;
   static constexpr std::uint64_t kMostPagesInBlock = 256;
 
   std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   std::uint64_t slab_bytes = std::uint64_t{32} << 10;
+  bool large_frames = false;
 
-  static PageSizes of_budget(std::uint64_t budget_bytes) {
+  /// `has_large_frames`: whether the system has any.
+  static PageSizes of_budget(std::uint64_t budget_bytes, bool has_large_frames) {
     PageSizes sizes;
     const std::uint64_t part = std::bit_floor(std::max<std::uint64_t>(budget_bytes / kPagesInBudget, 1));
     sizes.chunk_bytes = std::clamp(part, kFrameBytes, sizes.chunk_bytes);
     sizes.slab_bytes = std::min(sizes.chunk_bytes, sizes.slab_bytes);
+    sizes.large_frames = has_large_frames && part >= kLargeFrameBytes;
     return sizes;
   }
-  /// Of a block of so many bytes.
-  std::uint64_t page_bytes(std::uint64_t block_bytes) const {
-    return std::max(chunk_bytes, round_up(block_bytes / kMostPagesInBlock, kFrameBytes));
+  /// The size of the frames of a block.
+  std::uint64_t frame_bytes(std::uint64_t block_bytes) const {
+    const std::uint64_t lost_bytes = round_up(block_bytes, kLargeFrameBytes) - block_bytes;
+    return large_frames && lost_bytes <= block_bytes / 8 ? kLargeFrameBytes : kFrameBytes;
+  }
+  /// The size of the pages of a block that has frames of this size.
+  std::uint64_t page_bytes(std::uint64_t block_bytes, std::uint64_t frame_bytes) const {
+    return std::max(frame_bytes == kFrameBytes ? chunk_bytes : frame_bytes,
+                    round_up(block_bytes / kMostPagesInBlock, frame_bytes));
   }
 };
 

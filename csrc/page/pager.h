@@ -234,7 +234,7 @@ class Pager final : public AllocationGate, private AtFork {
   StableAddress* stable_of(const void* data) const {
     StableAddress* of = nullptr;
     each_stable([&](StableAddress& stable) {
-      if (stable.frames().has_address(data)) of = &stable;
+      if (stable.has_address(data)) of = &stable;
     });
     return of;
   }
@@ -243,7 +243,8 @@ class Pager final : public AllocationGate, private AtFork {
   void choose_way(Addresses addresses, const Decision& decision);
   void use_stable_addresses(FaultAccess access);
   void expect(std::uint64_t budget_bytes, const Decision& decision);
-  void* allocate_stable(std::size_t bytes);
+  void* allocate_stable(std::size_t wanted_bytes);
+  bool find_room_for_block(std::uint64_t bytes, std::uint64_t page_bytes);
   void note_made(Page& page, const Decision& decision);
   void* note_born(void* data, const Decision& decision);
   bool can_go_on(const Decision& decision) const;

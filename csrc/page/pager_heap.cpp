@@ -93,7 +93,7 @@ void Pager::goes_on(Frame& frame, const Decision& decision) {
 
 void Pager::expect(std::uint64_t budget_bytes, const Decision& decision) {
   expected_bytes_ = budget_bytes;
-  if (addresses_stay()) stable().set_sizes(PageSizes::of_budget(budget_bytes), decision);
+  if (addresses_stay()) stable().set_sizes(stable().sizes_in(budget_bytes), decision);
 }
 
 std::string Pager::addresses() const {
@@ -113,62 +113,65 @@ void Pager::note_made(Page& page, const Decision&) {
   frame.used.push_back({PagePtr(&page)});
 }
 
-// A block for which there is no room but that of pages in use, or which is large and has never been touched,
-// comes without frames, and gets them when it is touched.
-void* Pager::allocate_stable(std::size_t bytes) {
-  const PageSizes sizes = PageSizes::of_budget(expected_bytes_);
-  const bool small = bytes < sizes.slab_bytes / PageHeap::kLeastInSlab;
+// True: room for a block is reserved. False: there is none but that of pages in use, and the block comes
+// without frames. Throws if it cannot go on so.
+bool Pager::find_room_for_block(std::uint64_t bytes, std::uint64_t page_bytes) {
+  if (find_room(bytes, MayLeave::kUnused)) return true;
+  const Decision decision(mutex_);
+  const bool in_parts =
+      most() == MayLeave::kUsed && bytes <= limit_bytes() && page_bytes * PageTable::kTogether < bytes;
+  if (!in_parts && !can_go_on(decision)) throw working_set_error(wanted_room(bytes, decision));
+  goes_on(this_threads_frame(), decision);
+  return false;
+}
+
+// A large block that has never been touched comes without frames, too, and gets them when it is touched.
+void* Pager::allocate_stable(std::size_t wanted_bytes) {
+  const PageSizes sizes = stable().sizes_in(expected_bytes_);
+  const bool small = wanted_bytes < sizes.slab_bytes / PageHeap::kLeastInSlab;
   if (small) {
     Decision decision(mutex_);
-    if (void* const data = stable().heap(decision).take_small(bytes)) return note_born(data, decision);
+    if (void* const data = stable().heap(decision).take_small(wanted_bytes)) return note_born(data, decision);
   }
-  const std::uint64_t own_bytes = small ? sizes.slab_bytes : bytes;
-  const bool there = find_room(own_bytes, MayLeave::kUnused);
-  if (!there) {
-    const Decision decision(mutex_);
-    const bool in_parts = most() == MayLeave::kUsed && own_bytes <= limit_bytes() &&
-                          sizes.page_bytes(own_bytes) * PageTable::kTogether < own_bytes;
-    if (!in_parts && !can_go_on(decision)) throw working_set_error(wanted_room(own_bytes, decision));
-    goes_on(this_threads_frame(), decision);
-  }
-  FramePool& frames = stable().frames();
+  const std::uint64_t bytes = small ? sizes.slab_bytes : wanted_bytes;
+  const std::uint64_t frame_bytes = sizes.frame_bytes(bytes);
+  const std::uint64_t page_bytes = sizes.page_bytes(bytes, frame_bytes);
+  const bool there = find_room_for_block(bytes, page_bytes);
+  FramePool& frames = stable().frames(frame_bytes);
   using Contents = StableAddress::Contents;
-  const Contents contents = !there                                            ? Contents::kAway
-                            : own_bytes > frames.kept_bytes() + kMostNewBytes ? Contents::kUntouched
-                                                                              : Contents::kFrames;
+  const Contents contents = !there                                        ? Contents::kAway
+                            : bytes > frames.kept_bytes() + kMostNewBytes ? Contents::kUntouched
+                                                                          : Contents::kFrames;
   void* data = nullptr;
   try {
-    data = contents == Contents::kFrames ? frames.take(own_bytes).data : frames.take_addresses(own_bytes);
+    data = contents == Contents::kFrames ? frames.take(bytes).data : frames.take_addresses(bytes);
   } catch (const std::bad_alloc&) {
-    if (there) reserved_bytes_ -= own_bytes;
+    if (there) reserved_bytes_ -= bytes;
     throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the system has no memory left");
   }
-  frames.trim(kept_bytes(0) + stable().missing_bytes());
+  stable().trim(kept_bytes(0));
   Decision decision(mutex_);
   PageHeap& heap = stable().heap(decision);
-  if (small) {  // another thread may have made room meanwhile, and a slab that nobody uses would stay for
-                // good
-    if (void* const other = heap.take_small(bytes)) {
-      if (there) reserved_bytes_ -= own_bytes;
-      contents == Contents::kFrames ? frames.keep({data, own_bytes})
-                                    : frames.give_up_addresses(data, own_bytes);
-      return note_born(other, decision);
-    }
+  // Another thread may have made room meanwhile, and a slab that nobody uses would stay for good.
+  if (void* const other = small ? heap.take_small(wanted_bytes) : nullptr) {
+    if (there) reserved_bytes_ -= bytes;
+    contents == Contents::kFrames ? frames.keep({data, bytes}) : frames.give_up_addresses(data, bytes);
+    return note_born(other, decision);
   }
   PageHeap::Block block = stable().make_block(
-      *this, data, own_bytes, sizes.page_bytes(own_bytes), contents,
+      *this, data, bytes, page_bytes, contents,
       [&](Page& page) {
         page.shared = small;
         note_made(page, decision);
       },
       decision);
-  if (there) reserved_bytes_ -= own_bytes;
+  if (there) reserved_bytes_ -= bytes;
   if (!small) {
     heap.add(data, std::move(block));
     return note_born(data, decision);
   }
   heap.add_slab(block.pages.front());
-  return note_born(heap.take_small(bytes), decision);
+  return note_born(heap.take_small(wanted_bytes), decision);
 }
 
 void* Pager::note_born(void* data, const Decision& decision) {

@@ -72,7 +72,25 @@ std::pair<void*, std::uint64_t> watched(const c10::SmallVector<PagePtr, 1>& page
 }  // namespace
 
 StableAddress::StableAddress(PageMover& mover, FaultAccess access, std::uint64_t address_bytes)
-    : PageWay(mover), faults_(access), frames_(faults_, address_bytes) {}
+    : PageWay(mover),
+      faults_(access),
+      small_frames_(faults_, address_bytes),
+      large_frames_(faults_, address_bytes, kLargeFrameBytes) {}
+
+// Other allocators' blocks have small ones.
+FramePool& StableAddress::frames_for(const Page& page) {
+  return large_frames_.has_address(page.data) ? large_frames_ : small_frames_;
+}
+
+// From the pool that keeps more of them on.
+void StableAddress::trim(std::uint64_t kept_bytes) {
+  kept_bytes += most_away_bytes_ - away_bytes_;
+  FramePool* more = &small_frames_;
+  FramePool* less = &large_frames_;
+  if (more->kept_bytes() < less->kept_bytes()) std::swap(more, less);
+  more->trim(kept_bytes - std::min(kept_bytes, less->kept_bytes()));
+  less->trim(kept_bytes - std::min(kept_bytes, more->kept_bytes()));
+}
 
 // ---- which pages
 
@@ -100,7 +118,7 @@ void StableAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit vi
     return;
   }
   PageHeap::Block block{storage.nbytes(), true, {}};
-  add_pages(block, pager, data, begin, end, sizes_.page_bytes(end - begin), Contents::kFrames);
+  add_pages(block, pager, data, begin, end, sizes_.page_bytes(end - begin, kFrameBytes), Contents::kFrames);
   for (const PagePtr& page : block.pages) visit(*page);
   heap_.add(data, std::move(block));
 }
@@ -113,7 +131,7 @@ void StableAddress::add_pages(PageHeap::Block& block, Pager& pager, const void* 
     page->data = pointer(start);
     page->block_start = block_start;
     page->bytes = std::min(page_bytes, end - start);
-    page->frame_bytes = round_up(page->bytes, kFrameBytes);
+    page->frame_bytes = frames_for(*page).whole(page->bytes);
     page->state = contents == Contents::kAway ? PageState::kAway : PageState::kResident;
     page->counted_away = contents == Contents::kAway;
     page->untouched = contents == Contents::kUntouched;
@@ -142,9 +160,10 @@ void StableAddress::touch(Page& page) {
   }
   std::exception_ptr failed;
   try {
-    const FramePool::Frames frames = frames_.take(page.frame_bytes);
-    if (!frames_.move_in(frames, const_cast<void*>(page.data))) {
-      frames_.keep(frames);
+    FramePool& pool = frames_for(page);
+    const FramePool::Frames frames = pool.take(page.frame_bytes);
+    if (!pool.move_in(frames, const_cast<void*>(page.data))) {
+      pool.keep(frames);
       throw std::bad_alloc();
     }
   } catch (...) {
@@ -179,10 +198,11 @@ bool StableAddress::remove_block(const void* data, bool foreign, Decision& decis
     forget(*page, decision, /*freed=*/true);
     if (foreign) continue;
     if (there) count_alive(-static_cast<std::int64_t>(page->bytes));
+    FramePool& pool = frames_for(*page);
     if (there && !page->untouched) {
-      frames_.keep({const_cast<void*>(page->data), page->frame_bytes});
+      pool.keep({const_cast<void*>(page->data), page->frame_bytes});
     } else {
-      frames_.give_up_addresses(page->data, page->frame_bytes);
+      pool.give_up_addresses(page->data, page->frame_bytes);
     }
   }
   if (foreign) {
@@ -253,7 +273,7 @@ void* StableAddress::detach(const PagePtr& page, Transfer& transfer) {
   std::optional<FramePool::Frames> frames;
   std::exception_ptr failed;
   try {
-    frames = frames_.move_out(const_cast<void*>(page->data), page->frame_bytes);
+    frames = frames_for(*page).move_out(const_cast<void*>(page->data), page->frame_bytes);
   } catch (...) {
     failed = std::current_exception();
   }
@@ -262,14 +282,14 @@ void* StableAddress::detach(const PagePtr& page, Transfer& transfer) {
   if (failed) std::rethrow_exception(failed);
   transfer.cancelled = transfer.busy = !frames;
   if (!frames) return nullptr;
-  page->block = frames_of(frames_, *frames, *page);
+  page->block = frames_of(frames_for(*page), *frames, *page);
   return frames->data;
 }
 
 // The page is being moved. False: the system refuses it, and the frames stay where they are.
 bool StableAddress::attach(Page& page, c10::DataPtr& frames) {
   const auto* const block = static_cast<DetachedFrames*>(frames.get_context());
-  if (!frames_.move_in(block->frames, const_cast<void*>(page.data))) return false;
+  if (!block->pool.move_in(block->frames, const_cast<void*>(page.data))) return false;
   delete static_cast<DetachedFrames*>(frames.release_context());
   return true;
 }
@@ -279,7 +299,8 @@ c10::DataPtr StableAddress::allocate(const Page& page) {
     const Decision decision(mutex_);
     if (page.kept) return {};
   }
-  c10::DataPtr frames = frames_of(frames_, frames_.take(page.frame_bytes), page);
+  FramePool& pool = frames_for(page);
+  c10::DataPtr frames = frames_of(pool, pool.take(page.frame_bytes), page);
   count_alive(static_cast<std::int64_t>(page.bytes));
   return frames;
 }
@@ -409,7 +430,8 @@ void StableAddress::settle_coming(const PagePtr& page, Transfer& transfer, c10::
 
 void StableAddress::after_fork_in_child() {
   faults_.open_anew();
-  frames_.watch_again();
+  small_frames_.watch_again();
+  large_frames_.watch_again();
   heap_.foreign_blocks([&](PageHeap::Block& block) {
     const auto [begin, bytes] = watched(block.pages);
     faults_.watch(begin, bytes);

@@ -22,8 +22,9 @@ namespace reef {
 ///
 /// Blocks that were allocated before the budget are watched in place; of these only whole frames can leave.
 ///
-/// Cost of a move: 22 us a MiB on the thread that moves. It also makes the kernel interrupt every other core
-/// that runs the process, to flush its translations: 6 to 16 us of a thread that computes there.
+/// Cost of a move: 22 us a MiB on the thread that moves, 1 us where frames are large. It also makes the
+/// kernel interrupt every other core that runs the process, to flush its translations: 3 to 16 us of a thread
+/// that computes there.
 class StableAddress final : public PageWay {
  public:
   /// Throws std::system_error if the process may not have faults handled so, or has no room for `bytes` of
@@ -58,24 +59,33 @@ class StableAddress final : public PageWay {
   // ---- blocks of its own
 
   FaultAccess access() const { return faults_.access(); }
-  FramePool& frames() { return frames_; }
-  /// Bytes of frames that were kept by pages away at once, at most, less those that are now: the pool keeps
-  /// so many beside its own, since they will be wanted again.
-  std::uint64_t missing_bytes() const { return most_away_bytes_ - away_bytes_; }
+  /// The pool of frames of one size.
+  FramePool& frames(std::uint64_t frame_bytes) {
+    return frame_bytes == kFrameBytes ? small_frames_ : large_frames_;
+  }
+  bool has_address(const void* data) const {
+    return small_frames_.has_address(data) || large_frames_.has_address(data);
+  }
+  /// Gives free frames back to the system until so many bytes are kept, and as many as pages that were away
+  /// kept at once, at most, less those that are now, since these will be wanted again.
+  void trim(std::uint64_t kept_bytes);
   /// Gives all free frames back to the system.
   void keep_no_frames() {
     most_away_bytes_ = away_bytes_.load();
-    frames_.trim(0);
+    trim(0);
   }
   UserFault& faults() { return faults_; }
   PageHeap& heap(const Decision&) { return heap_; }
+  /// How large pages are in such a budget.
+  PageSizes sizes_in(std::uint64_t budget_bytes) const {
+    return PageSizes::of_budget(budget_bytes, has_large_frames_);
+  }
   /// Sets how large the pages of other allocators' blocks are.
   void set_sizes(const PageSizes& sizes, const Decision&) { sizes_ = sizes; }
   /// What the addresses of a new block have: frames, none until they are touched (kUntouched; its bytes count
   /// as alive all the same), or none since the block is away from the start.
   enum class Contents : std::uint8_t { kFrames, kUntouched, kAway };
-  /// Makes a block with the pages of [data, data + bytes), addresses of the pool, and calls `visit` with
-  /// each.
+  /// Makes a block with the pages of [data, data + bytes), addresses of a pool, and calls `visit` with each.
   PageHeap::Block make_block(Pager& pager, void* data, std::uint64_t bytes, std::uint64_t page_bytes,
                              Contents contents, Visit visit, Decision&);
   /// Gives frames to a page that is kUntouched.
@@ -87,6 +97,7 @@ class StableAddress final : public PageWay {
  private:
   void add_pages(PageHeap::Block& block, Pager& pager, const void* block_start, std::uint64_t begin,
                  std::uint64_t end, std::uint64_t page_bytes, Contents contents);
+  FramePool& frames_for(const Page& page);
   void* detach(const PagePtr& page, Transfer& transfer);
   bool attach(Page& page, c10::DataPtr& frames);
   void moving(Page& page);
@@ -95,7 +106,9 @@ class StableAddress final : public PageWay {
   void keep(Page& page);
 
   UserFault faults_;
-  FramePool frames_;
+  const bool has_large_frames_ = has_large_frames();
+  FramePool small_frames_;
+  FramePool large_frames_;
   PageHeap heap_;
   PageSizes sizes_;
   std::atomic<std::uint64_t> away_bytes_ = 0;  ///< of Page::kept

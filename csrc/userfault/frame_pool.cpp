@@ -9,46 +9,46 @@
 #include <new>
 #include <system_error>
 
-#include "round_up.h"
-
 namespace reef {
 namespace {
 
 // Made at once, at most.
 constexpr std::uint64_t kNurseryBytes = std::uint64_t{16} << 20;
 
-char* reserve(std::uint64_t bytes) {
-  void* const data =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  ::madvise(data, bytes, MADV_DONTDUMP);  // an advice
-  return static_cast<char*>(data);
-}
-
 std::uint64_t address(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
 char* at(std::uint64_t start) { return reinterpret_cast<char*>(start); }
 
 }  // namespace
 
-FramePool::FramePool(UserFault& faults, std::uint64_t bytes)
-    : AtFork(Order::kBlocks),
-      faults_(faults),
-      bytes_(round_up(bytes, kFrameBytes)),
-      begin_(reserve(bytes_)),
-      nursery_(reserve(kNurseryBytes)) {
-  faults_.watch(begin_, bytes_);
-  empty_.add(address(begin_), bytes_);
+FramePool::Addresses::Addresses(std::uint64_t bytes, std::uint64_t frame_bytes)
+    : mapping_bytes_(bytes + frame_bytes - kFrameBytes) {
+  mapping_ = ::mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  begin_ = at(round_up(address(mapping_), frame_bytes));
+  // Advice, of which none is needed.
+  ::madvise(mapping_, mapping_bytes_, MADV_DONTDUMP);
+  ::madvise(mapping_, mapping_bytes_, frame_bytes == kFrameBytes ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 }
 
-FramePool::~FramePool() {
-  ::munmap(begin_, bytes_);
-  ::munmap(nursery_, kNurseryBytes);
+FramePool::Addresses::~Addresses() { ::munmap(mapping_, mapping_bytes_); }
+
+FramePool::FramePool(UserFault& faults, std::uint64_t bytes, std::uint64_t frame_bytes)
+    : AtFork(Order::kBlocks),
+      faults_(faults),
+      frame_bytes_(frame_bytes),
+      bytes_(whole(bytes)),
+      addresses_(bytes_, frame_bytes),
+      nursery_(kNurseryBytes, frame_bytes),
+      begin_(addresses_.begin()) {
+  faults_.watch(begin_, bytes_);
+  empty_.add(address(begin_), bytes_);
 }
 
 // ---- frames
 
 FramePool::Frames FramePool::take(std::uint64_t bytes) {
-  bytes = round_up(bytes, kFrameBytes);
+  bytes = whole(bytes);
   {
     const std::lock_guard lock(mutex_);
     if (const auto start = kept_.take(bytes)) return {at(*start), bytes};
@@ -72,14 +72,14 @@ void FramePool::keep(Frames frames) noexcept {
 
 void* FramePool::take_addresses(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto start = empty_.take(round_up(bytes, kFrameBytes));
+  const auto start = empty_.take(whole(bytes));
   if (!start) throw std::bad_alloc();
   return at(*start);
 }
 
 void FramePool::give_up_addresses(const void* data, std::uint64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  empty_.add(address(data), round_up(bytes, kFrameBytes));
+  empty_.add(address(data), whole(bytes));
 }
 
 void FramePool::trim(std::uint64_t kept_bytes) noexcept {
@@ -88,7 +88,7 @@ void FramePool::trim(std::uint64_t kept_bytes) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (kept_.bytes() <= kept_bytes) return;
-      gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kFrameBytes));
+      gone = kept_.take_smallest(whole(kept_.bytes() - kept_bytes));
     }
     ::madvise(at(gone->start), gone->bytes, MADV_DONTNEED);
     give_up_addresses(at(gone->start), gone->bytes);
@@ -103,7 +103,7 @@ std::uint64_t FramePool::kept_bytes() const {
 // ---- between addresses
 
 std::optional<FramePool::Frames> FramePool::move_out(void* data, std::uint64_t bytes) {
-  bytes = round_up(bytes, kFrameBytes);
+  bytes = whole(bytes);
   const Frames frames{take_addresses(bytes), bytes};
   const std::uint64_t moved = move(frames.data, data, bytes);
   if (moved == bytes) return frames;
@@ -158,19 +158,27 @@ void FramePool::make(char* to, std::uint64_t bytes) {
   const std::lock_guard lock(nursery_mutex_);
   for (std::uint64_t done = 0; done < bytes;) {
     const std::uint64_t part = std::min(kNurseryBytes, bytes - done);
-    if (!populate(nursery_, part)) throw std::bad_alloc();
-    if (move(to + done, nursery_, part) != part) throw std::bad_alloc();
+    if (!populate(nursery_.begin(), part)) throw std::bad_alloc();
+    if (move(to + done, nursery_.begin(), part) != part) throw std::bad_alloc();
     done += part;
   }
+  // Where the system had no large frames left there are tables for small ones now, until it is told so.
+  if (frame_bytes_ > kFrameBytes) ::madvise(nursery_.begin(), kNurseryBytes, MADV_DONTNEED);
 }
 
-// The kernel refuses to move a frame that a forked process shares; writing to it gives this process its own.
+// The kernel refuses to move a frame that a forked process shares, until writing to it has given this process
+// its own; and what is left of a large frame that was shared, until it has been copied into a whole one.
 std::uint64_t FramePool::move(void* to, void* from, std::uint64_t bytes) {
-  const std::uint64_t moved = faults_.move(to, from, bytes);
-  if (moved == bytes) return bytes;
-  char* const rest = static_cast<char*>(from) + moved;
-  if (!populate(rest, bytes - moved)) return moved;
-  return moved + faults_.move(static_cast<char*>(to) + moved, rest, bytes - moved);
+  std::uint64_t moved = 0;
+  const auto move_rest = [&] {
+    moved += faults_.move(static_cast<char*>(to) + moved, static_cast<char*>(from) + moved, bytes - moved);
+    return moved == bytes;
+  };
+  if (move_rest() || !populate(static_cast<char*>(from) + moved, bytes - moved) || move_rest()) return moved;
+  if (moved > 0) faults_.move(from, to, moved);
+  moved = 0;
+  if (collapse(from, bytes)) move_rest();
+  return moved;
 }
 
 // ---- at a fork

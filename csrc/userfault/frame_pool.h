@@ -6,15 +6,20 @@
 
 #include "fork.h"
 #include "free_ranges.h"
+#include "round_up.h"
 #include "userfault/frames.h"
 #include "userfault/userfault.h"
 
 namespace reef {
 
-/// A range of addresses, and the frames of memory that circulate in it. Addresses are in use, with frames or
-/// without, or free: kept with frames, or empty. The whole range is watched, so whoever touches an address
-/// without a frame waits. Frames are kept until trim() frees them, because making a frame costs ten times as
-/// much as copying one, and moving one costs half as much. Thread-safe. No function waits with the lock held.
+/// A range of addresses, and the frames of memory of one size that circulate in it. Addresses are in use,
+/// with frames or without, or free: kept with frames, or empty. The whole range is watched, so whoever
+/// touches an address without a frame waits. Frames are kept until trim() frees them, because making a frame
+/// costs ten times as much as copying one, and moving one costs half as much (a large one, a sixteenth).
+/// Thread-safe. No function waits with the lock held.
+///
+/// Sizes of frames do not mix in a range: where addresses have had small frames the kernel has tables for
+/// those, and splits a large frame that is moved there.
 class FramePool final : private AtFork {
  public:
   /// Frames side by side, with any content.
@@ -23,9 +28,9 @@ class FramePool final : private AtFork {
     std::uint64_t bytes = 0;
   };
 
-  /// Reserves `bytes` of addresses. `faults` must outlive it. Throws std::system_error.
-  FramePool(UserFault& faults, std::uint64_t bytes);
-  ~FramePool();
+  /// Reserves `bytes` of addresses. `frame_bytes` is kFrameBytes or kLargeFrameBytes, of which all ranges are
+  /// multiples. `faults` must outlive it. Throws std::system_error.
+  FramePool(UserFault& faults, std::uint64_t bytes, std::uint64_t frame_bytes = kFrameBytes);
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
@@ -37,6 +42,8 @@ class FramePool final : private AtFork {
   /// Takes addresses without frames. Throws std::bad_alloc if there are none.
   void* take_addresses(std::uint64_t bytes);
   void give_up_addresses(const void* data, std::uint64_t bytes) noexcept;
+  /// The bytes of the frames that hold so many.
+  std::uint64_t whole(std::uint64_t bytes) const { return round_up(bytes, frame_bytes_); }
   bool has_address(const void* data) const { return data >= begin_ && data < begin_ + bytes_; }
   /// Gives frames back to the system until at most so many bytes are kept.
   void trim(std::uint64_t kept_bytes) noexcept;
@@ -61,10 +68,27 @@ class FramePool final : private AtFork {
   void replace(char* to, char* from, std::uint64_t bytes);
   std::uint64_t move(void* to, void* from, std::uint64_t bytes);
 
+  /// Reserved addresses that begin at a multiple of `frame_bytes`.
+  class Addresses {
+   public:
+    Addresses(std::uint64_t bytes, std::uint64_t frame_bytes);
+    ~Addresses();
+    Addresses(const Addresses&) = delete;
+    Addresses& operator=(const Addresses&) = delete;
+    char* begin() const { return begin_; }
+
+   private:
+    void* mapping_;
+    std::uint64_t mapping_bytes_;
+    char* begin_;
+  };
+
   UserFault& faults_;
-  std::uint64_t bytes_;
-  char* begin_ = nullptr;    ///< of the addresses
-  char* nursery_ = nullptr;  ///< where frames are made: an access there is no fault
+  const std::uint64_t frame_bytes_;
+  const std::uint64_t bytes_;
+  const Addresses addresses_;
+  const Addresses nursery_;  ///< where frames are made: an access there is no fault
+  char* const begin_;        ///< of the addresses
   mutable std::mutex mutex_;
   FreeRanges empty_;  ///< free addresses without frames
   FreeRanges kept_;   ///< and with

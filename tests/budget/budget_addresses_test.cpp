@@ -21,6 +21,7 @@
 #include "reef/ledger.h"
 #include "support/environment.h"
 #include "support/forwarding_tier.h"
+#include "userfault/frames.h"
 
 namespace reef {
 namespace {
@@ -37,16 +38,14 @@ struct BudgetAddresses : testing::TestWithParam<const char*> {
 };
 
 // Threads that count in words of tensors by raw pointers, each in its own, while all of it is several times
-// the budget.
-TEST_P(BudgetAddresses, NoWriteIsLostInAHundredThousandEvictions) {
+// the budget. Half of the tensors are older than the budget.
+void count_through_pointers(std::int64_t tensor_words, std::uint64_t budget_bytes, std::uint64_t evictions) {
   constexpr std::int64_t kTensors = 64;
-  constexpr std::int64_t kWords = 12000;
   constexpr std::int64_t kStride = 1024;
-  constexpr std::uint64_t kEvictions = 100000;
   std::vector<at::Tensor> tensors;
-  for (std::int64_t i = 0; i < kTensors; ++i) tensors.push_back(torch::zeros({kWords}, torch::kInt));
-  Budget budget(kTensors * kWords * 4 / 4, at::TensorList(tensors));
-  for (std::int64_t i = 0; i < kTensors; ++i) tensors.push_back(torch::zeros({kWords}, torch::kInt));
+  for (std::int64_t i = 0; i < kTensors; ++i) tensors.push_back(torch::zeros({tensor_words}, torch::kInt));
+  Budget budget(budget_bytes, at::TensorList(tensors));
+  for (std::int64_t i = 0; i < kTensors; ++i) tensors.push_back(torch::zeros({tensor_words}, torch::kInt));
   std::vector<std::int32_t*> words;
   for (const at::Tensor& tensor : tensors) words.push_back(tensor.mutable_data_ptr<std::int32_t>());
   std::atomic<bool> over = false;
@@ -55,13 +54,14 @@ TEST_P(BudgetAddresses, NoWriteIsLostInAHundredThousandEvictions) {
     std::mt19937 random(static_cast<unsigned>(thread));
     while (!over) {
       const std::size_t i = random() % words.size();
-      for (std::int64_t at = static_cast<std::int64_t>(thread); at < kWords; at += kStride) ++words[i][at];
+      for (std::int64_t at = static_cast<std::int64_t>(thread); at < tensor_words; at += kStride)
+        ++words[i][at];
       ++counted[thread][i];
     }
   };
   std::vector<std::thread> threads;
   for (std::size_t thread = 0; thread < counted.size(); ++thread) threads.emplace_back(count, thread);
-  while (budget.use().evictions < kEvictions) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (budget.use().evictions < evictions) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   over = true;
   for (std::thread& thread : threads) thread.join();
   const BudgetUse use = budget.use();
@@ -69,11 +69,19 @@ TEST_P(BudgetAddresses, NoWriteIsLostInAHundredThousandEvictions) {
   EXPECT_GT(use.unannounced, 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     EXPECT_EQ(tensors[i].const_data_ptr<std::int32_t>(), words[i]);
-    for (std::int64_t at = 0; at < kWords; ++at) {
+    for (std::int64_t at = 0; at < tensor_words; ++at) {
       const auto thread = static_cast<std::size_t>(at % kStride);
       ASSERT_EQ(words[i][at], thread < counted.size() ? counted[thread][i] : 0) << i << ' ' << at;
     }
   }
+}
+
+TEST_P(BudgetAddresses, NoWriteIsLostInAHundredThousandEvictions) {
+  count_through_pointers(12000, std::uint64_t{64} * 12000 * 4 / 4, 100000);
+}
+
+TEST_P(BudgetAddresses, NoWriteIsLostInLargeFrames) {
+  count_through_pointers(kLargeFrameBytes / 4 - 9000, 64 * kLargeFrameBytes, 4000);
 }
 
 TEST_P(BudgetAddresses, AnEvictedTensorIsReadThroughItsPointer) {

@@ -20,12 +20,11 @@
 #include <vector>
 
 #include "free_ranges.h"
+#include "page/page_sizes.h"
 #include "userfault/userfault.h"
 
 namespace reef {
 namespace {
-
-constexpr std::uint64_t kFrame = kFrameBytes;
 
 // ---- ranges
 
@@ -92,7 +91,7 @@ std::uint64_t resident_bytes() {
   std::uint64_t all = 0;
   std::uint64_t resident = 0;
   file >> all >> resident;
-  return resident * kFrame;
+  return resident * kFrameBytes;
 }
 
 std::size_t mappings() {
@@ -102,27 +101,28 @@ std::size_t mappings() {
   return count;
 }
 
-// A range of addresses that is watched, and a thread that answers its faults.
-class FramePoolTest : public ::testing::TestWithParam<FaultAccess> {
+struct Row {
+  FaultAccess access;
+  std::uint64_t frame_bytes;
+};
+
+// Pages, of which only addresses are given, and a thread that answers their faults.
+class FramePoolTest : public ::testing::TestWithParam<Row> {
  protected:
   static constexpr std::uint64_t kPages = 64;
-  static constexpr std::uint64_t kPageBytes = 16 * kFrame;
-  static constexpr std::uint64_t kArenaBytes = kPages * kPageBytes;
+  const std::uint64_t kFrame = GetParam().frame_bytes;
+  const std::uint64_t kPageBytes = kFrame == kFrameBytes ? 16 * kFrame : kFrame;
+  const std::uint64_t kArenaBytes = kPages * kPageBytes;
 
   void SetUp() override {
     const FaultSupport support = fault_support();
-    if (support.access < GetParam()) GTEST_SKIP() << support.reason;
-    faults_ = std::make_unique<UserFault>(GetParam());
-    pool_ = std::make_unique<FramePool>(*faults_, 4 * kArenaBytes);
-    arena_ = static_cast<char*>(::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    ASSERT_NE(arena_, MAP_FAILED);
-    faults_->watch(arena_, kArenaBytes);
+    if (support.access < GetParam().access) GTEST_SKIP() << support.reason;
+    faults_ = std::make_unique<UserFault>(GetParam().access);
+    pool_ = std::make_unique<FramePool>(*faults_, 4 * kArenaBytes, kFrame);
+    arena_ = static_cast<char*>(pool_->take_addresses(kArenaBytes));
   }
   void TearDown() override {
-    if (faults_ == nullptr) return;
-    stop();
-    ::munmap(arena_, kArenaBytes);
+    if (faults_ != nullptr) stop();
   }
 
   char* page(std::uint64_t i) { return arena_ + i * kPageBytes; }
@@ -247,7 +247,7 @@ TEST_P(FramePoolTest, ASystemCallWaitsOrFails) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const ssize_t written = ::write(ends[1], page(0), 100);
-  if (GetParam() == FaultAccess::kFull) {
+  if (GetParam().access == FaultAccess::kFull) {
     EXPECT_EQ(written, 100);
   } else {
     EXPECT_EQ(written, -1);
@@ -269,12 +269,11 @@ TEST_P(FramePoolTest, AForkSharesNothingThatMoves) {
   const pid_t child = ::fork();
   if (child == 0) {
     faults_->open_anew();
-    faults_->watch(arena_, kArenaBytes);
     pool_->watch_again();
     serve();
     evict(1);
     page(0)[0] = 9;
-    const bool right = page(0)[0] == 9 && page(1)[kFrame] == 2 && page(3)[kFrame] == 4;
+    const bool right = page(0)[0] == 9 && page(1)[kPageBytes - 1] == 2 && page(3)[kPageBytes - 1] == 4;
     ::_exit(right ? 0 : 1);
   }
   for (std::uint64_t i = 0; i < 3; ++i) {
@@ -287,8 +286,105 @@ TEST_P(FramePoolTest, AForkSharesNothingThatMoves) {
   EXPECT_EQ(status, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Access, FramePoolTest, ::testing::Values(FaultAccess::kUser, FaultAccess::kFull),
-                         [](const auto& row) { return row.param == FaultAccess::kFull ? "Full" : "User"; });
+// Bytes of large frames that this process has, as the kernel says.
+std::uint64_t large_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("AnonHugePages:")) return std::stoull(line.substr(14)) * 1024;
+  }
+  return 0;
+}
+
+// They leave, circulate and come as a whole, also after a fork.
+TEST_P(FramePoolTest, LargeFramesStayLarge) {
+  if (kFrame == kFrameBytes) GTEST_SKIP() << "small frames";
+  const std::uint64_t before = large_bytes();
+  for (std::uint64_t i = 0; i < 8; ++i) fill(i);
+  if (large_bytes() < before + 8 * kFrame) GTEST_SKIP() << "the system has no large frames now";
+  for (int round = 0; round < 100; ++round) {
+    evict(round % 8);
+    bring(round % 8);
+  }
+  EXPECT_EQ(large_bytes(), before + 8 * kFrame);
+  int parent_is_done[2];
+  ASSERT_EQ(::pipe(parent_is_done), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char wait = 0;
+    ::_exit(::read(parent_is_done[0], &wait, 1) == 1 ? 0 : 1);
+  }
+  const auto move_all = [&] {
+    for (std::uint64_t i = 0; i < 8; ++i) {
+      evict(i);
+      bring(i);
+    }
+  };
+  move_all();
+  ASSERT_EQ(::write(parent_is_done[1], "x", 1), 1);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  move_all();
+  ::close(parent_is_done[0]);
+  ::close(parent_is_done[1]);
+}
+
+// The kernel refuses what is left of a large frame that was shared.
+TEST_P(FramePoolTest, WhatIsLeftOfASharedLargeFrameMoves) {
+  fill(0);
+  std::memset(page(0), 5, kPageBytes);
+  int parent_is_done[2];
+  ASSERT_EQ(::pipe(parent_is_done), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char wait = 0;
+    ::_exit(::read(parent_is_done[0], &wait, 1) == 1 ? 0 : 1);
+  }
+  std::memset(page(0), 6, kPageBytes / 3);
+  ASSERT_EQ(::write(parent_is_done[1], "x", 1), 1);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  std::memset(page(0) + kPageBytes / 3, 6, kPageBytes - kPageBytes / 3);
+  evict(0);
+  bring(0);
+  EXPECT_EQ(std::count(page(0), page(0) + kPageBytes, 6), static_cast<std::ptrdiff_t>(kPageBytes));
+  ::close(parent_is_done[0]);
+  ::close(parent_is_done[1]);
+}
+
+constexpr Row kRows[] = {{FaultAccess::kUser, kFrameBytes},
+                         {FaultAccess::kFull, kFrameBytes},
+                         {FaultAccess::kFull, kLargeFrameBytes}};
+INSTANTIATE_TEST_SUITE_P(Rows, FramePoolTest, ::testing::ValuesIn(kRows), [](const auto& row) {
+  return std::string(row.param.access == FaultAccess::kFull ? "Full" : "User") +
+         (row.param.frame_bytes == kFrameBytes ? "" : "Large");
+});
+
+// ---- which pages are of large frames
+
+TEST(PageSizes, AreASmallPartOfTheBudget) {
+  for (int bits = 12; bits < 44; ++bits) {
+    for (const std::uint64_t budget_bytes : {std::uint64_t{1} << bits, (std::uint64_t{1} << bits) + 12345}) {
+      const PageSizes sizes = PageSizes::of_budget(budget_bytes, /*has_large_frames=*/true);
+      EXPECT_FALSE(PageSizes::of_budget(budget_bytes, /*has_large_frames=*/false).large_frames);
+      for (int block_bits = 12; block_bits < 33; ++block_bits) {
+        for (const std::uint64_t block_bytes :
+             {std::uint64_t{1} << block_bits, std::uint64_t{9} << (block_bits - 3),
+              (std::uint64_t{1} << block_bits) + 4096}) {
+          const std::uint64_t frame_bytes = sizes.frame_bytes(block_bytes);
+          const std::uint64_t page_bytes = sizes.page_bytes(block_bytes, frame_bytes);
+          EXPECT_EQ(page_bytes % frame_bytes, 0);
+          EXPECT_LE(round_up(block_bytes, page_bytes) / page_bytes,
+                    std::max(PageSizes::kMostPagesInBlock + 1, block_bytes / page_bytes + 1));
+          const bool is_part = page_bytes <= std::max(budget_bytes / PageSizes::kPagesInBudget, kFrameBytes);
+          EXPECT_TRUE(is_part ||
+                      page_bytes <= round_up(block_bytes / PageSizes::kMostPagesInBlock, frame_bytes))
+              << budget_bytes << ' ' << block_bytes;
+          if (frame_bytes == kFrameBytes) continue;
+          EXPECT_GE(budget_bytes, PageSizes::kPagesInBudget * kLargeFrameBytes);
+          EXPECT_LE(round_up(block_bytes, frame_bytes) - block_bytes, block_bytes / 8);
+        }
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace reef
