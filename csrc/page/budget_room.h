@@ -10,7 +10,7 @@
 
 namespace reef {
 
-/// What a device's budget leaves free over a stretch of time.
+/// Measures what a device's budget leaves free over a stretch of time.
 class BudgetRoom {
  public:
   explicit BudgetRoom(c10::Device device) : device_(device) {}
@@ -18,8 +18,8 @@ class BudgetRoom {
   BudgetRoom(const BudgetRoom&) = delete;
   BudgetRoom& operator=(const BudgetRoom&) = delete;
 
-  /// Bytes that were free when most was alive, since begin(); negative: bytes of the pages that have left
-  /// since then. 0 if the budget has come later. Nothing: none is in force.
+  /// Returns how many bytes were free when most was alive since begin(); if pages have left since, minus
+  /// their bytes. Returns 0 if the budget began later, and nothing if none is in force.
   std::optional<std::int64_t> left_bytes();
   void begin();
 

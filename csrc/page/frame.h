@@ -14,37 +14,37 @@
 
 namespace reef {
 
-/// What one thread's running operators use of one memory's pages. Only its thread reads and writes it; pins
-/// are put and taken under the pager's lock.
+/// The pages of one memory that one thread's running operators use. Only that thread reads and writes it;
+/// pages are pinned and unpinned under the pager's lock.
 struct Frame {
   struct Use {
     PagePtr page;
     bool writes = false;
-    c10::StorageImpl* owner = nullptr;  ///< while the operator begins
+    c10::StorageImpl* owner = nullptr;  ///< the page's storage, only while the operator begins
   };
-  /// Of an operator without a kernel of its own, or a function of autograd: pinned until it ends, while the
-  /// operators within it pin and unpin theirs.
+  /// What an operator without a kernel of its own, or a function of autograd, was given: pinned until that
+  /// ends, while the operators within it pin and unpin theirs.
   struct Held {
     const void* call = nullptr;
     PagePtr page;
-    const void* unknown = nullptr;  ///< or a storage that is no page
+    const void* unknown = nullptr;  ///< instead of a page: a storage that is none
   };
 
-  std::exception_ptr failed;        ///< a page could not be brought in: for the next allocation
+  std::exception_ptr failed;        ///< why a page did not come, for the next allocation to throw
   const std::string* op = nullptr;  ///< the outermost operator with a kernel of its own; nullptr outside
-  int depth = 0;                    ///< of these
-  bool knew = false;                ///< it used a page
+  int depth = 0;                    ///< of operators with a kernel of their own
+  bool knew = false;                ///< the outermost used a page
   bool oversized = false;           ///< its pages do not fit, and come when it touches them
-  /// The outermost reaches no memory but that of its arguments and its own: what it calls is of no interest.
+  /// The outermost touches only the memory of its arguments and its own, so what it calls need not be seen.
   bool closed = false;
   std::size_t position = StepFollower::kUntraced;  ///< of the outermost, in its step
-  std::size_t outermost_uses = 0;                  ///< of `used`, those of the outermost
+  std::size_t outermost_uses = 0;                  ///< how many of `used` are the outermost's
   c10::SmallVector<Use, 8> used;                   ///< pinned until the outermost ends
   c10::SmallVector<const void*, 4> unknown;        ///< storages in use that are no pages
   std::vector<Held> held;
-  c10::SmallVector<const void*, 2> keepers;  ///< calls around that keep what is made within them, too
+  c10::SmallVector<const void*, 2> keepers;  ///< calls that also keep what is made within them
 
-  /// The calling thread's; made when it is first asked for.
+  /// Returns the calling thread's frame, and makes it at the first call.
   static Frame& of_this_thread(std::size_t device_slot) {
     Frame* const frame = known_[device_slot];
     return frame != nullptr ? *frame : make(device_slot);

@@ -26,62 +26,66 @@ struct PageCopy {
   void* data;
   std::uint64_t bytes;
   bool hashed = true;  ///< whether Transfer::hash is wanted
-  bool kept = false;   ///< the memory itself is kept: nothing is copied
-  /// kOut: of what the slot holds. If it is that of the bytes, nothing is written (Transfer::same).
+  bool kept = false;   ///< the memory itself is kept, and nothing is copied
+  /// kOut: the hash of what the slot holds. If the bytes have the same, nothing is written (Transfer::same).
   std::optional<std::uint64_t> known_hash = std::nullopt;
-  /// Gives `data`, on the thread that copies, right before it does; nullptr: there is nothing to copy.
-  /// For memory of the host's, as the next.
+  /// Host memory only: called on the thread that copies, right before it does. Returns what to use for
+  /// `data`, or nullptr if there is nothing to copy.
   std::function<void*(Transfer&)> open = nullptr;
+  /// Host memory only: see TransferLane::Ended.
   TransferLane::Ended ended = nullptr;
 };
 
-/// "reef::evict to host, 4.00 MiB", for the profiler.
+/// The copy's name in a profile: "reef::evict to host, 4.00 MiB".
 std::string name_of(const PageCopy& copy);
 
-/// The memory that pages live in: a device's. How it is counted, bounded and copied.
+/// The memory of a device: how it is counted, bounded and copied.
 class Memory {
  public:
   virtual ~Memory() = default;
   virtual c10::Device device() const = 0;
 
-  /// Whether the storage's block is of LibTorch's allocator for this memory, and is counted from now on.
+  /// Whether the storage's block is from LibTorch's allocator for this memory; if so, counts it from now on.
   virtual bool counts(c10::StorageImpl& storage) = 0;
-  /// Handed out by that allocator.
+  /// Returns the bytes that the allocator has handed out.
   virtual std::uint64_t alive_bytes() const = 0;
-  /// The most of it since the last take_peak(), which begins anew.
+  /// Returns the most that was alive since the last call of take_peak().
   virtual std::uint64_t peak_bytes() const = 0;
+  /// Returns the same, and begins anew.
   virtual std::uint64_t take_peak() = 0;
 
-  /// From now on, `pager` is asked for room. Each memory has one pager.
+  /// Makes the allocator ask `pager` for room from now on. Each memory has one pager.
   virtual void open(Pager& pager) = 0;
-  /// Not more than this may be handed out; ~0: there is no limit.
+  /// Lets the allocator hand out no more than this; ~0 removes the limit.
   virtual void limit(std::uint64_t budget_bytes) = 0;
-  /// Whether the pager is asked before every allocation, and not only when memory has run out: then room must
-  /// be made ahead of the operators.
+  /// Whether the pager is asked before every allocation. False: only when memory has run out, so room must be
+  /// made ahead of the operators.
   virtual bool asks_before_allocations() const = 0;
 
-  /// Blocks that were given back since the last call, where the pager is not told of each at once.
+  /// Returns the blocks that were freed since the last call, where the pager is not told of each at once.
   virtual std::vector<const void*> take_freed() { return {}; }
-  /// On which this thread's operators run.
+  /// Returns the stream on which this thread's operators run.
   virtual std::uint64_t stream() const { return 0; }
 
   virtual c10::DataPtr allocate(std::uint64_t bytes) = 0;
-  /// A block that its owner is giving back, and whose AllocationGate::freed() said that it stays: goes with
-  /// the pointer.
+  /// Takes over a block that is being freed and for which AllocationGate::freed() returned true. The block is
+  /// freed with the pointer.
   virtual c10::DataPtr take_over(const void* data) = 0;
-  /// For Transfer::run() or start(). Neither waits nor copies.
+  /// Prepares a copy for Transfer::run() or start(). Neither waits nor copies.
   virtual std::shared_ptr<Transfer> prepare(const PageCopy& copy) = 0;
+  /// Prepares a copy and starts it.
   std::shared_ptr<Transfer> start(const PageCopy& copy) {
     std::shared_ptr<Transfer> transfer = prepare(copy);
     transfer->start();
     return transfer;
   }
-  /// Of what is there now, as a transfer gives it; 0 where reading it would cost more than it is worth.
+  /// Returns the hash of the bytes, as a transfer does; 0 where reading them would cost more than it saves.
   virtual std::uint64_t hash(const void* data, std::uint64_t bytes) const = 0;
 };
 
 std::unique_ptr<Memory> host_memory();
-/// Throws ConfigError where there is no such device. (Twins: cuda_memory.cpp, no_cuda_memory.cpp.)
+/// Throws ConfigError if there is no such device. cuda_memory.cpp implements it, or no_cuda_memory.cpp in a
+/// build without CUDA.
 std::unique_ptr<Memory> cuda_memory(c10::DeviceIndex index);
 
 }  // namespace reef

@@ -22,7 +22,7 @@ class NoAddress final : public PageWay {
   bool addresses_stay() const override { return false; }
   bool is_freed(const Page& page) const override { return page.storage.expired(); }
   bool is_there(const Page& page, bool writes) const override;
-  /// Until nobody reads it to see whether it has changed.
+  /// Returns when no thread hashes the page.
   void wait_until_alone(const Page& page, Decision& decision) override {
     decision.wait(hashed_, [&] { return !page.being_hashed; });
   }
@@ -48,7 +48,7 @@ class NoAddress final : public PageWay {
   std::condition_variable hashed_;  ///< a page is not being hashed any longer
 };
 
-/// The page whose bytes are away that this data pointer stands for, or nullptr.
+/// Returns the page whose bytes are away and that this data pointer owns, or nullptr.
 Page* page_behind(const c10::DataPtr& block);
 
 }  // namespace reef

@@ -15,73 +15,77 @@
 
 namespace reef {
 
-/// All pages, found by storage or by address, the sums over them, and the order in which they would leave.
-/// Read and written under the pager's lock.
+/// Has all pages: finds them by storage or address, sums them up, and orders them for eviction. Read and
+/// written under the pager's lock. Pointers that it returns are valid until the lock is released.
 class PageTable {
  public:
   PageTable(Memory& memory, StepLearner& learner);
 
-  /// nullptr if the storage is no page. Here and below, valid until the lock is released.
+  /// Returns the storage's page, or nullptr if it is none.
   Page* find(c10::StorageImpl& storage);
+  /// Returns the page at this address whose address does not stay, or nullptr.
   Page* at(const void* data) const;
-  /// Makes a page of `storage`; nullptr if it can be none: too small, not of the memory's allocator, shared,
-  /// or in use by an operator that does not know that it may leave.
+  /// Makes a page of `storage` and returns it, or nullptr if the storage cannot be one: it is too small,
+  /// shared, not from the memory's allocator, or in use by an operator that began before.
   Page* add(Pager& pager, PageWay& way, c10::StorageImpl& storage);
   /// Adds a page whose address stays, which may be in memory or away.
   void add(const PagePtr& page);
-  /// It is no page any longer. Whoever still has it finds it gone.
+  /// Removes a page. Whoever still has it finds it `gone`.
   void remove(Page& page);
 
   void pin(Page& page);
   void unpin(Page& page);
-  /// It cannot leave for now, being prepared to; and then it can again, if nobody has pinned it.
+  /// Takes the page out of the victims while a thread prepares to evict it; and puts it back, unless it is
+  /// pinned.
   void begin_preparing(Page& page);
   void end_preparing(Page& page);
-  /// Another thread frees it, and will tell: until then it is nobody's victim.
+  /// Notes that the page is on its way back, and then stays: it is not being prepared any longer.
   void being_freed(Page& page);
-  /// The page that should leave first, where `known` by next use; nullptr: none can. With `others_too` one
-  /// that another thread prepares already. Those with Page::leaves_last are chosen when there is no other.
+  /// Returns the page that should leave first, or nullptr if none can. With `known` that is decided by next
+  /// use. With `others_too` it may be one that another thread prepares already. Pages that leave last are
+  /// chosen when there is no other.
   Page* victim(bool known, bool others_too);
-  /// The same, but none of `spared`, which were used last of all.
+  /// Returns the same, but none of `spared`.
   Page* victim_but(c10::ArrayRef<PagePtr> spared, bool known, bool others_too);
 
-  /// An instruction may need so many pages at once, and where addresses stay would never end if one pushed
+  /// So many pages one instruction may need at once. Where addresses stay it would never end if one pushed
   /// out another.
   static constexpr std::size_t kTogether = 8;
-  /// Where addresses stay: of the pages that are pinned by operators only, the one that has been in memory
-  /// for longest, which the operator has most likely used already; nullptr if so few are left that an
-  /// instruction might need them all at once. None of `spared`.
+  /// Returns the page that has been in memory for longest among those that only operators pin, since they
+  /// have most likely used it already; for pages whose addresses stay, and none of `spared`. Returns nullptr
+  /// if no more than kTogether are pinned.
   Page* pinned_victim(c10::ArrayRef<PagePtr> spared = {}) const;
-  /// A device is at work with its frames: it is pinned until all that are so are tried once more.
+  /// Pins a page whose frames a device holds, until retry_busy().
   void busy(Page& page);
-  /// False: there is none.
+  /// Lets all busy pages be tried once more. Returns false if there are none.
   bool retry_busy();
 
-  /// Its bytes have become inaccessible, or accessible; in between they are counted already.
+  /// Note that the page is away, is on its way back (its bytes count from then on), is back, and has stayed
+  /// away after all.
   void left(Page& page);
   void coming(Page& page);
   void came(Page& page);
   void stayed_away(Page& page);
-  /// It is at `data` from now on, or no longer where it was: for pages whose address does not stay.
+  /// Note that a page whose address does not stay is at `data` from now on, and that it has left its address.
   void place(Page& page, const void* data);
   void unplace(const Page& page);
 
-  /// A storage that is no page is in use by a running operator, and its memory may not be taken away.
+  /// Note that a running operator uses a storage that is no page, which must not become one until then.
   void use_unknown(const void* data) { ++unknown_[data]; }
   void unuse_unknown(const void* data);
 
   const std::vector<PagePtr>& pages() const { return pages_; }
-  /// A page may leave, and nothing prepares it to.
+  /// Whether the page may leave, and no thread prepares it to.
   static bool is_victim(const Page& page) { return Victims::has(page); }
-  /// Its next use has become another.
+  /// Notes that the page's next use has changed.
   void next_use_changed(Page& page) { victims_of(page).changed(page); }
-  /// From now on the learner knows it.
+  /// Notes that the learner knows the page from now on.
   void learned(Page& page);
-  /// Of pages in memory that the learner knows.
+  /// Bytes of pages in memory that the learner knows.
   std::uint64_t learned_bytes() const { return learned_bytes_; }
-  /// Of pages in memory.
+  /// Bytes of pages in memory.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
-  /// Of these, of pages without a pin.
+  /// Bytes of pages in memory that are not pinned.
   std::uint64_t evictable_bytes() const { return evictable_bytes_; }
 
  private:
@@ -93,10 +97,10 @@ class PageTable {
   void unlist_pinned(Page& page);
 
   Memory& memory_;
-  StepLearner& learner_;  ///< hears of deaths
+  StepLearner& learner_;  ///< is told when a page is removed
   std::vector<PagePtr> pages_;
   boost::unordered_flat_map<const void*, Page*> by_data_;          ///< pages in memory
-  boost::unordered_flat_map<const void*, std::uint32_t> unknown_;  ///< and how many operators use it
+  boost::unordered_flat_map<const void*, std::uint32_t> unknown_;  ///< how many operators use each storage
   Victims victims_;
   Victims last_victims_;
   boost::intrusive::list<Page, boost::intrusive::member_hook<Page, boost::intrusive::list_member_hook<>,

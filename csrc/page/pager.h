@@ -42,9 +42,10 @@ struct PagerCounts : MoveCounts {
 
 struct PagerOptions {
   std::uint64_t budget_bytes = 0;
-  std::uint64_t expected_bytes = 0;  ///< what it will soon be, if another: how large pages are depends on it
+  std::uint64_t expected_bytes =
+      0;  ///< what the budget will soon be, which decides how large pages are; 0: the same
   std::vector<std::shared_ptr<Tier>> tiers;
-  bool prefetch = true;  ///< move pages beside the operators, once a step is known
+  bool prefetch = true;  ///< move pages ahead of the operators, on other threads, once a step is known
   Addresses addresses = Addresses::kAutomatic;
   /// Where addresses stay: refuse a working set that exceeds the budget, instead of moving pages while it is
   /// worked on. Where they do not there is no choice.
@@ -55,72 +56,76 @@ struct PagerOptions {
 
 struct FaultTrouble;
 
-/// Keeps what LibTorch's allocator has handed out of one memory within a budget, by moving pages to tiers and
-/// back. One for each device, asleep until start(); never destroyed, since memory is freed until the very
-/// end. It decides: the table keeps the pages, the mover moves them, the follower knows what comes next.
+/// Keeps what LibTorch's allocator hands out of one device's memory within a budget, by moving pages to tiers
+/// and back. There is one pager for each device; it is asleep until start(), and never destroyed, because
+/// memory is freed until the process ends. It decides: the table keeps the pages, the mover moves them, and
+/// the follower predicts what comes next.
 ///
-/// Its lock covers decisions only (decision.h). A thread that needs room or a page does the work for it by
-/// itself, and waits for others' input and output at most.
+/// Its lock covers decisions only (decision.h). A thread that needs room or a page does the work for it
+/// itself, and waits at most for the input and output of others.
 class Pager final : public AllocationGate, private AtFork {
  public:
   /// Throws ConfigError where there is no such device.
   static Pager& of(c10::Device device);
   static Pager& cpu();
-  /// Of a device that has a budget now, or nullptr; of any kind of device.
+  /// Returns the pager of a device of any kind if it has a budget now, else nullptr.
   static Pager* running(c10::Device device);
   c10::Device device() const { return memory_->device(); }
 
   // ---- pager.cpp
 
-  /// Gives the budget's number, which says later whether it is still the one in force. Throws ConfigError if
-  /// another is.
+  /// Begins a budget and returns its number, which tells later whether that budget is still in force. Throws
+  /// ConfigError if one is in force already.
   std::uint64_t start(PagerOptions options);
-  /// Every page comes back. Throws what the last failing read threw, after trying them all; then it goes on
-  /// running, with no limit, and may be stopped again. Without effect if another budget has come since.
+  /// Ends the budget and brings every page back. If reads fail it tries them all, and throws what the last
+  /// failing one threw; the budget goes on then, without a limit, and may be stopped again. Does nothing if
+  /// another budget has begun since.
   void stop(std::uint64_t number);
-  /// Stops at once. Pages that are away stay so, and an access to one throws.
+  /// Ends the budget at once. Pages that are away stay away, and an access to one throws.
   void abandon(std::uint64_t number) noexcept;
   bool running() const { return mode_ == Mode::kRunning; }
-  /// Whether it hears of frees: it runs, or has pages still.
+  /// Whether it must be told of frees, because it runs or still has pages.
   bool listens() const { return listens_; }
-  /// Throws ConfigError unless that budget is in force: in a forked child it is over.
+  /// Throws ConfigError unless that budget is in force. In a forked child none is.
   void check_in_force(std::uint64_t number) const;
 
   std::uint64_t budget_bytes() const;
-  /// Evicts until it holds; throws BudgetError, and changes nothing, if it cannot. If it is more than before,
-  /// pages come back as far as there is room; throws what a tier throws.
+  /// Changes the budget, and evicts until it holds. Throws BudgetError, and keeps the old budget, if it
+  /// cannot. If the budget grows, brings pages back as far as there is room. Throws what a tier throws.
   void set_budget_bytes(std::uint64_t bytes);
-  /// On top of the budget, until it is taken back; what exceeds the budget leaves then.
+  /// Allows so many bytes beside the budget until disallow(), which evicts what exceeds it then.
   void allow(std::uint64_t bytes);
   void disallow(std::uint64_t bytes) noexcept;
 
-  /// `tensor`'s storage becomes a page, if it can be one, that the program knows by this name.
+  /// Makes the tensor's storage a page, if it can be one, and gives it the name that the program knows.
   void adopt(const at::Tensor& tensor, const std::string& name = {});
-  /// While pinned, a page stays in memory, over the end of a budget and into the next. Brings it in first.
+  /// Brings the tensor's pages in, and keeps them in memory until unpin(), also when the budget ends and
+  /// another begins.
   void pin(const at::Tensor& tensor);
   void unpin(const at::Tensor& tensor) noexcept;
-  /// Bytes of `tensor`'s page, if it is one that could leave; else 0.
+  /// Returns the bytes of the tensor's pages that could leave.
   std::uint64_t evictable_bytes(const at::Tensor& tensor);
 
   PagerCounts counts() const;
   void reset_counts();
-  /// The step that is or was followed last; empty if none was.
+  /// Returns the step that is or was followed last; it is empty if none was.
   Trace trace() const;
-  /// Alive beside its pages, at most.
+  /// Returns the most that was alive at once beside the pages.
   std::uint64_t fixed_bytes() const;
   SwapSpeeds speeds() const;
   std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
 
-  /// Is kept up to date until it is removed. It must not move.
+  /// Keeps the mark up to date until remove(). The mark must not move.
   void add(PeakMark& mark);
   void remove(PeakMark& mark);
-  /// It is now.
+  /// Sets the mark to now.
   void set(PeakMark& mark);
-  /// Bytes of the budget that were free when most was alive, since then; negative: of the pages that have
-  /// left since. 0 if there was another budget then. Nothing: there is none now.
+  /// Returns how many bytes of the budget were free when most was alive since the mark; if pages have left
+  /// since, minus their bytes. Returns 0 if another budget was in force at the mark, and nothing if none is
+  /// now.
   std::optional<std::int64_t> left_bytes(const PeakMark& mark);
-  /// The most that was alive since start() or reset_peak().
+  /// Returns the most that was alive at once since start() or reset_peak().
   std::uint64_t peak_bytes();
   void reset_peak();
 
@@ -131,37 +136,38 @@ class Pager final : public AllocationGate, private AtFork {
     bool writes;
     bool parameter;  ///< a leaf that requires a gradient
   };
-  /// Which storages, beside parameters and what a known page's operator writes or makes, become pages.
+  /// Which storages become pages, beside parameters and what an operator on a known page writes or makes.
   enum class Register : std::uint8_t { kNone, kAll };
-  /// An operator with a kernel of its own starts: its pages are brought in and pinned. What fails is kept,
-  /// and thrown by this thread's next allocation within the operator; until then the storage throws when
-  /// accessed.
+  /// Brings in and pins the pages of an operator that has a kernel of its own and starts now. Throws nothing:
+  /// an error is kept, and thrown by this thread's next allocation within the operator; until then the
+  /// storage throws when it is accessed.
   void enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
-  /// It ends, with these new storages. With `then`, its pages stay pinned until that is called.
+  /// Ends what enter() began; `results` are the operator's new storages. With `then`, its pages stay pinned
+  /// until `*then` is called.
   using LetGo = std::function<void()>;
   void leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> results,
              LetGo* then = nullptr) noexcept;
-  /// Something that calls operators starts: what it was given is brought in, and pinned until it ends, and
-  /// with `keeps` what is made within it, too, since it may keep raw pointers.
+  /// Brings in what something that calls operators was given, and pins it until leave_around(); with `keeps`
+  /// also what is made meanwhile, because the caller may keep raw pointers.
   void enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses);
   void leave_around(const OperatorCall& call) noexcept;
 
-  /// These storages keep their addresses until they are freed, if need be by staying in memory.
+  /// Lets these storages keep their addresses until they are freed, if need be by staying in memory.
   void keep(c10::ArrayRef<Use> uses);
 
   // ---- pager_room.cpp
 
   Frame& this_threads_frame() const { return Frame::of_this_thread(slot_); }
 
-  /// Memory has run out: what can leave does, until so many bytes are free. False if nothing did, or if
-  /// another thread is at work with the pages.
+  /// Evicts pages until so many bytes are free, because the device's memory has run out. Returns false if
+  /// nothing left, or if another thread holds the lock.
   bool free_some(std::uint64_t bytes) noexcept;
-  /// The error for an allocation of `bytes` that found no room.
+  /// Throws the error for an allocation of `bytes` that found no room.
   void refuse_allocation(std::uint64_t bytes);
 
-  /// Whether what is away keeps its address; while a budget is in force, its way, and else the next one's.
+  /// Whether new pages keep their addresses while they are away.
   bool addresses_stay() const { return stable_ != nullptr; }
-  /// "stay", or why they do not, or not for system calls.
+  /// Returns "stay", or why addresses do not stay, or not for system calls.
   std::string addresses() const;
 
   // AllocationGate
@@ -172,14 +178,14 @@ class Pager final : public AllocationGate, private AtFork {
   bool counts_itself(const void* data) const noexcept override { return stable_of(data) != nullptr; }
   bool take_back(void* data) noexcept override;
 
-  /// The storage of an evicted page is gone.
+  /// Forgets an evicted page whose storage has been destroyed.
   void storage_died(Page& page) noexcept;
 
  private:
   enum class Mode : std::uint8_t {
     kAsleep,
     kRunning,
-    kForked,  ///< in a child of a process with a budget: pages come back when wanted, and nothing leaves
+    kForked,  ///< a forked child of a process with a budget: pages come back when wanted, and none leaves
   };
   static constexpr std::uint64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
@@ -188,7 +194,7 @@ class Pager final : public AllocationGate, private AtFork {
   void after_fork_in_parent() override;
   void after_fork_in_child() override;
 
-  // With the lock.
+  // ---- called with the lock held
   using Pages = c10::SmallVector<Page*, 4>;
   Pages find(c10::StorageImpl& storage, const Decision& decision);
   Pages find_or_register(c10::StorageImpl& storage, Decision& decision);
@@ -212,9 +218,11 @@ class Pager final : public AllocationGate, private AtFork {
   void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);
   RoomWanted wanted_room(std::uint64_t bytes, const Decision&) const;
 
-  // Without.
-  /// What may leave for room: pages that nobody uses, or, where addresses stay, also those that are in use.
-  /// kForTouched: for a page that was touched without an operator; as kUsed, but those touched last stay.
+  // ---- called without the lock
+
+  /// Which pages may leave to make room: those that nobody uses, or also those in use, where addresses stay.
+  /// kForTouched is for a page that was touched without an operator: as kUsed, but the last ones that were
+  /// touched stay.
   enum class MayLeave : std::uint8_t { kUnused, kUsed, kForTouched };
   bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
@@ -230,7 +238,7 @@ class Pager final : public AllocationGate, private AtFork {
       if (StableAddress* const made = stable.load(std::memory_order_acquire)) visit(*made);
     }
   }
-  /// Whose address it is, or nullptr.
+  /// Returns whose address it is, or nullptr.
   StableAddress* stable_of(const void* data) const {
     StableAddress* of = nullptr;
     each_stable([&](StableAddress& stable) {
@@ -269,9 +277,9 @@ class Pager final : public AllocationGate, private AtFork {
   std::atomic<Mode> mode_ = Mode::kAsleep;
   std::atomic<bool> listens_ = false;
   std::atomic<std::uint64_t> budget_bytes_ = kNoLimit;
-  std::atomic<std::uint64_t> allowed_bytes_ = 0;    ///< beside it
+  std::atomic<std::uint64_t> allowed_bytes_ = 0;    ///< beside the budget
   std::atomic<std::uint64_t> reserved_bytes_ = 0;   ///< promised to allocations under way
-  std::atomic<std::uint64_t> seen_peak_bytes_ = 0;  ///< since start(), whoever has reset what since
+  std::atomic<std::uint64_t> seen_peak_bytes_ = 0;  ///< since start(), whatever has been reset since
   std::uint64_t minimum_bytes_ = 0;
   std::uint64_t clock_ = 0;
   const std::size_t slot_;  ///< the device's number
@@ -280,20 +288,23 @@ class Pager final : public AllocationGate, private AtFork {
   PageTable table_;
   PageMover mover_;
   NoAddress no_address_;
-  std::array<std::atomic<StableAddress*>, 2> staying_{};  ///< by access; never destroyed: they serve faults
-  std::atomic<StableAddress*> stable_ = nullptr;          ///< that of the budget in force, if it has one
-  FaultSupport faults_;                                   ///< as far as it is used
-  /// Storages that were refused because a page of theirs could not come, where addresses stay.
+  /// For user-only and for full access. Never destroyed, because their threads serve faults.
+  std::array<std::atomic<StableAddress*>, 2> staying_{};
+  std::atomic<StableAddress*> stable_ = nullptr;  ///< that of new pages; nullptr: their addresses go
+  FaultSupport faults_;                           ///< that the budget uses
+  /// Pages that could not come, where addresses stay, and their storages, which throw when accessed.
   std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
-  c10::SmallVector<PagePtr, PageTable::kTogether + 1> touched_;  ///< without an operator, the last few
-  std::atomic<bool> uses_more_than_fits_ = false;  ///< an operator may: its pages come when it touches them
+  c10::SmallVector<PagePtr, PageTable::kTogether + 1>
+      touched_;  ///< the last few that were touched without an operator
+  /// Whether an operator may use more than fits, whose pages come when it touches them.
+  std::atomic<bool> uses_more_than_fits_ = false;
   std::atomic<bool> waits_while_full_ = false;
-  std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< of the budget
+  std::atomic<std::uint64_t> expected_bytes_ = kNoLimit;  ///< what the budget is or will soon be
   BlockCache blocks_;
   Peaks peaks_;
   std::atomic<std::uint64_t> starts_ = 0;
-  std::uint64_t evicted_before_step_ = 0;  ///< bytes, in all, when the step under way began
-  std::deque<std::uint32_t> fetches_;      ///< planned, by page id, and waiting for room
+  std::uint64_t evicted_before_step_ = 0;  ///< bytes evicted in all when the step under way began
+  std::deque<std::uint32_t> fetches_;      ///< ids of pages whose planned fetches wait for room
 };
 
 }  // namespace reef

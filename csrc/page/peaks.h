@@ -7,11 +7,11 @@
 
 namespace reef {
 
-/// A time since when somebody looks at what was alive. It must not move.
+/// A time from which on somebody wants to know how much was alive. It must not move.
 struct PeakMark {
-  std::uint64_t peak_bytes = 0;     ///< since then
-  std::uint64_t evicted_bytes = 0;  ///< in all, until then
-  std::uint64_t start = 0;          ///< how many budgets there had been; 0: not set yet
+  std::uint64_t peak_bytes = 0;     ///< the most that was alive since then
+  std::uint64_t evicted_bytes = 0;  ///< bytes evicted in all until then
+  std::uint64_t start = 0;          ///< how many budgets had begun until then; 0: not set yet
 };
 
 /// The most that was alive in a memory since each of several times. Read and written under the pager's lock.
@@ -19,13 +19,13 @@ class Peaks {
  public:
   explicit Peaks(Memory& memory) : memory_(memory) {}
 
-  /// `mark` is kept up to date until it is removed.
+  /// Keeps the mark up to date until it is removed.
   void add(PeakMark& mark) { marks_.push_back(&mark); }
   void remove(PeakMark& mark) { std::erase(marks_, &mark); }
-  /// All marks know of what was alive until now.
+  /// Brings all marks up to date.
   void see();
 
-  /// Since the last reset().
+  /// Returns the most since the last reset().
   std::uint64_t peak_bytes() const { return own_.peak_bytes; }
   void reset();
 

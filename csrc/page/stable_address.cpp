@@ -56,10 +56,6 @@ TransferLane::Ended settled_at_once(Settle settle) {
   };
 }
 
-[[noreturn]] void throw_no_memory() {
-  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the system has no memory to map a page with");
-}
-
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
 // What is watched of another allocator's block.
@@ -294,6 +290,14 @@ bool StableAddress::attach(Page& page, c10::DataPtr& frames) {
   return true;
 }
 
+// With the lock. If it failed, whoever needs the page next tries again.
+void StableAddress::end_attaching(Page& page, bool attached, c10::DataPtr frames) {
+  not_moved(page);
+  if (attached) return;
+  page.block = std::move(frames);
+  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the system has no memory to map a page with");
+}
+
 c10::DataPtr StableAddress::allocate(const Page& page) {
   {
     const Decision decision(mutex_);
@@ -383,11 +387,7 @@ void StableAddress::settle_leaving(const PagePtr& page, Transfer& transfer) {
   }
   const bool there = !frames || attach(*page, frames);
   Decision decision(mutex_);
-  not_moved(*page);
-  if (!there) {
-    page->block = std::move(frames);  // whoever needs it next tries again
-    throw_no_memory();
-  }
+  end_attaching(*page, there, std::move(frames));
   mover_.stayed(*page, transfer, decision);
   if (transfer.busy) table_.busy(*page);
 }
@@ -415,11 +415,7 @@ void StableAddress::settle_coming(const PagePtr& page, Transfer& transfer, c10::
   }
   const bool there = attach(*page, frames);
   Decision decision(mutex_);
-  not_moved(*page);
-  if (!there) {
-    page->block = std::move(frames);  // whoever needs it next tries again
-    throw_no_memory();
-  }
+  end_attaching(*page, there, std::move(frames));
   heap_.come(*page, [](const void* data, std::uint64_t bytes) {
     Blocks::instance().grow(data, static_cast<std::int64_t>(bytes));
   });

@@ -100,6 +100,7 @@ class StableAddress final : public PageWay {
   FramePool& frames_for(const Page& page);
   void* detach(const PagePtr& page, Transfer& transfer);
   bool attach(Page& page, c10::DataPtr& frames);
+  void end_attaching(Page& page, bool attached, c10::DataPtr frames);
   void moving(Page& page);
   void not_moved(Page& page);
   void leave_ledger(Page& page);

@@ -17,17 +17,17 @@
 
 namespace reef {
 
-/// What a plan is to be made of: a step that repeats.
+/// What a plan is made from: a step that repeats.
 struct PlanWanted {
   std::shared_ptr<const Trace> trace;
   std::uint64_t available_bytes = 0;  ///< for its pages
   SwapSpeeds speeds;
 };
-/// Cost: some simulated steps.
+/// Makes a plan. Cost: a few simulated steps.
 SwapPlan make_plan(const PlanWanted& wanted);
 
-/// Where the training program is in its step, and what to do there: finds where steps begin, measures
-/// operators for the learner, and keeps the plan of the step that repeats. Not thread-safe.
+/// Follows the training program through its steps: finds where they begin, measures operators for the
+/// learner, and has the plan of the step that repeats. Not thread-safe.
 class StepFollower {
  public:
   static constexpr std::size_t kUntraced = std::numeric_limits<std::size_t>::max();
@@ -37,34 +37,38 @@ class StepFollower {
   const StepLearner& learner() const { return learner_; }
   const SwapPlan& plan() const { return plan_; }
 
-  /// `prefetch`: pages move beside the operators; otherwise only the order of eviction is planned.
+  /// Begins a budget. With `prefetch` pages move ahead of the operators; else only the order of eviction is
+  /// planned.
   void begin(bool prefetch);
 
-  /// An optimizer has written a parameter.
+  /// Notes that an optimizer has written a parameter.
   void parameter_written() { parameter_written_ = true; }
   /// Whether a recorded operator outside backward, about to use these pages met before, begins a step.
   bool begins_step(const std::string& op, const Uses& known);
-  /// The step has ended; true if it is time for another plan.
+  /// Ends the step. Returns whether it is time for another plan.
   bool end_step();
-  /// Until a plan comes, the farthest next use leaves on demand. Nothing: it stays so.
+  /// Returns what a plan is to be made from, or nothing if none is to be made. Without a plan the page with
+  /// the farthest next use leaves on demand.
   std::optional<PlanWanted> wants_plan(std::uint64_t budget_bytes, const SwapSpeeds& speeds);
-  /// Without effect if another step is followed by now.
+  /// Uses the plan, unless another step is followed by now.
   void use_plan(SwapPlan plan, const PlanWanted& wanted);
 
+  /// Begins an operator that uses these pages, and returns its position in the step.
   std::size_t begin_operator(const std::string& op, const Uses& uses);
-  /// Its pages are there. `fixed_bytes`: alive and no page; `needed_bytes`: and what is pinned.
+  /// Notes that its pages are in memory. `fixed_bytes`: what is alive beside pages; `needed_bytes`: the same
+  /// and what is pinned.
   void operator_runs(std::uint64_t fixed_bytes, std::uint64_t needed_bytes);
-  /// An allocation within it.
+  /// Notes an allocation within it.
   void allocates(std::uint64_t needed_bytes) { needed_most_ = std::max(needed_most_, needed_bytes); }
-  /// `waited_seconds`: of the program so far, for pages.
+  /// Ends it. `waited_seconds`: what the program has waited for pages so far.
   void end_operator(std::size_t position, const Uses& uses, c10::ArrayRef<LearnedPage*> results,
                     double waited_seconds);
-  /// What is to start now that it has run.
+  /// Returns the moves that are to start now that it has run.
   c10::ArrayRef<SwapMove> moves(std::size_t position) const;
 
-  /// The largest of operator_runs' in the step that is followed.
+  /// Returns the largest `fixed_bytes` in the step that is followed.
   std::uint64_t fixed_bytes() const { return fixed_bytes_; }
-  /// The least budget for the step that was learnt last; 0 until one was.
+  /// Returns the least budget for the step that was learnt last; 0 until one was.
   std::uint64_t least_bytes() const { return least_bytes_; }
 
  private:

@@ -6,12 +6,13 @@
 
 namespace reef {
 
-/// From now on, until allow_access(), whoever asks for the memory of `storage` gets a c10::Error with
-/// `message`; where others may be reading the one that it has had before, with that.
+/// Makes whoever asks for the memory of `storage` get a c10::Error with `message` until allow_access(). Where
+/// others may be reading an earlier message, the error has that.
 void refuse_access(c10::StorageImpl& storage, const std::string& message, bool others_read = false);
 void allow_access(c10::StorageImpl& storage);
 
-/// A weak reference to a storage that somebody else has. Taking or dropping it needs no lock of Python's.
+/// Makes a weak reference to a storage that somebody else owns. Neither making nor dropping it needs a lock
+/// of Python's.
 c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage);
 
 }  // namespace reef

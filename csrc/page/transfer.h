@@ -26,31 +26,31 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  /// Copies on the calling thread; returns when wait() would. Once, and not after start().
+  /// Copies on the calling thread, and returns when wait() would. To be called once, and not after start().
   virtual void run() { wait(); }
-  /// Copies beside the operators. Throws std::system_error if there is no thread and none can be started.
+  /// Copies on another thread. Throws std::system_error if there is none and none can be started.
   virtual void start() {}
 
   virtual bool done() = 0;
-  /// True if it was to be copied beside the operators, had not begun, and now never will: it is done.
+  /// Cancels a copy that was started and has not begun, which is done then. Returns false if there is none.
   virtual bool cancel() = 0;
-  /// What this thread does next finds it done: on the host, or in the order of its device's stream. Any
-  /// thread, any number of times.
+  /// Waits until the copy is done, on the host or in the order of this thread's stream. Any thread may call
+  /// it any number of times.
   virtual void wait() = 0;
 
-  bool cancelled = false;             ///< nothing was copied; as the others, valid when done or waited for
-  bool same = false;                  ///< nothing was written: the tier had the same bytes
-  bool busy = false;                  ///< cancelled since a device was at work with the memory
-  std::exception_ptr error;           ///< what it threw
-  double seconds = 0;                 ///< 0: not known
+  // Results, valid when the copy is done or was waited for.
+  bool cancelled = false;             ///< nothing was copied
+  bool same = false;                  ///< nothing was written, because the tier had the same bytes
+  bool busy = false;                  ///< cancelled because a device was at work with the memory
+  std::exception_ptr error;           ///< what the copy threw
+  double seconds = 0;                 ///< what it took; 0: not known
   std::optional<std::uint64_t> hash;  ///< of what was written to the tier, if it was wanted
 };
 
 /// Runs transfers in the order of submission on threads of its own, which start when there is work for them.
-/// It only copies: what a finished transfer means for its page is for others to settle.
 class TransferLane final : public AtFork {
  public:
-  /// Copies, and notes what of the transfer's results there is to say.
+  /// Copies, and sets results of the transfer.
   using Copy = std::function<void(Transfer&)>;
   /// Runs on the thread that copied when the copy has ended, before wait() returns. Does not run for a
   /// transfer that was cancelled before it began.
@@ -58,16 +58,16 @@ class TransferLane final : public AtFork {
 
   /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.
   explicit TransferLane(std::size_t threads);
-  /// Waits for the running transfers; those queued are dropped.
+  /// Waits for the running transfers, and drops those that are queued.
   ~TransferLane();
 
-  /// For this lane or the calling thread; not begun.
+  /// Makes a transfer for Transfer::run() or start().
   std::shared_ptr<Transfer> prepare(Copy copy, Ended ended = nullptr);
 
-  /// Returns when all that was submitted is done.
+  /// Waits until everything that was submitted is done.
   void before_fork() override;
   void after_fork_in_parent() override;
-  /// Begins anew without threads.
+  /// Begins anew, without threads.
   void after_fork_in_child() override;
 
  private:

@@ -13,16 +13,17 @@ namespace reef {
 /// only when a page must leave: O(log n) for each that was used since.
 class Victims {
  public:
-  /// It was used last of all.
+  /// Notes that the page was used just now.
   void add(Page& page);
   void remove(Page& page);
-  /// Its next use has become another; if it is there, it stays where it is by last use.
+  /// Notes that the page's next use has changed. Its place by last use stays.
   void changed(Page& page);
   static bool has(const Page& page) { return page.order.is_linked(); }
   bool empty() const { return order_.empty(); }
 
-  /// nullptr if there is none. Where next uses are known the farthest, and else, and between equals, the page
-  /// unused for longest: what the step does not know it will not use. `epoch` is the learner's.
+  /// Returns the page that should leave first, or nullptr: the one whose next use is farthest, if next uses
+  /// are known, and else, and among equals, the one that has been unused for longest. A page that the step
+  /// does not know counts as never used again. `epoch` is the learner's.
   Page* first(bool known, std::uint64_t epoch);
 
   /// Calls `visit` with pages, the last used first, until it returns true.
@@ -49,8 +50,8 @@ class Victims {
   void push(Page& page);
 
   Order order_;                         ///< by last use
-  Order::iterator new_ = order_.end();  ///< from here on the heap does not have them
-  std::vector<Entry> heap_;             ///< and pages that are no longer there, or were used since
+  Order::iterator new_ = order_.end();  ///< the first page that the heap does not have yet
+  std::vector<Entry> heap_;             ///< may have pages that are not there any longer, or were used since
   std::uint64_t epoch_ = 0;
 };
 
