@@ -83,7 +83,8 @@ class HostMemory final : public Memory {
   c10::DataPtr take_over(const void* data) override { return given_back_later(data); }
   c10::DataPtr allocate(std::uint64_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
   std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
-    return (copy.direction == PageCopy::Direction::kOut ? out_ : in_).prepare(copy_of(copy), copy.ended);
+    TransferLane& lane = copy.direction == PageCopy::Direction::kOut ? out_ : in_;
+    return lane.prepare(copy_of(copy), copy.ended, /*at_once=*/copy.kept);
   }
   std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
 

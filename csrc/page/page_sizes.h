@@ -14,7 +14,8 @@ namespace reef {
 /// Chunks are of large frames where the budget is large enough, and an eighth of the block's frames at most
 /// is lost by that.
 struct PageSizes {
-  static constexpr std::uint64_t kPagesInBudget = 64;
+  static constexpr std::uint64_t kPagesInBudget = 32;
+  static constexpr std::uint64_t kLargePagesInBudget = 16;
   static constexpr std::uint64_t kMostPagesInBlock = 256;
 
   std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
@@ -27,7 +28,7 @@ struct PageSizes {
     const std::uint64_t part = std::bit_floor(std::max<std::uint64_t>(budget_bytes / kPagesInBudget, 1));
     sizes.chunk_bytes = std::clamp(part, kFrameBytes, sizes.chunk_bytes);
     sizes.slab_bytes = std::min(sizes.chunk_bytes, sizes.slab_bytes);
-    sizes.large_frames = has_large_frames && part >= kLargeFrameBytes;
+    sizes.large_frames = has_large_frames && budget_bytes / kLargePagesInBudget >= kLargeFrameBytes;
     return sizes;
   }
   /// The size of the frames of a block.

@@ -10,8 +10,8 @@ namespace reef {
 
 class TransferLane::Queued final : public Transfer, public std::enable_shared_from_this<Queued> {
  public:
-  Queued(Copy copy, Ended ended, TransferLane& lane)
-      : copy_(std::move(copy)), ended_(std::move(ended)), lane_(lane) {}
+  Queued(Copy copy, Ended ended, bool at_once, TransferLane& lane)
+      : copy_(std::move(copy)), ended_(std::move(ended)), at_once_(at_once), lane_(lane) {}
 
   void run() override {
     const auto started = std::chrono::steady_clock::now();
@@ -24,7 +24,7 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
     if (ended_) ended_(*this);
     end();
   }
-  void start() override { lane_.submit(shared_from_this()); }
+  void start() override { at_once_ ? run() : lane_.submit(shared_from_this()); }
 
   bool done() override { return done_.load(std::memory_order_acquire); }
   bool cancel() override {
@@ -45,6 +45,7 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
 
   Copy copy_;
   Ended ended_;
+  const bool at_once_;
   TransferLane& lane_;
   std::atomic<bool> done_ = false;
 };
@@ -62,8 +63,8 @@ TransferLane::~TransferLane() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
-std::shared_ptr<Transfer> TransferLane::prepare(Copy copy, Ended ended) {
-  return std::make_shared<Queued>(std::move(copy), std::move(ended), *this);
+std::shared_ptr<Transfer> TransferLane::prepare(Copy copy, Ended ended, bool at_once) {
+  return std::make_shared<Queued>(std::move(copy), std::move(ended), at_once, *this);
 }
 
 void TransferLane::start_thread() {

@@ -28,7 +28,8 @@ class Transfer {
 
   /// Copies on the calling thread, and returns when wait() would. To be called once, and not after start().
   virtual void run() { wait(); }
-  /// Copies on another thread. Throws std::system_error if there is none and none can be started.
+  /// Copies on another thread, if that is worth it. Throws std::system_error if there is none and none can be
+  /// started.
   virtual void start() {}
 
   virtual bool done() = 0;
@@ -61,8 +62,9 @@ class TransferLane final : public AtFork {
   /// Waits for the running transfers, and drops those that are queued.
   ~TransferLane();
 
-  /// Makes a transfer for Transfer::run() or start().
-  std::shared_ptr<Transfer> prepare(Copy copy, Ended ended = nullptr);
+  /// Makes a transfer for Transfer::run() or start(). With `at_once` start() runs it on the calling thread,
+  /// because it takes less time than another thread takes to begin.
+  std::shared_ptr<Transfer> prepare(Copy copy, Ended ended = nullptr, bool at_once = false);
 
   /// Waits until everything that was submitted is done.
   void before_fork() override;

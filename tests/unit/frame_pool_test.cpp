@@ -373,12 +373,14 @@ TEST(PageSizes, AreASmallPartOfTheBudget) {
           EXPECT_EQ(page_bytes % frame_bytes, 0);
           EXPECT_LE(round_up(block_bytes, page_bytes) / page_bytes,
                     std::max(PageSizes::kMostPagesInBlock + 1, block_bytes / page_bytes + 1));
-          const bool is_part = page_bytes <= std::max(budget_bytes / PageSizes::kPagesInBudget, kFrameBytes);
+          const std::uint64_t least_pages =
+              frame_bytes == kFrameBytes ? PageSizes::kPagesInBudget : PageSizes::kLargePagesInBudget;
+          const bool is_part = page_bytes <= std::max(budget_bytes / least_pages, kFrameBytes);
           EXPECT_TRUE(is_part ||
                       page_bytes <= round_up(block_bytes / PageSizes::kMostPagesInBlock, frame_bytes))
               << budget_bytes << ' ' << block_bytes;
           if (frame_bytes == kFrameBytes) continue;
-          EXPECT_GE(budget_bytes, PageSizes::kPagesInBudget * kLargeFrameBytes);
+          EXPECT_GE(budget_bytes, PageSizes::kLargePagesInBudget * kLargeFrameBytes);
           EXPECT_LE(round_up(block_bytes, frame_bytes) - block_bytes, block_bytes / 8);
         }
       }
