@@ -77,6 +77,14 @@ REEF_RETRY_PARTS(preadv, (int file, const iovec* parts, int count, off_t at), (f
 REEF_RETRY_PARTS(pwritev, (int file, const iovec* parts, int count, off_t at), (file, parts, count, at))
 REEF_RETRY_PARTS(preadv64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at))
 REEF_RETRY_PARTS(pwritev64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at))
+REEF_RETRY_PARTS(preadv2, (int file, const iovec* parts, int count, off_t at, int flags),
+                 (file, parts, count, at, flags))
+REEF_RETRY_PARTS(pwritev2, (int file, const iovec* parts, int count, off_t at, int flags),
+                 (file, parts, count, at, flags))
+REEF_RETRY_PARTS(preadv64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+                 (file, parts, count, at, flags))
+REEF_RETRY_PARTS(pwritev64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+                 (file, parts, count, at, flags))
 REEF_RETRY(sendmsg, (int socket, const msghdr* message, int flags), (socket, message, flags),
            touch(message->msg_iov, message->msg_iovlen))
 REEF_RETRY(recvmsg, (int socket, msghdr* message, int flags), (socket, message, flags),
