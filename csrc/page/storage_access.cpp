@@ -1,10 +1,29 @@
 #include "page/storage_access.h"
 
+#include <atomic>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "compat.h"
+#include "fork.h"
 
 namespace reef {
+namespace {
+
+// Messages by storage; never destroyed, since memory comes back until the very end.
+std::mutex& stale_mutex() {
+  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
+  return *mutex;
+}
+using Stale = std::unordered_map<const c10::StorageImpl*, std::string>;
+Stale& stale() {
+  static auto* const messages = new Stale;
+  return *messages;
+}
+std::atomic<std::size_t> stale_count = 0;
+
+}  // namespace
 
 // The text stays when access is allowed again: another thread that asks for the memory at this moment may be
 // reading it.
@@ -14,7 +33,31 @@ void refuse_access(c10::StorageImpl& storage, const std::string& message, bool o
   compat::refuse_access(storage, true);
 }
 
-void allow_access(c10::StorageImpl& storage) { compat::refuse_access(storage, false); }
+// A page of a storage that is stale may leave and come back.
+void allow_access(c10::StorageImpl& storage) {
+  if (stale_count > 0) {
+    const std::lock_guard lock(stale_mutex());
+    if (const auto found = stale().find(&storage); found != stale().end())
+      return refuse_access(storage, found->second);
+  }
+  compat::refuse_access(storage, false);
+}
+
+void mark_stale(c10::StorageImpl& storage, const std::string& message) {
+  const std::lock_guard lock(stale_mutex());
+  stale().insert_or_assign(&storage, message);
+  stale_count = stale().size();
+  refuse_access(storage, message);
+}
+
+bool unmark_stale(c10::StorageImpl& storage) {
+  const std::lock_guard lock(stale_mutex());
+  if (stale().erase(&storage) == 0) return false;
+  stale_count = stale().size();
+  const bool is_there = storage._mutable_data_ptr_no_checks().get() != nullptr || storage.nbytes() == 0;
+  if (is_there) compat::refuse_access(storage, false);
+  return true;
+}
 
 c10::weak_intrusive_ptr<c10::StorageImpl> weak(c10::StorageImpl& storage) {
   return c10::weak_intrusive_ptr<c10::StorageImpl>(

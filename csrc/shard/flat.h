@@ -32,6 +32,20 @@ inline at::Tensor all_of(c10::Storage storage, const at::Tensor& like, at::Scala
   return whole;
 }
 
+/// The same memory by another storage, which nobody is refused; `tensor`, whose address must not change,
+/// lives as long.
+inline at::Tensor unchecked(const at::Tensor& tensor) {
+  void* const data =
+      const_cast<void*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  return all_of(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                    c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
+                    c10::DataPtr(
+                        data, new at::Tensor(tensor),
+                        [](void* held) { delete static_cast<at::Tensor*>(held); }, tensor.device()),
+                    /*allocator=*/nullptr, /*resizable=*/false)),
+                tensor, tensor.scalar_type());
+}
+
 /// As `like` has them, in host memory: page-locked, if `like` is on a CUDA device.
 inline at::Tensor empty_on_host(const at::Tensor& like) {
   return at::empty(like.sizes(), like.options().device(at::kCPU).pinned_memory(like.is_cuda()));

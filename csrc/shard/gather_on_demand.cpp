@@ -1,6 +1,4 @@
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <limits>
@@ -16,6 +14,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "shard/gatherer.h"
+#include "unrecorded.h"
 
 namespace reef {
 namespace {
@@ -60,6 +59,7 @@ class OnDemand final : public Gatherer {
   }
 
   void expect_step() override {
+    const Unrecorded unrecorded;
     const std::lock_guard lock(mutex_);
     drop_all();
     order_.end_step();
@@ -67,6 +67,7 @@ class OnDemand final : public Gatherer {
   }
 
   void gather() override {
+    const Unrecorded unrecorded;
     const std::lock_guard lock(mutex_);
     drop_all();
     expecting_ = written_ = false;
@@ -108,11 +109,10 @@ class OnDemand final : public Gatherer {
   }
 
   bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept override {
-    if (!call.op.touches_memory()) return false;
     const std::lock_guard lock(mutex_);
     std::vector<std::size_t> needed;
     for (const Touch& touch : touches) {
-      if (touch.what == Touched::kSlice) {
+      if (touch.what == Touched::kOwn) {
         if (touch.writes) {
           expecting_ = written_ = true;
           await(buckets_[touch.bucket]);
@@ -122,8 +122,7 @@ class OnDemand final : public Gatherer {
       needed.push_back(touch.bucket);
     }
     if (needed.empty()) return false;
-    const at::NoGradGuard no_grad;
-    const at::DisableRecordFunctionGuard unobserved;
+    const Unrecorded unrecorded;
     bool settled = false;
     try {
       if (expecting_) settle_step(call.records_gradient);
@@ -147,7 +146,7 @@ class OnDemand final : public Gatherer {
   void ends(const std::vector<Touch>& touches) noexcept override {
     const std::lock_guard lock(mutex_);
     for (const Touch& touch : touches) {
-      if (touch.what == Touched::kSlice) continue;
+      if (touch.what == Touched::kOwn) continue;
       Bucket& bucket = buckets_[touch.bucket];
       --bucket.users;
       if (touch.writes && bucket.state == State::kWhole)

@@ -2,15 +2,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "kernels/optim_step.h"
 #include "kernels/sum_of_squares.h"
@@ -20,6 +19,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/part.h"
+#include "unrecorded.h"
 
 namespace reef {
 
@@ -41,17 +41,13 @@ class Gatherer::Listener final : public OperatorListener {
     const std::lock_guard lock(mutex_);
     memories_[flat.storage().unsafeGetStorageImpl()] = memory;
   }
-  void add_parameter(const Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    parameters_.insert(parameter.unsafeGetTensorImpl());
-  }
   void remove(const Gatherer& gatherer) {
     const std::lock_guard lock(mutex_);
     std::erase_if(memories_, [&](const auto& entry) { return entry.second.gatherer == &gatherer; });
-    for (const Tensor& parameter : gatherer.parameters_) parameters_.erase(parameter.unsafeGetTensorImpl());
   }
 
   bool begins(OperatorCall& call) override {
+    if (!call.op.touches_memory()) return false;
     std::vector<std::pair<Gatherer*, std::vector<Touch>>> touched;
     const auto inputs = call.call.inputs();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -94,16 +90,14 @@ class Gatherer::Listener final : public OperatorListener {
     const auto found = memories_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == memories_.end()) return;
     const auto& [gatherer, bucket, what] = found->second;
-    const bool is_parameter = what == Touched::kWhole && parameters_.contains(tensor.unsafeGetTensorImpl());
     auto of = std::find_if(touched.begin(), touched.end(),
                            [&, g = gatherer](const auto& entry) { return entry.first == g; });
     if (of == touched.end()) of = touched.insert(of, {gatherer, {}});
-    of->second.push_back({bucket, is_parameter ? Touched::kParameter : what, writes});
+    of->second.push_back({bucket, what, writes});
   }
 
   std::shared_mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
-  std::unordered_set<const c10::TensorImpl*> parameters_;
 };
 
 Gatherer::Listener& Gatherer::listener() {
@@ -117,8 +111,9 @@ Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, co
       options_(options),
       place_(group->getRank() % layout_.ranks),
       copy_(group->getRank() / layout_.ranks),
+      device_(device_of(parameters)),
       exchange_(group, exchange, layout_.ranks),
-      lane_(make_comm_lane(*group, device_of(parameters))) {}
+      lane_(make_comm_lane(*group, device_)) {}
 
 Gatherer::~Gatherer() = default;
 
@@ -157,25 +152,29 @@ Gatherer::Flat Gatherer::flatten(const std::vector<Tensor>& parameters, std::siz
     Tensor parameter = parameters[place.item];
     if (parameter.scalar_type() != dtypes.parameter) parameter.mutable_grad().reset();
     parameter.set_data(alias(flat.whole, place.offset, parameter.sizes(), parameter.strides()));
-    parameters_.push_back(parameter);
   }
   return flat;
 }
 
 void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
   try {
-    const at::NoGradGuard no_grad;
-    const at::DisableRecordFunctionGuard unobserved;
+    const Unrecorded unrecorded;
     const Pinned pinned(kept);
-    pinned.tensor().copy_(own);
+    const Tensor& master = pinned.tensor();
+    if (own.scalar_type() == master.scalar_type()) {
+      master.copy_(own);
+    } else {  // what was not changed keeps the bits that rounding takes
+      const Tensor written = own.to(master.device());
+      master.copy_(
+          at::where(master.to(own.scalar_type()).eq(written), master, written.to(master.scalar_type())));
+    }
   } catch (const std::exception& error) {
     refuse_access(*kept.storage().unsafeGetStorageImpl(), message_of(error));
   }
 }
 
 void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {
-  const std::int64_t elements = layout_.buckets[bucket].slice_elements;
-  const std::int64_t begin = slice.numel() == elements ? place_ * elements : 0;
+  const std::int64_t begin = place_ * layout_.buckets[bucket].slice_elements;
   for (const ShardPiece& piece : layout_.pieces(bucket, place_)) {
     const Tensor part = alias(slice, piece.offset - begin, piece.elements).set_requires_grad(true);
     set_part(part, {piece.first, parameters[piece.item].numel(), copy_});
@@ -191,11 +190,10 @@ void Gatherer::keep_whole(const std::vector<Tensor>& parameters, std::size_t buc
   }
 }
 
-void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& slices) {
-  for (const Tensor& parameter : parameters_) listener().add_parameter(parameter);
-  for (std::size_t i = 0; i < wholes.size(); ++i) listener().add(wholes[i], {this, i, Touched::kWhole});
-  for (std::size_t i = 0; i < slices.size(); ++i) {
-    if (slices[i].defined()) listener().add(slices[i], {this, i, Touched::kSlice});
+void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& own) {
+  for (std::size_t i = 0; i < wholes.size(); ++i) {
+    listener().add(wholes[i], {this, i, Touched::kWhole});
+    listener().add(own[i], {this, i, Touched::kOwn});
   }
   observation_ = std::make_unique<OperatorObservation>(listener());
 }
@@ -209,8 +207,8 @@ void Gatherer::close() {
 }
 
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
-  if (parameters_.empty()) return here;
-  const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(parameters_.front().device());
+  if (layout_.buckets.empty()) return here;
+  const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
   lane_->wait(lane_->submit([this, told] { exchange_.largest(told); }));
   const Tensor heard = told.cpu();
   const auto* const values = heard.const_data_ptr<std::int64_t>();

@@ -17,9 +17,9 @@
 
 namespace reef {
 
-/// Parameters in flat buckets, of which each rank's optimizer writes its slices or masters, and what makes
-/// them whole when an operator reads one. What fails there is thrown where the operator asks for the memory:
-/// an error thrown in an observer would not be heard of.
+/// Keeps parameters in flat buckets, and the parts of them that this rank's optimizer steps in memory of
+/// their own; makes parameters whole again when an operator touches their memory after a step. An error is
+/// thrown where the operator asks for the memory, because one thrown in an observer would not be heard of.
 class Gatherer {
  public:
   virtual ~Gatherer();
@@ -64,7 +64,7 @@ class Gatherer {
   };
   /// Moves them there.
   Flat flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
-  /// Memory for parts that do not lie in the flat, with these values.
+  /// Makes memory for parts, with these values.
   at::Tensor kept(const at::Tensor& own) const;
   /// What a program has written into its parameters, alike on all ranks (loads a file, makes them anew), goes
   /// to memory that parts have of their own. What fails is thrown there.
@@ -74,23 +74,23 @@ class Gatherer {
   /// All of it, as this rank's masters.
   void keep_whole(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& flat);
 
-  /// What an operator reads or writes of a bucket.
+  /// What memory of a bucket an operator reads or writes, whichever tensor it was given.
   enum class Touched : std::uint8_t {
-    kParameter,  ///< a parameter itself
-    kWhole,      ///< by another tensor, the memory of whole parameters
-    kSlice,      ///< memory that has only this rank's slice, or its masters
+    kWhole,  ///< that of the module's parameters
+    kOwn,    ///< that of this rank's parts
   };
   struct Touch {
     std::size_t bucket;
     Touched what;
     bool writes;
   };
-  /// On any thread. True: ends() is called when the outermost operator on that thread has ended for which it
-  /// is, since kernels keep addresses of what others that they called were given.
+  /// Called on any thread before an operator that touches memory of buckets. If it returns true, ends() is
+  /// called when the outermost such operator on that thread has ended, since kernels keep the addresses that
+  /// the operators they called were given.
   virtual bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept = 0;
-  virtual void ends(const std::vector<Touch>&) noexcept {}
-  /// From now on, of these flat tensors, and of slices and masters where they are defined.
-  void observe(const std::vector<at::Tensor>& wholes, const std::vector<at::Tensor>& slices);
+  virtual void ends(const std::vector<Touch>& touches) noexcept = 0;
+  /// Begins to observe operators on the memory of the buckets' parameters and of this rank's parts.
+  void observe(const std::vector<at::Tensor>& wholes, const std::vector<at::Tensor>& own);
   /// No more, and what is on its way has come. To be called by destructors.
   void close();
 
@@ -104,7 +104,7 @@ class Gatherer {
   int place_;  ///< whose slices are this rank's
   int copy_;   ///< among how many that have them before
   std::vector<KeptPart> parts_;
-  std::vector<at::Tensor> parameters_;
+  c10::Device device_;
   SliceExchange exchange_;
   std::unique_ptr<CommLane> lane_;
 
@@ -118,11 +118,12 @@ class Gatherer {
   std::unique_ptr<OperatorObservation> observation_;
 };
 
-/// Stages kOptimizer and kGradients: whole buckets are in memory, and parts are slices of them, or masters.
-/// What the others have made of theirs is fetched when an operator first reads a parameter after a part has
-/// been written, on any rank (a rank may have nothing to step, so they ask each other, once gradients have
-/// been reduced). All buckets are fetched then, in the order of use, and an operator waits for those that it
-/// reads. Stage kReplicate, with masters of all parameters on every rank: the same, but nothing is sent.
+/// Stages kOptimizer and kGradients: whole buckets stay in memory. They are out of date when a part may have
+/// been written on any rank, which is so once gradients have been reduced. Then the first operator that
+/// touches one makes the ranks ask each other, since a rank may have nothing to step; if a part has been
+/// written, all buckets are gathered, in the order of use, and an operator waits for those that it touches.
+/// Whoever accesses a bucket without an operator while it is out of date is refused. Stage kReplicate, with
+/// masters of all parameters on every rank: the same, but nothing is sent.
 std::unique_ptr<Gatherer> gather_after_steps(const std::vector<at::Tensor>& parameters, ShardLayout layout,
                                              const ProcessGroupPtr& group, int exchange,
                                              const ShardOptions& options);

@@ -14,6 +14,7 @@
 #include "page/pager.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "shard/stand_in.h"
 
 namespace reef {
 
@@ -82,7 +83,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
       item.place = place;
       item.accumulator = torch::autograd::impl::grad_accumulator(item.parameter.tensor);
       item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
-      if (!has_parts()) item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
+      item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
       buckets_[bucket].items.push_back(place.item);
     }
     buckets_[bucket].waiting = buckets_[bucket].items.size();
@@ -120,12 +121,36 @@ bool Reducer::hears_of(std::size_t item) const {
          items_[item].accumulator;
 }
 
+// What the program has made of the parameter's gradient since the last pass, where parts have it. A gradient
+// of its own is added to, as ever, in place of what there was.
+void Reducer::see(Item& item) {
+  if (std::exchange(item.seen, true)) return;
+  Tensor& gradient = item.parameter.tensor.mutable_grad();
+  const bool stands_in = gradient.defined() && gradient.is_same(item.stand_in);
+  item.cleared = item.stand_in.defined() && !stands_in;
+  if (item.cleared) item.filled = false;  // a sum of passes in no_sync, too
+  item.kept = gradient;
+  if (stands_in) gradient = Tensor();
+}
+
+Tensor Reducer::stand_in_of(Item& item) const {
+  if (!item.stand_in.defined()) {
+    item.stand_in =
+        stand_in(item.parameter.tensor, "the gradient of parameter " + item.parameter.name +
+                                            " is divided among the ranks, or its master's (reef::shard): "
+                                            "give the optimizer parameters() of the "
+                                            "shard, and take the norm of those by reef::clip_grad_norm");
+  }
+  return item.stand_in;
+}
+
 // What has been reduced before this pass must not be added up over the ranks once more.
 void Reducer::keep(std::size_t number) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   begin_pass();
   Item& item = items_[number];
+  if (has_parts()) return see(item);
   Tensor& gradient = item.parameter.tensor.mutable_grad();
   if (!gradient.defined()) item.filled = false;  // a sum of passes in no_sync was cleared
   if (!gradient.defined() || item.filled) return;
@@ -246,7 +271,7 @@ void Reducer::take(Item& item) {
       place.copy_(gradient);
     }
     // Frees what autograd had made. A sharded parameter has no gradient of its own.
-    gradient = has_parts() ? Tensor() : place;
+    gradient = has_parts() ? Tensor() : place;  // the stand-in comes at the end of the pass
   }
   item.filled = true;
 }
@@ -301,7 +326,13 @@ void Reducer::leave_out(Item& item) {
 void Reducer::finish() {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
+  if (has_parts()) {
+    for (Item& item : items_) see(item);
+  }
   if (!syncing_) {
+    clear_parts();
+    for (Item& item : items_) give_stand_in(item, item.filled);
+    for (Item& item : items_) item.seen = item.cleared = false;
     in_pass_ = false;
     return;
   }
@@ -360,6 +391,8 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
     }
     return;
   }
+  clear_parts();
+  for (std::size_t i = 0; i < items_.size(); ++i) give_stand_in(items_[i], used[i]);
   for (KeptPart& part : parts_) {
     if (!used[part.piece.item]) continue;
     const ShardPiece& piece = part.piece;
@@ -376,11 +409,24 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
   }
 }
 
+// Of parameters whose gradients the program has cleared.
+void Reducer::clear_parts() {
+  for (KeptPart& part : parts_) {
+    if (items_[part.piece.item].cleared) part.tensor.mutable_grad().reset();
+  }
+}
+
+// Where there are parts, at the end of a pass. `added`: it has added to the parameter's gradient.
+void Reducer::give_stand_in(Item& item, bool added) const {
+  if (!has_parts()) return;
+  item.parameter.tensor.mutable_grad() = added ? stand_in_of(item) : item.kept;
+}
+
 void Reducer::end_pass() noexcept {
   in_pass_ = false;
   next_bucket_ = 0;
   for (Item& item : items_) {
-    item.filled = item.ready = false;
+    item.filled = item.ready = item.seen = item.cleared = false;
     item.kept.reset();
   }
   for (Bucket& bucket : buckets_) {
@@ -400,7 +446,7 @@ void Reducer::abandon() noexcept {
 void Reducer::give_up() noexcept {
   for (std::size_t bucket = 0; bucket < next_bucket_; ++bucket) buckets_[bucket].flat.reset();
   for (Item& item : items_) {
-    if (item.filled || item.kept.defined()) item.parameter.tensor.mutable_grad() = item.kept;
+    if (item.filled || item.seen || item.kept.defined()) item.parameter.tensor.mutable_grad() = item.kept;
   }
   end_pass();
 }

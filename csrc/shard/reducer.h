@@ -31,6 +31,10 @@ struct ReducedParameter {
 /// autograd has it, and what backward of later passes adds goes there too; a bucket that is whole is sent, in
 /// the order of buckets, beside what is left of backward. At the end of backward all have arrived: as
 /// gradients of the parameters (kReplicate) or of the parts.
+///
+/// Where there are parts the parameters have stand-ins for gradients: whoever reads or writes one (an
+/// optimizer or a norm of the module's own parameters) is told, and clearing it clears the gradients of its
+/// parts.
 class Reducer {
  public:
   /// Exchanges of this number and the next are its own.
@@ -68,9 +72,12 @@ class Reducer {
     ShardPiece place;
     Accumulator accumulator;
     std::uintptr_t hook = 0;
-    at::Tensor kept;      ///< kReplicate: the gradient that was there before this pass
-    bool filled = false;  ///< its place in the bucket has a sum
-    bool ready = false;   ///< in this pass of backward
+    at::Tensor kept;       ///< the parameter's gradient before this pass
+    at::Tensor stand_in;   ///< of its gradient, which parts have instead; defined once they have had one
+    bool seen = false;     ///< in this pass: `kept` is what there was
+    bool cleared = false;  ///< in this pass: the program has cleared the parameter's gradient before it
+    bool filled = false;   ///< its place in the bucket has a sum
+    bool ready = false;    ///< in this pass of backward
   };
   struct Bucket {
     at::Tensor flat;  ///< this rank's sums; undefined when there are none
@@ -89,6 +96,10 @@ class Reducer {
   bool sharded() const { return options_.stage != Stage::kReplicate; }
   bool divides_gradients() const { return options_.stage >= Stage::kGradients; }
   void keep(std::size_t item);
+  void see(Item& item);
+  at::Tensor stand_in_of(Item& item) const;
+  void give_stand_in(Item& item, bool added) const;
+  void clear_parts();
   void ready(std::size_t item);
   void begin_pass();
   void hold_flats();

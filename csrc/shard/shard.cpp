@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_set>
 #include <utility>
 
+#include "fork.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "shard/agreement.h"
@@ -60,6 +62,12 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
     const std::string which = "reef::shard was given parameter " + name + ", which ";
     if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
       throw ConfigError(which + "is sparse or has gaps: make it dense.");
+    if (tensor.requires_grad() && ClaimedParameters::has(tensor)) {
+      throw ConfigError(
+          which +
+          "another Shard has already: shard a module once, or end that one first (C++: destroy it; "
+          "Python: end()).");
+    }
     if (!tensor.is_leaf()) throw ConfigError(which + "is not a leaf: give the tensors that are trained.");
     if (tensor.device() != parameters.front().second.device()) {
       throw ConfigError(which + "is on " + tensor.device().str() + " and not on " +
@@ -131,6 +139,33 @@ Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
 
 }  // namespace
 
+namespace {
+
+std::mutex& claims_mutex() {
+  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
+  return *mutex;
+}
+std::unordered_set<const c10::TensorImpl*>& claims() {
+  static auto* const all = new std::unordered_set<const c10::TensorImpl*>;
+  return *all;
+}
+
+}  // namespace
+
+bool ClaimedParameters::has(const Tensor& parameter) {
+  const std::lock_guard lock(claims_mutex());
+  return claims().contains(parameter.unsafeGetTensorImpl());
+}
+void ClaimedParameters::add(const Tensor& parameter) {
+  const std::lock_guard lock(claims_mutex());
+  parameters_.push_back(parameter.unsafeGetTensorImpl());
+  claims().insert(parameters_.back());
+}
+ClaimedParameters::~ClaimedParameters() {
+  const std::lock_guard lock(claims_mutex());
+  for (const c10::TensorImpl* const parameter : parameters_) claims().erase(parameter);
+}
+
 void Shard::Parts::check_memory() const {
   for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
     const auto& [name, tensor] = divided.parameters[i];
@@ -175,6 +210,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     const auto& [name, tensor] = *it;
     if (!tensor.requires_grad()) continue;
+    parts_->claimed.add(tensor);
     reduced.push_back({name, tensor});
     tensors.push_back(tensor);
     const ParameterDtypes dtypes = dtypes_of(tensor.scalar_type(), options.mixed_precision);

@@ -14,6 +14,21 @@
 
 namespace reef {
 
+/// Parameters that are some Shard's, as long as this lives.
+class ClaimedParameters {
+ public:
+  ClaimedParameters() = default;
+  ~ClaimedParameters();
+  ClaimedParameters(const ClaimedParameters&) = delete;
+  ClaimedParameters& operator=(const ClaimedParameters&) = delete;
+
+  static bool has(const at::Tensor& parameter);
+  void add(const at::Tensor& parameter);
+
+ private:
+  std::vector<const c10::TensorImpl*> parameters_;
+};
+
 struct Shard::Parts {
   /// Throws ConfigError if a parameter's memory is not what is divided, or autograd has forgotten who
   /// listens.
@@ -23,6 +38,7 @@ struct Shard::Parts {
   /// And parameters become what parts are. All ranks alike.
   void finish_update() const;
 
+  ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
   Named all_parameters;  ///< under every name

@@ -95,7 +95,7 @@ TEST(ShardHybrid, BytesAreTheFormula) {
       if (stage != Stage::kParameters) {
         sharded.gather();
         EXPECT_EQ(settled_live_bytes() - before,
-                  stage == Stage::kOptimizer ? 2 * bytes + 2 * bytes / d : bytes + 3 * bytes / d)
+                  stage == Stage::kOptimizer ? 2 * bytes + 3 * bytes / d : bytes + 4 * bytes / d)
             << "stage " << static_cast<int>(stage) << " among " << degree;
       }
       sent.fill_(sharded.sent_bytes());

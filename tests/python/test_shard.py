@@ -1,5 +1,7 @@
 """reef.shard among real processes (tests/distributed/shard_ranks.py is each rank), and what it refuses."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -122,14 +124,32 @@ def test_a_gradient_that_was_taken_before_is_not_passed_over():
     release.remove()
 
 
-def test_a_shard_that_is_gone_leaves_a_module_that_trains():
+def test_a_shard_lives_as_long_as_its_module_unless_it_is_ended():
     layer = torch.nn.Linear(300, 4)
     group = reef.init_process_group(rank=0, world_size=1)
-    for stage in range(3):
-        sharded = reef.shard(layer, group, stage=stage)
+    for stage in range(4):
+        parts = reef.shard(layer, group, stage=stage).parameters()
+        gc.collect()
         layer(torch.ones(2, 300)).sum().backward()
-        assert all(p.grad is not None for p in sharded.parameters())
-        del sharded
+        assert all(p.grad is not None for p in parts)
+        with pytest.raises(ValueError, match="another Shard has already"):
+            reef.shard(layer, group, stage=stage)
+        reef.shard_of(layer).end()
+        assert reef.shard_of(layer) is None
         layer.zero_grad()
         layer(torch.ones(2, 300)).sum().backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
+
+
+def test_a_module_that_is_gone_takes_its_shard_with_it():
+    group = reef.init_process_group(rank=0, world_size=1)
+    layer = torch.nn.Linear(300, 4)
+    weight = layer.weight
+    sharded = reef.shard(layer, group, stage=1)
+    gone = weakref.ref(layer)
+    del layer, sharded
+    gc.collect()
+    assert gone() is None
+    other = torch.nn.Linear(300, 4)
+    other.weight = weight
+    reef.shard(other, group, stage=1).end()

@@ -36,7 +36,7 @@ from .schedule import (
     StageProfile,
     plan_chain,
 )
-from .shard import MixedPrecision, Shard, shard
+from .shard import MixedPrecision, Shard, shard, shard_of
 from .swap import (
     SWAP_POLICIES,
     SwapCost,
@@ -120,6 +120,7 @@ __all__ = [
     "retry_library",
     "set_part",
     "shard",
+    "shard_of",
     "simulate",
     "unpin",
 ]

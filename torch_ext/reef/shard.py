@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,26 @@ class MixedPrecision:
     sends half the bytes and rounds after each addition."""
 
 
-class Shard:
-    """What the ranks of a group keep of one module; made by ``shard``."""
+class _Native:
+    """What is shared by the objects that stand for one module's shard; None once it has ended."""
 
-    def __init__(self, shard: torch.ScriptObject, module: torch.nn.Module) -> None:
-        self._shard = shard
+    def __init__(self, shard: torch.ScriptObject) -> None:
+        self.shard: torch.ScriptObject | None = shard
+
+
+class Shard:
+    """What the ranks of a group keep of one module; made by ``shard``. The module keeps it until ``end``, whether or not the
+    program keeps this object."""
+
+    def __init__(self, native: _Native, module: torch.nn.Module) -> None:
+        self._native = native
         self._module = module
+
+    @property
+    def _shard(self) -> torch.ScriptObject:
+        if self._native.shard is None:
+            raise ValueError("this Shard has ended; call reef.shard once more")
+        return self._native.shard
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
@@ -54,6 +69,12 @@ class Shard:
             yield
         finally:
             self._shard.end_no_sync()
+
+    def end(self) -> None:
+        """Leaves the module to this rank alone, with whole parameters as they are now. All ranks call this alike."""
+        self._shard.gather()
+        self._native.shard = None
+        del _of_module[self._module]
 
     def gather(self) -> None:
         """Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself when an
@@ -123,6 +144,10 @@ class Shard:
         return self._shard.sent_bytes()
 
 
+# What modules keep: they need not be told to keep what shard() returns.
+_of_module: weakref.WeakKeyDictionary[torch.nn.Module, _Native] = weakref.WeakKeyDictionary()
+
+
 def _is_extra(key: str) -> bool:
     """What a module gives besides tensors: torch's get_extra_state()."""
     return key.endswith("_extra_state")
@@ -185,11 +210,16 @@ def shard(
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     statistics = dict(module.named_buffers(remove_duplicate=False))
-    return Shard(
-        torch.ops.reef.shard(
-            list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
-            stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
-            shard_degree, buffers, list(ignored), *mixed, offload,
-        ),
-        module,
+    made = torch.ops.reef.shard(
+        list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
+        stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
+        shard_degree, buffers, list(ignored), *mixed, offload,
     )  # fmt: skip
+    _of_module[module] = _Native(made)
+    return Shard(_of_module[module], module)
+
+
+def shard_of(module: torch.nn.Module) -> Shard | None:
+    """Returns what ``shard(module)`` has returned, or None if it was not called or has been ended."""
+    native = _of_module.get(module)
+    return native and Shard(native, module)
