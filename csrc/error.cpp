@@ -25,6 +25,9 @@ RecomputeError::RecomputeError(const std::string& message) : c10::Error(here("Re
 ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
     : c10::DistError(here("ProcessGroupError"), message), rank_(rank) {}
 
+PassAbandoned::PassAbandoned(const std::string& message, int rank)
+    : c10::DistError(here("PassAbandoned"), message), rank_(rank) {}
+
 RankFailed::RankFailed(const std::string& message, int failed_rank)
     : c10::DistBackendError(here("RankFailed"), message), failed_rank_(failed_rank) {}
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/outermost_graph.h"
 #include "distributed/comm_lane.h"
 #include "distributed/slice_exchange.h"
 #include "page/pinned.h"
@@ -30,7 +31,8 @@ struct ReducedParameter {
 /// Adds up gradients over the ranks during backward. A gradient goes into its place in a bucket as soon as
 /// autograd has it, and what backward of later passes adds goes there too; a bucket that is whole is sent, in
 /// the order of buckets, beside what is left of backward. At the end of backward all have arrived: as
-/// gradients of the parameters (kReplicate) or of the parts.
+/// gradients of the parameters (kReplicate) or of the parts. A pass that fails on one rank is abandoned on
+/// all.
 ///
 /// Where there are parts the parameters have stand-ins for gradients: whoever reads or writes one (an
 /// optimizer or a norm of the module's own parameters) is told, and clearing it clears the gradients of its
@@ -115,12 +117,17 @@ class Reducer {
   void send(std::size_t bucket);
   void finish();
   void abandon() noexcept;
+  void wait_for_lines();
   void give_up() noexcept;
-  std::vector<bool> used_anywhere();
+  std::vector<bool> used_anywhere(bool abandons);
+  int who_abandons(bool abandons);
+  void send_the_rest();
+  bool has_other_owners(std::size_t bucket);
   void end_step();
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
 
+  OutermostGraphWatch watch_;
   ProcessGroupPtr group_;
   ShardLayout layout_;
   ShardOptions options_;

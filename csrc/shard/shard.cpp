@@ -166,7 +166,7 @@ ClaimedParameters::~ClaimedParameters() {
   for (const c10::TensorImpl* const parameter : parameters_) claims().erase(parameter);
 }
 
-void Shard::Parts::check_memory() const {
+void Shard::Parts::check_module() const {
   for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
     const auto& [name, tensor] = divided.parameters[i];
     const bool same =
@@ -175,6 +175,13 @@ void Shard::Parts::check_memory() const {
     throw ConfigError("parameter " + name +
                       " has been given other memory since reef::shard (by torch::load into the module, or by "
                       "set_data): load before it, or by Shard::load_state_dict().");
+  }
+  for (const auto& [name, tensor] : frozen) {
+    if (!tensor.requires_grad()) continue;
+    throw ConfigError(
+        "parameter " + name +
+        " requires a gradient and did not when reef::shard was called, so each rank has one of its "
+        "own: call reef::shard once more when it does (C++: destroy the Shard first; Python: end()).");
   }
 }
 
@@ -209,7 +216,10 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   std::map<at::ScalarType, int> kinds;
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     const auto& [name, tensor] = *it;
-    if (!tensor.requires_grad()) continue;
+    if (!tensor.requires_grad()) {
+      parts_->frozen.push_back(*it);
+      continue;
+    }
     parts_->claimed.add(tensor);
     reduced.push_back({name, tensor});
     tensors.push_back(tensor);
@@ -229,7 +239,10 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
       parts_->names.push_back(it->name);
     }
     parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options)
-        .when_reduced([buffers, group, how = options.buffers] { make_alike(buffers, how, group); });
+        .when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
+          parts->check_module();
+          make_alike(buffers, how, group);
+        });
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -251,7 +264,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     parts_->memory.push_back(one.tensor.storage());
   reducer.set_parts(gatherer.parts());
   reducer.when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
-    parts->check_memory();
+    parts->check_module();
     make_alike(buffers, how, group);
     parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
@@ -266,7 +279,7 @@ const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
-  parts_->check_memory();
+  parts_->check_module();
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
 }

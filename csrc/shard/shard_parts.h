@@ -30,9 +30,9 @@ class ClaimedParameters {
 };
 
 struct Shard::Parts {
-  /// Throws ConfigError if a parameter's memory is not what is divided, or autograd has forgotten who
-  /// listens.
-  void check_memory() const;
+  /// Throws ConfigError if the module is not what it was: a parameter has other memory, autograd has
+  /// forgotten who listens, or a parameter that had no gradient requires one now.
+  void check_module() const;
   /// Until no update of parts is under way.
   void wait_for_update() const;
   /// And parameters become what parts are. All ranks alike.
@@ -43,6 +43,7 @@ struct Shard::Parts {
   std::vector<std::string> names;
   Named all_parameters;  ///< under every name
   Named all_buffers;
+  Named frozen;  ///< parameters without a gradient that are not left to each rank
   DividedParameters divided;
   std::vector<c10::Storage> memory;  ///< of what is divided; empty: nothing is
   std::unique_ptr<Gatherer> gatherer;

@@ -70,7 +70,7 @@ struct Known {
 
 StateDict Shard::full_state_dict(bool rank0_only) {
   const at::NoGradGuard no_grad;
-  parts_->check_memory();
+  parts_->check_module();
   parts_->wait_for_update();
   const Parts& parts = *parts_;
   NamedState own;
@@ -92,7 +92,7 @@ StateDict Shard::full_state_dict(bool rank0_only) {
 }
 
 StateDict Shard::sharded_state_dict() const {
-  parts_->check_memory();
+  parts_->check_module();
   parts_->wait_for_update();
   const Parts& parts = *parts_;
   StateDict dict;
@@ -105,7 +105,7 @@ StateDict Shard::sharded_state_dict() const {
 
 void Shard::load_state_dict(const std::vector<StateDict>& given) {
   const at::NoGradGuard no_grad;
-  parts_->check_memory();
+  parts_->check_module();
   parts_->finish_update();
   Parts& parts = *parts_;
   const Known known(parts.all_parameters, parts.all_buffers, parts.divided);

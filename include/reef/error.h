@@ -78,6 +78,18 @@ class REEF_API RankFailed : public c10::DistBackendError {
   int failed_rank_;
 };
 
+/// A pass of backward was abandoned on every rank, since it failed on one (not at Stage::kParameters, where
+/// the others wait for parameters until the group's timeout). Gradients are what they were before it, but for
+/// what passes in no_sync had added up, which is dropped; training can go on.
+class REEF_API PassAbandoned : public c10::DistError {
+ public:
+  PassAbandoned(const std::string& message, int rank);
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
 /// The sentence of an exception, without the C++ backtrace that c10::Error::what() appends.
 REEF_API std::string message_of(const std::exception& error);
 

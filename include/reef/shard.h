@@ -103,9 +103,10 @@ class REEF_API Shard {
 
   /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order,
   /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them,
-  /// one-dimensional (see part.h), sharing its memory but for kParameters; parameters that other ranks keep
-  /// are left out. Gradients appear here when backward is over. The first element of a part is a multiple of
-  /// kShardAlignment elements into its parameter.
+  /// one-dimensional (see part.h), in memory of its own; parameters that other ranks keep are left out.
+  /// Gradients appear here when backward is over, and the module's parameters have stand-ins for them, which
+  /// nobody can read: clearing one clears the gradients of its parts. The first element of a part is a
+  /// multiple of kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].
   const std::vector<std::string>& names() const;
@@ -180,9 +181,10 @@ class REEF_API Shard {
 /// load_state_dict(); gather() and the state dicts refuse to go on then, with ConfigError.
 ///
 /// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
-/// reached counts as zero on the others. The group must outlive what is returned, the module need not. Throws
-/// ConfigError on every rank if the ranks' modules differ (with the first difference), for sparse or
-/// non-dense parameters and ignored ones that are none, and RankFailed.
+/// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others. The
+/// group must outlive what is returned, the module need not. Throws ConfigError on every rank if the ranks'
+/// modules differ (with the first difference), for sparse or non-dense parameters, those that another Shard
+/// has, and ignored ones that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

@@ -141,6 +141,28 @@ def test_a_shard_lives_as_long_as_its_module_unless_it_is_ended():
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
 
 
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.LBFGS])
+def test_an_optimizer_that_needs_whole_parameters_is_refused_parts(make, stage):
+    layer = torch.nn.Linear(300, 4)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1), stage=stage)
+    optimizer = make(sharded.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = layer(torch.ones(2, 300)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    closure()
+    if stage == 0:
+        optimizer.step(closure)
+    else:
+        with pytest.raises(ValueError, match=f"{make.__name__} was given parts of parameters"):
+            optimizer.step(closure)
+    sharded.end()
+
+
 def test_a_module_that_is_gone_takes_its_shard_with_it():
     group = reef.init_process_group(rank=0, world_size=1)
     layer = torch.nn.Linear(300, 4)

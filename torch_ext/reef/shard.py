@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
+from .part import part_of
 from .shard_state import data_of, dict_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
@@ -53,8 +55,8 @@ class Shard:
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
         gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them,
-        one-dimensional (see ``part_of``), sharing its memory but for masters and stage ``"parameters"``. Gradients appear here
-        when backward is over."""
+        one-dimensional (see ``part_of``), in memory of its own. Gradients appear here when backward is over; the module's own
+        parameters have stand-ins for them, which nobody can read, and clearing one clears the gradients of its parts."""
         return self._shard.parameters()
 
     def names(self) -> list[str]:
@@ -144,8 +146,24 @@ class Shard:
         return self._shard.sent_bytes()
 
 
+# By the names of their classes, here and in other libraries: what they do to an element depends on others of its parameter.
+_NOT_BY_ELEMENT = frozenset({"Adafactor", "CAME", "LAMB", "LARS", "LBFGS", "Lamb", "Lars", "Muon", "Shampoo", "SOAP"})
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Refuses an optimizer that would treat parts as if they were whole parameters."""
+    if type(optimizer).__name__ in _NOT_BY_ELEMENT and any(
+        part_of(p) is not None for group in optimizer.param_groups for p in group["params"]
+    ):
+        raise ValueError(
+            f"{type(optimizer).__name__} was given parts of parameters that reef.shard divides, and needs whole ones: take an "
+            'optimizer that steps each element by itself (SGD, Adam and their like), or stage "replicate"'
+        )
+
+
 # What modules keep: they need not be told to keep what shard() returns.
 _of_module: weakref.WeakKeyDictionary[torch.nn.Module, _Native] = weakref.WeakKeyDictionary()
+_hooks: list[Any] = []  # of all optimizers, from the first shard on
 
 
 def _is_extra(key: str) -> bool:
@@ -216,6 +234,8 @@ def shard(
         shard_degree, buffers, list(ignored), *mixed, offload,
     )  # fmt: skip
     _of_module[module] = _Native(made)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_check_optimizer))
     return Shard(_of_module[module], module)
 
 

@@ -1,0 +1,173 @@
+// What a pass of backward is: it ends with the outermost graph, on all ranks or on none.
+#include "distributed/shard_net.h"
+#include "reef/error.h"
+
+namespace reef::shard_tests {
+namespace {
+
+std::string where(Stage stage, std::int64_t bucket_bytes) {
+  return "stage " + std::to_string(static_cast<int>(stage)) + ", buckets of " + std::to_string(bucket_bytes);
+}
+
+// As it was in forward, and an error in backward while `fails` says so.
+struct Fails : torch::autograd::Function<Fails> {
+  static inline bool fails = false;
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    if (fails) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "this rank is out of memory");
+    return gradients;
+  }
+};
+
+// Runs a graph of its own within backward, as a re-entrant checkpoint does.
+struct Reentrant : torch::autograd::Function<Reentrant> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        torch::nn::Linear* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    const torch::NoGradGuard no_grad;
+    return (*layer)(x).tanh();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    auto& layer = *reinterpret_cast<torch::nn::Linear*>(context->saved_data["layer"].toInt());
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    const at::AutoGradMode enabled(true);
+    layer(x).tanh().backward(gradients[0]);
+    return {x.grad(), Tensor()};
+  }
+};
+
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    torch::manual_seed(11);
+    for (int i = 0; i < 4; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(40, 40)));
+  }
+  Tensor forward(Tensor x, bool reentrant, int fails_after) {
+    for (int i = 0; i < 4; ++i) {
+      x = reentrant ? Reentrant::apply(x, &layers[static_cast<std::size_t>(i)])
+                    : layers[static_cast<std::size_t>(i)](x).tanh();
+      if (i == fails_after) x = Fails::apply(x);
+    }
+    return x.pow(2).mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Chain);
+
+Tensor input(int of_rank, int step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 * step + of_rank);
+  return torch::randn({3, 40}, generator).requires_grad_(true);
+}
+
+struct Alone {
+  Chain chain;
+  torch::optim::SGD optimizer{chain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
+  void step(int number) {
+    optimizer.zero_grad();
+    for (int of = 0; of < size(); ++of) chain(input(of, number), false, -1).backward();
+    for (const Tensor& parameter : chain->parameters()) parameter.grad().div_(size());
+    optimizer.step();
+  }
+};
+
+TEST(ShardPass, GraphsWithinEachOtherAreOnePass) {
+  for (const Stage stage : kStages) {
+    for (const std::int64_t bucket_bytes : {std::int64_t{7000}, std::int64_t{25} << 20}) {
+      Chain plain, reentrant;
+      Shard of_plain = shard(*plain, group(), {.stage = stage, .bucket_bytes = bucket_bytes});
+      Shard of_reentrant = shard(*reentrant, group(), {.stage = stage, .bucket_bytes = bucket_bytes});
+      torch::optim::SGD plain_optimizer(of_plain.parameters(), 0.1);
+      torch::optim::SGD reentrant_optimizer(of_reentrant.parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        plain(input(rank(), step), false, -1).backward();
+        reentrant(input(rank(), step), true, -1).backward();
+        plain_optimizer.step();
+        reentrant_optimizer.step();
+        plain_optimizer.zero_grad();
+        reentrant_optimizer.zero_grad();
+      }
+      expect_same(*reentrant, *plain, where(stage, bucket_bytes));
+      if (stage == Stage::kParameters) continue;  // what is computed twice is gathered twice
+      EXPECT_EQ(of_reentrant.sent_bytes(), of_plain.sent_bytes());
+    }
+  }
+}
+
+TEST(ShardPass, APassThatFailsOnOneRankIsAbandonedOnAll) {
+  for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients}) {
+    for (const std::int64_t bucket_bytes : {std::int64_t{7000}, std::int64_t{25} << 20}) {
+      for (const int fails_after : {0, 2}) {
+        const std::string text = where(stage, bucket_bytes) + ", after layer " + std::to_string(fails_after);
+        Chain chain;
+        Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = bucket_bytes});
+        torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        Alone alone;
+        const int failing = size() - 1;
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad();
+          Fails::fails = step == 2 && rank() == failing;
+          std::string told;
+          try {
+            chain(input(rank(), step), false, fails_after).backward();
+          } catch (const c10::OutOfMemoryError& error) {
+            told = "own error";
+          } catch (const PassAbandoned& error) {
+            told = "rank " + std::to_string(error.rank());
+            EXPECT_NE(message_of(error).find("backward has failed on " + told), std::string::npos) << text;
+          }
+          EXPECT_EQ(told, step != 2           ? ""
+                          : rank() == failing ? "own error"
+                                              : "rank " + std::to_string(failing))
+              << text;
+          if (!told.empty()) {
+            for (const Tensor& part : sharded.parameters()) EXPECT_FALSE(part.grad().defined()) << text;
+            continue;
+          }
+          optimizer.step();
+          alone.step(step);
+        }
+        Fails::fails = false;
+        expect_same(*chain, *alone.chain, text);
+      }
+    }
+  }
+}
+
+// A program may keep gradients of one pass while the next makes others (multi-task training).
+TEST(ShardPass, GradientsThatAProgramHoldsStay) {
+  for (const Stage stage : kStages) {
+    for (const std::int64_t bucket_bytes : {std::int64_t{7000}, std::int64_t{25} << 20}) {
+      Chain chain;
+      Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = bucket_bytes});
+      std::vector<Tensor> held, copies;
+      for (int step = 0; step < 3; ++step) {
+        for (const Tensor& part : sharded.parameters()) part.mutable_grad() = Tensor();
+        chain(input(rank(), step), false, -1).backward();
+        for (const Tensor& part : sharded.parameters()) {
+          held.push_back(part.grad());
+          copies.push_back(part.grad().clone());
+        }
+      }
+      for (std::size_t i = 0; i < held.size(); ++i)
+        EXPECT_TRUE(torch::equal(held[i], copies[i])) << where(stage, bucket_bytes) << ", number " << i;
+    }
+  }
+}
+
+TEST(ShardPass, AParameterThatIsUnfrozenIsTold) {
+  for (const Stage stage : kStages) {
+    Chain chain;
+    for (const Tensor& parameter : chain->layers[0]->parameters()) parameter.set_requires_grad(false);
+    Shard sharded = shard(*chain, group(), {.stage = stage});
+    chain(input(rank(), 0), false, -1).backward();
+    for (const Tensor& parameter : chain->layers[0]->parameters()) parameter.set_requires_grad(true);
+    EXPECT_THROW(chain(input(rank(), 1), false, -1).backward(), ConfigError);
+    EXPECT_THROW(sharded.full_state_dict(), ConfigError);
+  }
+}
+
+}  // namespace
+}  // namespace reef::shard_tests
