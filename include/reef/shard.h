@@ -181,10 +181,10 @@ class REEF_API Shard {
 /// load_state_dict(); gather() and the state dicts refuse to go on then, with ConfigError.
 ///
 /// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
-/// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others. The
-/// group must outlive what is returned, the module need not. Throws ConfigError on every rank if the ranks'
-/// modules differ (with the first difference), for sparse or non-dense parameters, those that another Shard
-/// has, and ignored ones that are none, and RankFailed.
+/// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others.
+/// The group must outlive what is returned, the module need not. Throws ConfigError on every rank if the
+/// ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that another
+/// Shard has, and ignored ones that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

@@ -108,7 +108,8 @@ TEST(ShardAliases, APageThatComesBackIsStillRefused) {
                   {.device = c10::kCPU, .tiers = {}, .addresses = addresses});
     training.step();
     EXPECT_THROW(training.layer->weight.data_ptr(), c10::Error);
-    budget.set_bytes(budget.use().live_bytes / 2);
+    budget.set_bytes(budget.use().live_bytes - 80000);
+    EXPECT_GT(budget.use().evictions, 0);
     budget.set_bytes(std::uint64_t{1} << 40);
     EXPECT_THROW(training.layer->weight.data_ptr(), c10::Error);
     training.shard->gather();

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import faulthandler
+import gc
 import io
 import os
 import pickle
@@ -291,6 +292,8 @@ def test_compiled_steps():
 
     def train(budget_part):
         torch._dynamo.reset()
+        gc.collect()
+        others = reef.allocator_live_bytes()  # of earlier tests
         net = deep_net(layers=4, width=192)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
         compiled = torch.compile(net)
@@ -299,7 +302,7 @@ def test_compiled_steps():
         base = reef.allocator_live_bytes()
         with contextlib.ExitStack() as stack:
             if budget_part:
-                budget = stack.enter_context(reef.budget(budget_part, net, optimizer))
+                budget = stack.enter_context(reef.budget(budget_part + others, net, optimizer))
             losses = []
             for step in range(6):
                 torch.manual_seed(step)
