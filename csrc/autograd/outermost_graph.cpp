@@ -4,8 +4,11 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "fork.h"
 
 namespace reef {
 namespace {
@@ -31,13 +34,30 @@ void ends(const at::RecordFunction&, at::ObserverContext*) {
   for (std::function<void()>& ended : std::exchange(waiting, {})) at_end_of_graph(std::move(ended));
 }
 
+// They share one callback.
+struct Watches {
+  MutexAtFork mutex{AtFork::Order::kTables};
+  int count = 0;
+  at::CallbackHandle callback = 0;
+};
+Watches& watches() {
+  static auto* const all = new Watches;
+  return *all;
+}
+
 }  // namespace
 
-OutermostGraphWatch::OutermostGraphWatch()
-    : callback_(at::addGlobalCallback(
-          at::RecordFunctionCallback(begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}))) {}
+OutermostGraphWatch::OutermostGraphWatch() {
+  const std::lock_guard lock(watches().mutex);
+  if (watches().count++ > 0) return;
+  watches().callback = at::addGlobalCallback(
+      at::RecordFunctionCallback(begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
 
-OutermostGraphWatch::~OutermostGraphWatch() { at::removeCallback(callback_); }
+OutermostGraphWatch::~OutermostGraphWatch() {
+  const std::lock_guard lock(watches().mutex);
+  if (--watches().count == 0) at::removeCallback(watches().callback);
+}
 
 void at_end_of_outermost_graph(std::function<void()> ended) { at_end_of_graph(std::move(ended)); }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 
 namespace reef {
@@ -13,9 +12,6 @@ class OutermostGraphWatch {
   ~OutermostGraphWatch();
   OutermostGraphWatch(const OutermostGraphWatch&) = delete;
   OutermostGraphWatch& operator=(const OutermostGraphWatch&) = delete;
-
- private:
-  std::uint64_t callback_;
 };
 
 /// To be called while a graph runs backward, by a hook of its. Calls `ended` when the outermost graph has

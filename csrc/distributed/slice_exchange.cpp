@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
@@ -33,6 +34,8 @@ constexpr std::int64_t kReceivedBytes = std::int64_t{1} << 20;  // of each of th
 // Messages between two ranks are told apart by their tags, which must not be those of the program's own.
 constexpr int kFirstTag = 1 << 28;
 constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
+static_assert(kFirstTag + std::int64_t{SliceExchange::kNumbers} * 2 * kTags <=
+              std::numeric_limits<int>::max());
 
 constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
 constexpr const char* kAllReduce = "the all-reduce of gradients";
@@ -116,7 +119,7 @@ SliceExchange::SliceExchange(ProcessGroupPtr group, int number, int degree, SumO
       all_{0, group_->getSize(), group_->getRank()},
       own_{all_.rank / degree * degree, degree, all_.rank},
       sums_(sums),
-      first_tag_(kFirstTag + number % kNumbers * 2 * kTags) {}
+      first_tag_(kFirstTag + number * 2 * kTags) {}
 
 bool SliceExchange::in_any_order(c10::Device device) const {
   return sums_ == SumOrder::kRanks && by_messages(*group_, device);

@@ -3,13 +3,16 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <atomic>
+#include <bitset>
+#include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/slice_exchange.h"
+#include "fork.h"
 #include "reef/error.h"
 #include "shard/flat.h"
 
@@ -57,10 +60,15 @@ std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr
   return all;
 }
 
-// Number 0 is this one's.
-int first_exchange(int number) {
-  constexpr int kShards = (SliceExchange::kNumbers - 1) / kExchanges;
-  return 1 + number % kShards * kExchanges;
+constexpr int kPlaces = (SliceExchange::kNumbers - 1) / ExchangeNumbers::kExchanges;
+
+struct Taken {
+  MutexAtFork mutex{AtFork::Order::kTables};
+  std::bitset<kPlaces> places;
+};
+Taken& taken() {
+  static auto* const all = new Taken;
+  return *all;
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -72,14 +80,40 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
+std::optional<ExchangeNumbers> ExchangeNumbers::take() {
+  const std::lock_guard lock(taken().mutex);
+  for (int place = 0; place < kPlaces; ++place) {
+    if (taken().places[static_cast<std::size_t>(place)]) continue;
+    taken().places.set(static_cast<std::size_t>(place));
+    ExchangeNumbers numbers;
+    numbers.place_ = place;
+    return numbers;
+  }
+  return std::nullopt;
+}
+
+ExchangeNumbers::~ExchangeNumbers() {
+  if (place_ < 0) return;
+  const std::lock_guard lock(taken().mutex);
+  taken().places.reset(static_cast<std::size_t>(place_));
+}
+
 int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
-                    const ShardOptions& options, const std::string& wrong) {
-  // Rank 0 counts: others may have made other shards, in other groups.
-  static std::atomic<int> made{0};
-  const int number = made++;
+                    const ShardOptions& options, std::string wrong, ExchangeNumbers& numbers) {
+  // Rank 0's count: others may have made other shards, in other groups.
+  const bool chooses = group->getRank() == 0;
+  if (chooses && wrong.empty()) {
+    std::optional<ExchangeNumbers> free = ExchangeNumbers::take();
+    if (free) numbers = std::move(*free);
+    if (!free) {
+      wrong = "there are " + std::to_string(kPlaces) +
+              " shards in this process already; shard larger modules, or end some.";
+    }
+  }
+  const int number = numbers.place();
   if (group->getSize() == 1) {
     if (!wrong.empty()) throw ConfigError(wrong);
-    return first_exchange(number);
+    return ExchangeNumbers::first_at(number);
   }
   // What is wrong, what must be alike, the number.
   std::string own = wrong + "\n";
@@ -110,7 +144,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
                       " is " + line(first) + " on rank 0, and " + line(other) + " on rank " +
                       std::to_string(rank) + "; build the same on every rank.");
   }
-  return first_exchange(of_first);
+  return ExchangeNumbers::first_at(of_first);
 }
 
 }  // namespace reef

@@ -206,7 +206,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   } catch (const ConfigError& error) {
     wrong = message_of(error);
   }
-  const int exchange = check_agreement(parameters, buffers, group, options, wrong);
+  const int exchange = check_agreement(parameters, buffers, group, options, wrong, parts_->exchanges);
   broadcast_all(parameters, buffers, group);
 
   // Backward comes to the last first.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reef/shard.h"
+#include "shard/agreement.h"
 #include "shard/gatherer.h"
 #include "shard/reducer.h"
 #include "shard/state_over_ranks.h"
@@ -38,6 +39,7 @@ struct Shard::Parts {
   /// And parameters become what parts are. All ranks alike.
   void finish_update() const;
 
+  ExchangeNumbers exchanges;
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;

@@ -169,5 +169,47 @@ TEST(ShardPass, AParameterThatIsUnfrozenIsTold) {
   }
 }
 
+// A shard for each layer, as one writes with fully_shard: none takes what is another's.
+TEST(ShardPass, ManyShardsAtOnce) {
+  if (size() > 2) GTEST_SKIP() << "each has threads of its own";
+  constexpr int kLayers = 100;
+  const auto layers = [] {
+    torch::manual_seed(5);
+    torch::nn::Sequential made;
+    for (int i = 0; i < kLayers; ++i) made->push_back(torch::nn::Linear(16, 16));
+    return made;
+  };
+  torch::nn::Sequential divided = layers(), alone = layers();
+  std::vector<Shard> shards;
+  std::vector<Tensor> parts;
+  for (const auto& layer : *divided) {
+    shards.push_back(
+        shard(*layer.ptr(), group(), {.stage = Stage::kGradients, .reduction = Reduction::kSum}));
+    for (const Tensor& part : shards.back().parameters()) parts.push_back(part);
+  }
+  torch::optim::SGD optimizer(parts, 0.5), optimizer_alone(alone->parameters(), 0.5);
+  const auto loss = [](torch::nn::Sequential& net, int of, int step) {
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(10 * step + of);
+    return net->forward(torch::randn({2, 16}, generator)).pow(2).sum();
+  };
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    optimizer_alone.zero_grad();
+    loss(divided, rank(), step).backward();
+    for (int of = 0; of < size(); ++of) loss(alone, of, step).backward();
+    optimizer.step();
+    optimizer_alone.step();
+  }
+  expect_same(*divided, *alone, "100 shards");
+}
+
+// What one shard had is the next one's.
+TEST(ShardPass, ManyShardsOneAfterAnother) {
+  torch::nn::Linear layer(16, 16);
+  for (int i = 0; i < 600; ++i) {
+    const Shard one = shard(*layer, group(), {.stage = Stage::kOptimizer});
+  }
+}
+
 }  // namespace
 }  // namespace reef::shard_tests
