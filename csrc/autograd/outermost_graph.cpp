@@ -59,6 +59,8 @@ OutermostGraphWatch::~OutermostGraphWatch() {
   if (--watches().count == 0) at::removeCallback(watches().callback);
 }
 
+bool runs_within_another_graph() { return running_nodes > 0; }
+
 void at_end_of_outermost_graph(std::function<void()> ended) { at_end_of_graph(std::move(ended)); }
 
 }  // namespace reef

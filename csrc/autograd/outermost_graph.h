@@ -19,4 +19,7 @@ class OutermostGraphWatch {
 /// middle of backward). If a graph of these fails, `ended` is destroyed and not called.
 void at_end_of_outermost_graph(std::function<void()> ended);
 
+/// Whether the graph that runs is not the outermost one. For hooks that run before or after a node.
+bool runs_within_another_graph();
+
 }  // namespace reef

@@ -50,7 +50,8 @@ void Reducer::ready(std::size_t number) {
         "in several graphs that run within each other; checkpoint with use_reentrant=False.");
   }
   take(item);
-  if (!syncing_ || item.ready) return;
+  // Another graph of the pass may add to it once more.
+  if (!syncing_ || item.ready || runs_within_another_graph()) return;
   item.ready = true;
   --buckets_[item.place.bucket].waiting;
   send_whole_buckets();
