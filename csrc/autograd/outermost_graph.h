@@ -14,7 +14,7 @@ class OutermostGraphWatch {
   OutermostGraphWatch& operator=(const OutermostGraphWatch&) = delete;
 };
 
-/// To be called while a graph runs backward, by a hook of its. Calls `ended` when the outermost graph has
+/// To be called by a hook, while a graph runs backward. Calls `ended` when the outermost graph has
 /// ended of those that this thread runs within each other (a re-entrant checkpoint runs one of its own in the
 /// middle of backward). If a graph of these fails, `ended` is destroyed and not called.
 void at_end_of_outermost_graph(std::function<void()> ended);

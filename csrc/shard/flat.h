@@ -35,8 +35,7 @@ inline at::Tensor all_of(c10::Storage storage, const at::Tensor& like, at::Scala
 /// The same memory by another storage, which nobody is refused; `tensor`, whose address must not change,
 /// lives as long.
 inline at::Tensor unchecked(const at::Tensor& tensor) {
-  void* const data =
-      const_cast<void*>(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  void* const data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   return all_of(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
                     c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
                     c10::DataPtr(

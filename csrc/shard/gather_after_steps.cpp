@@ -15,8 +15,8 @@ using at::Tensor;
 
 constexpr const char* kStaleMessage =
     "this parameter may be out of date: a step may have been made since it was gathered (reef::shard), and "
-    "it is "
-    "accessed without an operator (a raw pointer, a file being written); call gather() on all ranks first";
+    "it is accessed without an operator (a raw pointer, a file being written); call gather() on all ranks "
+    "first";
 
 constexpr const char* kEndedMessage =
     "this parameter may be out of date: a step may have been made since it was gathered, and what knew of it "

@@ -122,35 +122,33 @@ void Reducer::send_the_rest() {
   }
 }
 
-void Reducer::wait_for_lines() {
-  for (const Line& line : lines_) {
-    line.lane->wait_all();
-    if (options_.offload) line.lane->drain();  // the host reads them
+// Gives, for each of these, the largest that a rank has, once all buckets have arrived. All ranks call it
+// alike.
+Tensor Reducer::largest(const Tensor& own) {
+  const Tensor values = own.to(items_.front().parameter.tensor.device());
+  Line& line = line_of(buckets_.size());
+  line.lane->submit([&line, values] { line.exchange.largest(values); });
+  for (const Line& each : lines_) {
+    each.lane->wait_all();
+    if (options_.offload) each.lane->drain();  // the host reads them
   }
+  return values.cpu();
 }
 
-// The first of them, if there are several. All ranks ask alike.
+// Gives the lowest rank that abandons the pass.
 int Reducer::who_abandons(bool abandons) {
   const int ranks = group_->getSize();
-  const Tensor told = at::full({1}, abandons ? ranks - group_->getRank() : 0, at::kLong)
-                          .to(items_.front().parameter.tensor.device());
-  Line& line = line_of(buckets_.size());
-  line.lane->submit([&line, told] { line.exchange.largest(told); });
-  wait_for_lines();
-  return ranks - static_cast<int>(told.cpu().item<std::int64_t>());
+  const Tensor told = largest(at::full({1}, abandons ? ranks - group_->getRank() : 0, at::kLong));
+  return ranks - static_cast<int>(told.item<std::int64_t>());
 }
 
-// One small message, beside the last bucket. The last flag is whether any rank abandons the pass.
+// Gives, for each item, whether a rank has a gradient of it, and last whether a rank abandons the pass.
 std::vector<bool> Reducer::used_anywhere(bool abandons) {
   Tensor flags = at::zeros({static_cast<std::int64_t>(items_.size()) + 1}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
   own[items_.size()] = abandons ? 1 : 0;
-  flags = flags.to(items_.front().parameter.tensor.device());
-  Line& beside = line_of(buckets_.size());
-  beside.lane->submit([&beside, flags] { beside.exchange.largest(flags); });
-  wait_for_lines();
-  flags = flags.cpu();
+  flags = largest(flags);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   return std::vector<bool>(all, all + items_.size() + 1);
 }

@@ -295,6 +295,28 @@ std::uint64_t large_bytes() {
   return 0;
 }
 
+// A forked process that shares all memory until it is told to end.
+class SharingChild {
+ public:
+  SharingChild() {
+    EXPECT_EQ(::pipe(told_), 0);
+    process_ = ::fork();
+    if (process_ != 0) return;
+    char wait = 0;
+    ::_exit(::read(told_[0], &wait, 1) == 1 ? 0 : 1);
+  }
+  void end() {
+    EXPECT_EQ(::write(told_[1], "x", 1), 1);
+    EXPECT_EQ(::waitpid(process_, nullptr, 0), process_);
+    ::close(told_[0]);
+    ::close(told_[1]);
+  }
+
+ private:
+  int told_[2] = {-1, -1};
+  pid_t process_ = -1;
+};
+
 // They leave, circulate and come as a whole, also after a fork.
 TEST_P(FramePoolTest, LargeFramesStayLarge) {
   if (kFrame == kFrameBytes) GTEST_SKIP() << "small frames";
@@ -306,13 +328,7 @@ TEST_P(FramePoolTest, LargeFramesStayLarge) {
     bring(round % 8);
   }
   EXPECT_EQ(large_bytes(), before + 8 * kFrame);
-  int parent_is_done[2];
-  ASSERT_EQ(::pipe(parent_is_done), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    char wait = 0;
-    ::_exit(::read(parent_is_done[0], &wait, 1) == 1 ? 0 : 1);
-  }
+  SharingChild child;
   const auto move_all = [&] {
     for (std::uint64_t i = 0; i < 8; ++i) {
       evict(i);
@@ -320,33 +336,21 @@ TEST_P(FramePoolTest, LargeFramesStayLarge) {
     }
   };
   move_all();
-  ASSERT_EQ(::write(parent_is_done[1], "x", 1), 1);
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  child.end();
   move_all();
-  ::close(parent_is_done[0]);
-  ::close(parent_is_done[1]);
 }
 
 // The kernel refuses what is left of a large frame that was shared.
 TEST_P(FramePoolTest, WhatIsLeftOfASharedLargeFrameMoves) {
   fill(0);
   std::memset(page(0), 5, kPageBytes);
-  int parent_is_done[2];
-  ASSERT_EQ(::pipe(parent_is_done), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    char wait = 0;
-    ::_exit(::read(parent_is_done[0], &wait, 1) == 1 ? 0 : 1);
-  }
+  SharingChild child;
   std::memset(page(0), 6, kPageBytes / 3);
-  ASSERT_EQ(::write(parent_is_done[1], "x", 1), 1);
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  child.end();
   std::memset(page(0) + kPageBytes / 3, 6, kPageBytes - kPageBytes / 3);
   evict(0);
   bring(0);
   EXPECT_EQ(std::count(page(0), page(0) + kPageBytes, 6), static_cast<std::ptrdiff_t>(kPageBytes));
-  ::close(parent_is_done[0]);
-  ::close(parent_is_done[1]);
 }
 
 constexpr Row kRows[] = {{FaultAccess::kUser, kFrameBytes},
