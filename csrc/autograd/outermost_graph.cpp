@@ -2,6 +2,9 @@
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
 
 #include <memory>
 #include <mutex>
@@ -16,8 +19,34 @@ namespace {
 thread_local int running_nodes = 0;
 thread_local std::vector<std::function<void()>> waiting;  // for the end of a graph around the one that ended
 
+using Begins = std::shared_ptr<const std::function<void()>>;
+
+// They share one callback.
+struct Watches {
+  MutexAtFork mutex{AtFork::Order::kTables};
+  int count = 0;
+  at::CallbackHandle callback = 0;
+  std::vector<Begins> begins;
+};
+Watches& watches() {
+  static auto* const all = new Watches;
+  return *all;
+}
+
+void graph_begins() {
+  std::vector<Begins> told;
+  {
+    const std::lock_guard lock(watches().mutex);
+    told = watches().begins;
+  }
+  for (const Begins& each : told) (*each)();
+}
+
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction&) {
-  ++running_nodes;
+  static thread_local int last_graph = -1;
+  if (running_nodes++ > 0) return nullptr;
+  const int graph = torch::autograd::get_current_graph_task_id();
+  if (graph >= 0 && std::exchange(last_graph, graph) != graph) graph_begins();
   return nullptr;
 }
 
@@ -27,29 +56,33 @@ void ends(const at::RecordFunction&, at::ObserverContext*) {
   for (std::function<void()>& ended : std::exchange(waiting, {})) at_end_of_outermost_graph(std::move(ended));
 }
 
-// They share one callback.
-struct Watches {
-  MutexAtFork mutex{AtFork::Order::kTables};
-  int count = 0;
-  at::CallbackHandle callback = 0;
-};
-Watches& watches() {
-  static auto* const all = new Watches;
-  return *all;
-}
-
 }  // namespace
 
-OutermostGraphWatch::OutermostGraphWatch() {
+OutermostGraphWatch::OutermostGraphWatch(std::function<void()> begins)
+    : begins_(begins ? std::make_shared<const std::function<void()>>(std::move(begins)) : nullptr) {
   const std::lock_guard lock(watches().mutex);
+  if (begins_) watches().begins.push_back(begins_);
   if (watches().count++ > 0) return;
   watches().callback = at::addGlobalCallback(
-      at::RecordFunctionCallback(begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+      at::RecordFunctionCallback(reef::begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 OutermostGraphWatch::~OutermostGraphWatch() {
   const std::lock_guard lock(watches().mutex);
+  std::erase(watches().begins, begins_);
   if (--watches().count == 0) at::removeCallback(watches().callback);
+}
+
+bool graph_runs(const torch::autograd::Node& node) {
+  // They ask for pointers that are not const.
+  auto* const key =
+      const_cast<torch::autograd::Node*>(&node);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr || !nodes->contains(key)) return false;
+  const auto* const needed = torch::autograd::get_current_graph_task_exec_info();
+  if (needed == nullptr || needed->empty()) return true;  // all of them
+  const auto found = needed->find(key);
+  return found != needed->end() && found->second.needed_;
 }
 
 bool runs_within_another_graph() { return running_nodes > 0; }

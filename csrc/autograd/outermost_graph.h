@@ -1,23 +1,36 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
 
 namespace reef {
 
-/// While one lives, at_end_of_outermost_graph() may be called. Cost: 0.2 us for each node of backward, on
-/// every thread.
+/// While one lives, at_end_of_outermost_graph() may be called, and `begins` is, before the first node that a
+/// thread runs of a graph which no other graph runs within: once for each such thread. It must not throw.
+/// Cost: 0.2 us for each node of backward, on every thread.
 class OutermostGraphWatch {
  public:
-  OutermostGraphWatch();
+  explicit OutermostGraphWatch(std::function<void()> begins = nullptr);
   ~OutermostGraphWatch();
   OutermostGraphWatch(const OutermostGraphWatch&) = delete;
   OutermostGraphWatch& operator=(const OutermostGraphWatch&) = delete;
+
+ private:
+  std::shared_ptr<const std::function<void()>> begins_;
 };
 
 /// To be called by a hook, while a graph runs backward. Calls `ended` when the outermost graph has
 /// ended of those that this thread runs within each other (a re-entrant checkpoint runs one of its own in the
 /// middle of backward). If a graph of these fails, `ended` is destroyed and not called.
 void at_end_of_outermost_graph(std::function<void()> ended);
+
+/// Whether the graph that runs on this thread will run `node`, as far as can be known when it begins: what a
+/// node runs in a graph of its own (a re-entrant checkpoint) is not.
+bool graph_runs(const torch::autograd::Node& node);
 
 /// Whether the graph that runs is not the outermost one. For hooks that run before or after a node.
 bool runs_within_another_graph();

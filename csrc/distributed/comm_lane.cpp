@@ -72,6 +72,14 @@ class ThreadLane final : public CountingLane {
     rethrow(ticket);
   }
 
+  bool wait_for(std::uint64_t ticket, std::chrono::milliseconds most) override {
+    std::unique_lock lock(mutex_);
+    ticket = std::min(ticket, submitted_count_);
+    if (!finished_.wait_for(lock, most, [&] { return finished_count_ >= ticket; })) return false;
+    rethrow(ticket);
+    return true;
+  }
+
   void drain() noexcept override {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return finished_count_ >= submitted_count_; });
@@ -160,6 +168,12 @@ class InlineLane final : public CountingLane {
     if (reached == done_.end()) return;
     reached->second.block(current());
     done_.erase(done_.begin(), reached);
+  }
+
+  // Work has been given to the device when it is submitted.
+  bool wait_for(std::uint64_t ticket, std::chrono::milliseconds /*most*/) override {
+    wait(ticket);
+    return true;
   }
 
   void drain() noexcept override {

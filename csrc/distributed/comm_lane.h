@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -28,7 +29,10 @@ class CommLane {
   /// by what its stream is given from now on. Throws what one of them has thrown.
   /// A ticket that has not been given yet stands for the last one that has.
   virtual void wait(std::uint64_t ticket) = 0;
-  void wait_all() { wait(std::numeric_limits<std::uint64_t>::max()); }  ///< for all that have been given
+  /// The same for so long at most; whether it may be used now.
+  virtual bool wait_for(std::uint64_t ticket, std::chrono::milliseconds most) = 0;
+  static constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+  void wait_all() { wait(kAll); }  ///< for all that have been given
   /// Until nothing that has been submitted is running, on a device neither.
   virtual void drain() noexcept = 0;
 };

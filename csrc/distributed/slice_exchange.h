@@ -96,7 +96,7 @@ class SliceExchange {
   int calls_ = 0;
   at::Tensor received_;                ///< by reduce_scatter() last
   std::atomic<std::int64_t> step_{0};  ///< 0: not told
-  std::int64_t sent_bytes_ = 0;
+  std::atomic<std::int64_t> sent_bytes_{0};
 };
 
 }  // namespace reef

@@ -1,9 +1,13 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "gather_order.h"
@@ -13,6 +17,7 @@
 #include "page/storage_access.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "shard/gather_requests.h"
 #include "shard/gatherer.h"
 #include "unrecorded.h"
 
@@ -30,8 +35,9 @@ class OnDemand final : public Gatherer {
   OnDemand(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
            int exchange, const ShardOptions& options)
       : Gatherer(parameters, std::move(layout), group, exchange, options),
-        order_(sizes_of(parameters)),
-        room_(total(sizes_of(parameters))),
+        bytes_(sizes_of(parameters)),
+        order_(bytes_),
+        room_(total(bytes_)),
         budget_room_(device_of(parameters)),
         buckets_(layout_.buckets.size()) {
     std::vector<Tensor> wholes;
@@ -50,8 +56,17 @@ class OnDemand final : public Gatherer {
       slices.push_back(bucket.slice);
     }
     observe(wholes, slices);
+    if (!by_messages(*group, device_)) return;
+    static std::atomic<std::int64_t> shards{0};
+    const std::int64_t number = largest({group->getRank() == 0 ? ++shards : 0}).front();
+    requests_.emplace(group, std::to_string(number));
+    if (!*requests_) requests_.reset();
+    answers_ = make_comm_lane(*group, device_);
   }
-  ~OnDemand() override { close(); }
+  ~OnDemand() override {
+    if (answers_) answers_->drain();
+    close();
+  }
 
   std::int64_t resident_bytes() const override {
     const std::lock_guard lock(mutex_);
@@ -77,6 +92,37 @@ class OnDemand final : public Gatherer {
     for (Bucket& bucket : buckets_) wait(bucket);
   }
 
+  void begin_step(std::int64_t step) override {
+    Gatherer::begin_step(step);
+    const std::lock_guard lock(mutex_);
+    if (requests_) requests_->begin_step(step);
+    patience_ = kPatience;
+    failed_ = false;
+  }
+
+  bool answer() override {
+    const Unrecorded unrecorded;
+    const std::lock_guard lock(mutex_);
+    return answer_others();
+  }
+
+  void tell_failed() override {
+    const std::lock_guard lock(mutex_);
+    if (!requests_) return;
+    failed_ = true;
+    requests_->tell_failed();
+    ask();
+  }
+
+  // Ranks no longer know the same of the order of use.
+  void abandon_pass() override {
+    const Unrecorded unrecorded;
+    const std::lock_guard lock(mutex_);
+    drop_all();
+    order_ = GatherOrder(bytes_);
+    failed_ = false;
+  }
+
  private:
   enum class State : std::uint8_t {
     kDivided,  ///< the slice; whoever accesses the whole is refused
@@ -89,10 +135,18 @@ class OnDemand final : public Gatherer {
     State state = State::kDivided;
     int users = 0;  ///< running operators
     Tensor coming;
-    std::uint64_t ticket = 0;
-    std::unique_ptr<Pinned> sent;  ///< kComing: the slice
+    CommLane* lane = nullptr;      ///< kComing: on which it does
+    std::uint64_t ticket = 0;      ///< of that
+    bool asked_for = false;        ///< by another rank, and not used here since
     std::unique_ptr<Pinned> kept;  ///< kWhole: a budget would write it to a tier
+    std::int64_t gathers = 0;      ///< that have begun, ever
+    std::int64_t asked = 0;        ///< of these, the last that another rank was asked for
   };
+  using milliseconds = std::chrono::milliseconds;
+  static constexpr milliseconds kPatience{1000};  // before the others are asked for a gather
+  static constexpr milliseconds kLook{100};       // at what they ask, while this rank waits
+  static constexpr milliseconds kLookAgain{2};    // once it has been so in this step
+  static constexpr std::size_t kAskedForAtOnce = 2;
 
   std::vector<std::int64_t> sizes_of(const std::vector<Tensor>& parameters) const {
     std::vector<std::int64_t> bytes;
@@ -176,8 +230,13 @@ class OnDemand final : public Gatherer {
 
   void bring(const std::vector<std::size_t>& needed, GatherOrder::Phase phase) {
     std::vector<GatherOrder::Held> held;
-    for (const Bucket& bucket : buckets_) held.push_back({bucket.state != State::kDivided, bucket.users > 0});
-    for (const std::size_t number : needed) order_.use(number, phase);
+    for (const Bucket& bucket : buckets_) {
+      held.push_back({bucket.state != State::kDivided, bucket.users > 0 || bucket.asked_for});
+    }
+    for (const std::size_t number : needed) {
+      order_.use(number, phase);
+      buckets_[number].asked_for = false;
+    }
     const GatherOrder::Moves moves = order_.plan(needed, held, most_bytes());
     for (const std::size_t number : moves.drop) drop(buckets_[number]);
     for (const std::size_t number : moves.fetch) fetch(number);
@@ -189,24 +248,79 @@ class OnDemand final : public Gatherer {
     most_gathered_bytes_ = std::max(most_gathered_bytes_, gathered_bytes);
   }
 
-  void fetch(std::size_t number) {
+  void fetch(std::size_t number) { fetch(number, *lane_); }
+  void fetch(std::size_t number, CommLane& lane) {
     Bucket& bucket = buckets_[number];
-    {
-      const CategoryScope category(Category::kParameter);
-      bucket.coming = at::empty(bucket.whole.sizes(), bucket.whole.options());
-    }
-    bucket.sent = std::make_unique<Pinned>(bucket.slice);
+    bucket.coming = room_for(number);
     bucket.state = State::kComing;
-    bucket.ticket = lane_->submit([this, number, whole = bucket.coming, slice = bucket.slice] {
-      exchange_.own_slice(whole).copy_(slice, /*non_blocking=*/true);
+    bucket.lane = &lane;
+    bucket.ticket = send(number, bucket.coming, lane);
+  }
+
+  Tensor room_for(std::size_t number) const {
+    const CategoryScope category(Category::kParameter);
+    const Tensor& whole = buckets_[number].whole;
+    return at::empty(whole.sizes(), whole.options());
+  }
+
+  std::uint64_t send(std::size_t number, const Tensor& whole, CommLane& lane) {
+    Bucket& bucket = buckets_[number];
+    ++bucket.gathers;
+    return lane.submit([this, number, whole, slice = std::make_shared<Pinned>(bucket.slice)] {
+      exchange_.own_slice(whole).copy_(slice->tensor(), /*non_blocking=*/true);
       exchange_.all_gather(whole, static_cast<int>(number));
     });
+  }
+
+  // Where ranks use parameters in one order, none waits so long that it asks, unless another is slow.
+  void await(CommLane& lane, std::uint64_t ticket) override {
+    if (!requests_) return lane.wait(ticket);
+    for (milliseconds waited{0}; !lane.wait_for(ticket, std::min(patience_, kLook));
+         waited += std::min(patience_, kLook)) {
+      answer_others();
+      if (waited < patience_ && !requests_->has_failed()) continue;
+      patience_ = kLookAgain;
+      ask();
+    }
+  }
+
+  void ask() {
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      Bucket& bucket = buckets_[number];
+      if (bucket.state != State::kComing || bucket.asked == bucket.gathers) continue;
+      requests_->make({number, bucket.gathers});
+      bucket.asked = bucket.gathers;
+    }
+  }
+
+  // Beside what this rank gathers itself, which may be what the others have not come to. A rank that is slow
+  // will use what it is asked for, and keeps that; one whose pass has failed will not.
+  bool answer_others() {
+    if (!requests_) return false;
+    for (const auto& [number, count] : requests_->take()) {
+      Bucket& bucket = buckets_[number];
+      if (bucket.gathers < count && bucket.state == State::kDivided && !failed_) {
+        fetch(number, *answers_);
+        keep_asked_for(number);
+      }
+      while (bucket.gathers < count) send(number, room_for(number), *answers_);
+    }
+    return true;
+  }
+
+  // Of what it does not come to, the last: what a rank that waits needs now, and has on its way.
+  void keep_asked_for(std::size_t number) {
+    buckets_[number].asked_for = true;
+    asked_for_.push_back(number);
+    if (asked_for_.size() <= kAskedForAtOnce) return;
+    buckets_[asked_for_.front()].asked_for = false;
+    asked_for_.pop_front();
   }
 
   void wait(Bucket& bucket) {
     if (bucket.state != State::kComing) return;
     try {
-      lane_->wait(bucket.ticket);
+      await(*bucket.lane, bucket.ticket);
     } catch (...) {
       forget(bucket);
       throw;
@@ -232,7 +346,6 @@ class OnDemand final : public Gatherer {
 
   static void forget(Bucket& bucket) {
     bucket.coming.reset();
-    bucket.sent.reset();
     bucket.state = State::kDivided;
   }
 
@@ -248,6 +361,7 @@ class OnDemand final : public Gatherer {
 
   void drop_all() {
     for (Bucket& bucket : buckets_) {
+      bucket.asked_for = false;
       if (bucket.users == 0) drop(bucket);
     }
   }
@@ -255,14 +369,20 @@ class OnDemand final : public Gatherer {
   std::int64_t most_bytes() const { return options_.resident_bytes.value_or(room_.bytes()); }
 
   mutable std::mutex mutex_;
+  std::vector<std::int64_t> bytes_;  ///< of each bucket, whole
   GatherOrder order_;
   GatheredRoom room_;  ///< where none was given
   BudgetRoom budget_room_;
-  std::int64_t largest_sums_bytes_ = 0;   ///< of a bucket's gradients
-  std::int64_t most_gathered_bytes_ = 0;  ///< at any time since budget_room_ began
+  std::optional<GatherRequests> requests_;  ///< if ranks can gather in any order
+  milliseconds patience_ = kPatience;       ///< of this step
+  bool failed_ = false;                     ///< this rank's pass, or one in no_sync of this step
+  std::deque<std::size_t> asked_for_;       ///< the last buckets that this rank was
+  std::int64_t largest_sums_bytes_ = 0;     ///< of a bucket's gradients
+  std::int64_t most_gathered_bytes_ = 0;    ///< at any time since budget_room_ began
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
-  bool written_ = false;  ///< a part of this rank's, since the last step was settled
+  bool written_ = false;               ///< a part of this rank's, since the last step was settled
+  std::unique_ptr<CommLane> answers_;  ///< last: its work uses the others
 };
 
 }  // namespace

@@ -209,7 +209,7 @@ void Gatherer::close() {
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
   if (layout_.buckets.empty()) return here;
   const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
-  lane_->wait(lane_->submit([this, told] { exchange_.largest(told); }));
+  await(*lane_, lane_->submit([this, told] { exchange_.largest(told); }));
   const Tensor heard = told.cpu();
   const auto* const values = heard.const_data_ptr<std::int64_t>();
   return {values, values + heard.numel()};

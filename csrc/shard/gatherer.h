@@ -33,11 +33,19 @@ class Gatherer {
   virtual std::int64_t resident_bytes() const { return 0; }
 
   /// What is thrown from now on says in which step it was.
-  void begin_step(std::int64_t step) { exchange_.begin_step(step); }
+  virtual void begin_step(std::int64_t step) { exchange_.begin_step(step); }
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   virtual void expect_step() = 0;
   /// All of every bucket, whatever was written. Throws RankFailed.
   virtual void gather() = 0;
+
+  /// What other ranks gather and this one does not, this one takes part in while it waits in the gatherer,
+  /// and when it calls this. False: it cannot, so a pass that fails on this rank leaves the others waiting.
+  virtual bool answer() { return true; }
+  /// This rank's pass has failed: the others ask at once.
+  virtual void tell_failed() {}
+  /// The pass is abandoned on all ranks, which answer() until all of them have called this.
+  virtual void abandon_pass() {}
 
   /// Parts are copies of parameters, which can be written while these stay as they are.
   virtual bool can_hold() const { return false; }
@@ -98,6 +106,8 @@ class Gatherer {
   bool anywhere(bool here) { return largest({here ? 1 : 0}).front() != 0; }
   /// Of each of these, the largest that a rank gives.
   std::vector<std::int64_t> largest(const std::vector<std::int64_t>& here);
+  /// Waits for work of a lane.
+  virtual void await(CommLane& lane, std::uint64_t ticket) { lane.wait(ticket); }
 
   ShardLayout layout_;
   ShardOptions options_;

@@ -47,7 +47,10 @@ class Reducer::KeepHook final : public torch::autograd::FunctionPreHook {
 
 Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
                  int first_exchange, const ShardOptions& options)
-    : group_(std::move(group)),
+    : watch_([reducer = std::weak_ptr<Reducer*>(self_)] {
+        if (const auto alive = reducer.lock()) (*alive)->graph_begins();
+      }),
+      group_(std::move(group)),
       layout_(std::move(layout)),
       options_(options),
       lines_{make_line(first_exchange, device_of(parameters, &ReducedParameter::tensor)),
@@ -122,7 +125,7 @@ bool Reducer::has_other_owners(std::size_t number) {
     count(items_[item].parameter.tensor.grad());
     count(items_[item].kept);
   }
-  for (const KeptPart& part : parts_) {
+  for (const Part& part : parts_) {
     if (part.piece.bucket == number) count(part.tensor.grad());
   }
   return flat.storage().use_count() > known;
@@ -209,7 +212,7 @@ void Reducer::send(std::size_t number) {
       });
   // While one is filled, two are sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole. With one alone, link and backward wait for each other where they are about as fast.
-  if (divides_gradients() && number > 1) line_of(number - 2).lane->wait(buckets_[number - 2].ticket);
+  if (divides_gradients() && number > 1) await(*line_of(number - 2).lane, buckets_[number - 2].ticket);
 }
 
 }  // namespace reef

@@ -47,14 +47,24 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Where gradients go, of sharded stages and where there are masters.
-  void set_parts(std::vector<KeptPart> parts) { parts_ = std::move(parts); }
+  void set_parts(const std::vector<KeptPart>& parts) {
+    parts_ = std::vector<Part>(parts.begin(), parts.end());
+  }
   /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
   void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
   /// Called before gradients of parts are given.
   void when_giving(std::function<void()> giving) { giving_ = std::move(giving); }
+  /// Of parameters that ranks gather in backward: see Gatherer. Without it a pass that fails on one rank
+  /// leaves the others waiting where parameters are divided.
+  struct Gathers {
+    std::function<void()> answer, tell_failed, abandon_pass;
+  };
+  void answer_gathers(Gathers gathers) { gathers_ = std::move(gathers); }
   /// Gradients of parts get memory of their own, and are not looked at until new ones are given.
   void lend_gradients();
   void set_syncing(bool syncing);
+  /// Clears the gradients of parts whose parameters' the program has cleared, which the next pass would do.
+  void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
   std::int64_t step() const { return step_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
@@ -93,6 +103,12 @@ class Reducer {
     std::size_t waiting = 0;  ///< items that are not ready
   };
 
+  struct Part : KeptPart {
+    explicit Part(KeptPart part) : KeptPart(std::move(part)) {}
+    at::Tensor stand_in;    ///< of its gradient, while that has only been added up
+    bool has_sums = false;  ///< since the last pass: it had a gradient or a stand-in, and was added to
+  };
+
   /// The parameters have no gradients of their own.
   bool has_parts() const { return reef::has_parts(options_); }
   bool sharded() const { return options_.stage != Stage::kReplicate; }
@@ -102,8 +118,14 @@ class Reducer {
   at::Tensor stand_in_of(Item& item) const;
   void give_stand_in(Item& item, bool added) const;
   void clear_parts();
+  void watch_parts();
+  void see_sums();
+  void see_parts();
+  void forget_sums();
   void ready(std::size_t item);
+  void graph_begins();
   void begin_pass();
+  void begin_gradients();
   void hold_flats();
   void free_flats();
   bool stays(std::size_t bucket) const;  ///< its memory, when gradients are cleared
@@ -118,31 +140,41 @@ class Reducer {
   void finish();
   void abandon() noexcept;
   at::Tensor largest(const at::Tensor& own);
+  void await(CommLane& lane, std::uint64_t ticket);
   void give_up() noexcept;
   std::vector<bool> used_anywhere(bool abandons);
   int who_abandons(bool abandons);
   void send_the_rest();
   bool has_other_owners(std::size_t bucket);
+  void keep_sums();
+  void throw_if_abandoned(int by_rank);
+  void leave_pass();
   void end_step();
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
 
+  std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
   OutermostGraphWatch watch_;
   ProcessGroupPtr group_;
   ShardLayout layout_;
   ShardOptions options_;
   std::vector<Item> items_;
   std::vector<Bucket> buckets_;
-  std::vector<KeptPart> parts_;
+  std::vector<Part> parts_;
   std::function<void()> reduced_ = [] {};
   std::function<void()> giving_ = [] {};
+  Gathers gathers_;
   std::mutex mutex_;
   std::int64_t step_ = 0;
   bool syncing_ = true;
   bool in_pass_ = false;
-  bool lent_ = false;                                                  ///< gradients of parts
-  std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
-  std::size_t next_bucket_ = 0;                                        ///< the first that has not been sent
+  bool has_gradients_ = false;  ///< in this pass: memory for them is there
+  bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced
+  bool clears_differ_ =
+      false;                 ///< the program has cleared the gradients of some parts after passes in no_sync
+  std::uint8_t clears_ = 0;  ///< so often those of all parts, since the last pass that was reduced
+  bool lent_ = false;        ///< gradients of parts
+  std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
     SliceExchange exchange;
     std::unique_ptr<CommLane> lane;

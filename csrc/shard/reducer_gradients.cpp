@@ -35,15 +35,71 @@ Tensor Reducer::stand_in_of(Item& item) const {
   return item.stand_in;
 }
 
+// After a pass in no_sync: the optimizer's gradients show nothing of what has been added up, and clearing
+// them clears that, too.
+void Reducer::watch_parts() {
+  if (lent_) return;
+  for (Part& part : parts_) {
+    const Item& item = items_[part.piece.item];
+    part.has_sums = item.filled;
+    Tensor& gradient = part.tensor.mutable_grad();
+    if (!item.filled || gradient.defined()) continue;
+    if (!part.stand_in.defined()) {
+      part.stand_in =
+          stand_in(part.tensor, "the gradient of parameter " + item.parameter.name +
+                                    " has been added up in no_sync and not over the ranks "
+                                    "(reef::shard): run backward without no_sync before the step");
+    }
+    gradient = part.stand_in;
+  }
+}
+
+// Before a pass. What the program has made of the parameters' own gradients since is what has been added up.
+void Reducer::see_sums() {
+  if (has_parts()) return see_parts();
+  for (Item& item : items_) {
+    const Tensor& gradient = item.parameter.tensor.grad();
+    if (!item.filled) continue;
+    item.filled = gradient.defined();
+    if (!item.filled) item.kept.reset();
+    if (item.filled && !same_memory(gradient, place_of(item))) place_of(item).copy_(gradient);
+  }
+}
+
+// A rank sees whether the optimizer's gradients of its own parts have been cleared since, and the others have
+// sums of all parameters: what all parts of a rank say goes for all of these.
+void Reducer::see_parts() {
+  std::size_t with_sums = 0, cleared = 0;
+  for (Part& part : parts_) {
+    if (!std::exchange(part.has_sums, false)) continue;
+    ++with_sums;
+    if (!part.tensor.grad().defined()) ++cleared;
+  }
+  if (cleared == 0) return;
+  clears_differ_ |= cleared < with_sums;
+  ++clears_;
+  for (Item& item : items_) item.filled = false;
+}
+
+// None are left, nor what stands for them.
+void Reducer::forget_sums() {
+  for (Part& part : parts_) {
+    part.has_sums = false;
+    Tensor& gradient = part.tensor.mutable_grad();
+    if (gradient.defined() && gradient.is_same(part.stand_in)) gradient.reset();
+  }
+  clears_ = 0;
+  clears_differ_ = lost_sums_ = false;
+}
+
 // What has been reduced before this pass must not be added up over the ranks once more.
 void Reducer::keep(std::size_t number) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
-  begin_pass();
+  begin_gradients();
   Item& item = items_[number];
   if (has_parts()) return see(item);
   Tensor& gradient = item.parameter.tensor.mutable_grad();
-  if (!gradient.defined()) item.filled = false;  // a sum of passes in no_sync was cleared
   if (!gradient.defined() || item.filled) return;
   item.kept = same_storage(gradient, buckets_[item.place.bucket].flat) ? gradient.clone() : gradient;
   gradient = Tensor();
@@ -52,7 +108,7 @@ void Reducer::keep(std::size_t number) {
 // Gradients of parts that have been kept since the last step may lie where sums are about to be.
 void Reducer::free_flats() {
   if (divides_gradients()) return;
-  for (KeptPart& part : parts_) {
+  for (Part& part : parts_) {
     Tensor& gradient = part.tensor.mutable_grad();
     if (same_storage(gradient, buckets_[part.piece.bucket].flat)) gradient = gradient.clone();
   }
@@ -66,10 +122,10 @@ void Reducer::take(Item& item) {
   }
   const Tensor place = place_of(item);
   if (!same_memory(gradient, place)) {
-    if (item.filled) {
+    if (item.filled && has_parts()) {
       place.add_(gradient);
     } else {
-      place.copy_(gradient);
+      place.copy_(gradient);  // what there was has been added by autograd
     }
     // Frees what autograd had made. A sharded parameter has no gradient of its own.
     gradient = has_parts() ? Tensor() : place;  // the stand-in comes at the end of the pass
@@ -100,7 +156,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
   }
   clear_parts();
   for (std::size_t i = 0; i < items_.size(); ++i) give_stand_in(items_[i], used[i]);
-  for (KeptPart& part : parts_) {
+  for (Part& part : parts_) {
     if (!used[part.piece.item]) continue;
     const ShardPiece& piece = part.piece;
     const std::int64_t begin =
@@ -116,9 +172,21 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
   }
 }
 
+void Reducer::clear_as_the_module() {
+  const std::lock_guard lock(mutex_);
+  if (in_pass_ || !has_parts()) return;
+  for (Part& part : parts_) {
+    const Item& item = items_[part.piece.item];
+    const Tensor& gradient = item.parameter.tensor.grad();
+    if (!item.stand_in.defined() || gradient.is_same(item.stand_in)) continue;
+    part.tensor.mutable_grad().reset();
+    part.has_sums = false;
+  }
+}
+
 // Of parameters whose gradients the program has cleared.
 void Reducer::clear_parts() {
-  for (KeptPart& part : parts_) {
+  for (Part& part : parts_) {
     if (items_[part.piece.item].cleared) part.tensor.mutable_grad().reset();
   }
 }

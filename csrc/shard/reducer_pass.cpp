@@ -3,7 +3,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <chrono>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "autograd/outermost_graph.h"
 #include "reef/error.h"
@@ -13,8 +16,8 @@ namespace reef {
 
 using at::Tensor;
 
-/// A pass of backward, which ends with the outermost of the graphs that run within each other. If it ends
-/// early, by an error, it is abandoned.
+/// A pass of backward: begins with the outermost of the graphs that run within each other, if that reaches a
+/// parameter, and ends with it. If it ends early, by an error, it is abandoned.
 class Reducer::Pass {
  public:
   explicit Pass(std::weak_ptr<Reducer*> reducer) : reducer_(std::move(reducer)) {}
@@ -42,7 +45,7 @@ void Reducer::ready(std::size_t number) {
                       " was taken before it could be reduced; what steps in backward (GradientRelease) knows "
                       "nothing of the other ranks: step when backward is over.");
   }
-  begin_pass();
+  begin_gradients();
   if (item.place.bucket < next_bucket_) {
     throw ConfigError(
         "rank " + std::to_string(group_->getRank()) + ": parameter " + item.parameter.name +
@@ -57,12 +60,27 @@ void Reducer::ready(std::size_t number) {
   send_whole_buckets();
 }
 
+// An error in its first nodes ends a pass, too.
+void Reducer::graph_begins() {
+  const std::lock_guard lock(mutex_);
+  if (in_pass_) return;
+  const auto reached = [](const Item& item) { return graph_runs(*item.accumulator); };
+  if (std::any_of(items_.begin(), items_.end(), reached)) begin_pass();
+}
+
 void Reducer::begin_pass() {
   if (in_pass_) return;
   in_pass_ = true;
   at_end_of_outermost_graph([pass = std::make_shared<Pass>(self_)] { pass->finish(); });
+}
+
+// A re-entrant checkpoint may reach parameters that the graph around it does not.
+void Reducer::begin_gradients() {
+  begin_pass();
+  if (std::exchange(has_gradients_, true)) return;
   if (lent_) return;
   hold_flats();
+  see_sums();
   free_flats();
 }
 
@@ -77,25 +95,15 @@ void Reducer::finish() {
   if (has_parts()) {
     for (Item& item : items_) see(item);
   }
-  if (!syncing_) {
-    clear_parts();
-    for (Item& item : items_) give_stand_in(item, item.filled);
-    for (Item& item : items_) item.seen = item.cleared = false;
-    in_pass_ = false;
-    return;
-  }
   try {
-    send_the_rest();
-    const std::vector<bool> used = used_anywhere(/*abandons=*/false);
-    if (used.back()) {
-      const int rank = who_abandons(false);
-      end_step();
-      throw PassAbandoned("rank " + std::to_string(group_->getRank()) + ": backward has failed on rank " +
-                              std::to_string(rank) +
-                              ", whose error says why, so this pass is abandoned on every rank: clear the "
-                              "gradients, and go on with the next batch.",
-                          rank);
+    if (!syncing_) {
+      if (gathers_.answer) throw_if_abandoned(who_abandons(false));
+      return keep_sums();
     }
+    send_the_rest();
+    const std::vector<bool> used = used_anywhere(/*abandons=*/lost_sums_);
+    if (used.back()) throw_if_abandoned(who_abandons(lost_sums_));
+    forget_sums();
     giving_();
     lent_ = false;
     give_gradients(used);
@@ -108,12 +116,43 @@ void Reducer::finish() {
   end_pass();
 }
 
+// Of a pass in no_sync.
+void Reducer::keep_sums() {
+  clear_parts();
+  for (Item& item : items_) give_stand_in(item, item.filled);
+  watch_parts();
+  for (Item& item : items_) item.seen = item.cleared = false;
+  in_pass_ = has_gradients_ = false;
+}
+
+// By this rank, or the ranks' number if it is by none.
+void Reducer::throw_if_abandoned(int by_rank) {
+  if (by_rank == group_->getSize()) return;
+  leave_pass();
+  throw PassAbandoned(
+      "rank " + std::to_string(group_->getRank()) + ": backward has failed on rank " +
+          std::to_string(by_rank) +
+          ", whose error says why, so this pass is abandoned on every rank, and what passes in no_sync had "
+          "added up before it: clear the gradients, and go on with the next batch.",
+      by_rank);
+}
+
+// All ranks know that it is abandoned, and go on when none waits for parameters any more.
+void Reducer::leave_pass() {
+  if (gathers_.abandon_pass) {
+    gathers_.abandon_pass();
+    who_abandons(false);
+  }
+  if (syncing_) end_step();
+}
+
 void Reducer::end_step() {
   ++step_;
   for (Line& line : lines_) line.exchange.begin_step(step_);
 }
 
 void Reducer::send_the_rest() {
+  begin_gradients();
   for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
     for (const std::size_t number : buckets_[next_bucket_].items) {
       if (!items_[number].filled) leave_out(items_[number]);
@@ -129,13 +168,19 @@ Tensor Reducer::largest(const Tensor& own) {
   Line& line = line_of(buckets_.size());
   line.lane->submit([&line, values] { line.exchange.largest(values); });
   for (const Line& each : lines_) {
-    each.lane->wait_all();
+    await(*each.lane, CommLane::kAll);
     if (options_.offload) each.lane->drain();  // the host reads them
   }
   return values.cpu();
 }
 
-// Gives the lowest rank that abandons the pass.
+void Reducer::await(CommLane& lane, std::uint64_t ticket) {
+  if (!gathers_.answer) return lane.wait(ticket);
+  constexpr std::chrono::milliseconds kAnswersEvery{20};
+  while (!lane.wait_for(ticket, kAnswersEvery)) gathers_.answer();
+}
+
+// Gives the lowest rank that abandons the pass, or the ranks' number if none does.
 int Reducer::who_abandons(bool abandons) {
   const int ranks = group_->getSize();
   const Tensor told = largest(at::full({1}, abandons ? ranks - group_->getRank() : 0, at::kLong));
@@ -143,18 +188,33 @@ int Reducer::who_abandons(bool abandons) {
 }
 
 // Gives, for each item, whether a rank has a gradient of it, and last whether a rank abandons the pass.
+// Throws ConfigError, on all ranks, if they disagree on which sums there are.
 std::vector<bool> Reducer::used_anywhere(bool abandons) {
-  Tensor flags = at::zeros({static_cast<std::int64_t>(items_.size()) + 1}, at::kByte);
+  const std::size_t items = items_.size();
+  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 4}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
-  for (std::size_t i = 0; i < items_.size(); ++i) own[i] = items_[i].filled ? 1 : 0;
-  own[items_.size()] = abandons ? 1 : 0;
+  for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].filled ? 1 : 0;
+  own[items] = abandons ? 1 : 0;
+  own[items + 1] = clears_differ_ ? 1 : 0;
+  own[items + 2] = clears_;
+  own[items + 3] = static_cast<std::uint8_t>(~clears_);
   flags = largest(flags);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
-  return std::vector<bool>(all, all + items_.size() + 1);
+  const bool alike = all[items + 1] == 0 && all[items + 2] == static_cast<std::uint8_t>(~all[items + 3]);
+  if (!alike && all[items] == 0) {
+    end_step();
+    throw ConfigError(
+        "rank " + std::to_string(group_->getRank()) +
+        ": after backward in no_sync the gradients of some parts were cleared and those of others not, so "
+        "the "
+        "ranks disagree on what has been added up, and this pass is abandoned: clear the gradients of all "
+        "parts of the shard, or the module's (its zero_grad()).");
+  }
+  return std::vector<bool>(all, all + items + 1);
 }
 
 void Reducer::end_pass() noexcept {
-  in_pass_ = false;
+  in_pass_ = has_gradients_ = false;
   next_bucket_ = 0;
   for (Item& item : items_) {
     item.filled = item.ready = item.seen = item.cleared = false;
@@ -170,19 +230,23 @@ void Reducer::end_pass() noexcept {
 
 // An error has ended this rank's pass, and is on its way to the program. The others wait for its gradients:
 // they get some, and are told that these are worth nothing. Where parameters are divided they wait for those,
-// too, which this rank's operators would have gathered: nobody can be told before the group's timeout.
+// too, which this rank's operators would have gathered.
 void Reducer::abandon() noexcept {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   if (!in_pass_) return;
-  if (syncing_ && options_.stage != Stage::kParameters) {
-    try {
+  lost_sums_ = !syncing_ && !gathers_.answer;
+  try {
+    if (gathers_.tell_failed) gathers_.tell_failed();
+    if (syncing_ && (gathers_.answer || options_.stage != Stage::kParameters)) {
       send_the_rest();
       used_anywhere(/*abandons=*/true);
-      who_abandons(true);
-      end_step();
-    } catch (...) {  // the next pass finds the same, if the others are gone
     }
+    if (gathers_.answer || (syncing_ && options_.stage != Stage::kParameters)) {
+      who_abandons(true);
+      leave_pass();
+    }
+  } catch (...) {  // the next pass finds the same, if the others are gone
   }
   give_up();
 }
@@ -190,9 +254,14 @@ void Reducer::abandon() noexcept {
 // Gradients are what they were. Memory that may be on its way is left to the lane.
 void Reducer::give_up() noexcept {
   for (std::size_t bucket = 0; bucket < next_bucket_; ++bucket) buckets_[bucket].flat.reset();
+  if (has_parts()) {
+    for (Item& item : items_) see(item);
+    clear_parts();
+  }
   for (Item& item : items_) {
     if (item.filled || item.seen || item.kept.defined()) item.parameter.tensor.mutable_grad() = item.kept;
   }
+  if (syncing_ || gathers_.answer) forget_sums();
   end_pass();
 }
 

@@ -263,6 +263,10 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   for (const ReducedParameter& one : parts_->divided.parameters)
     parts_->memory.push_back(one.tensor.storage());
   reducer.set_parts(gatherer.parts());
+  if (options.stage == Stage::kParameters && gatherer.answer()) {
+    reducer.answer_gathers({[&gatherer] { gatherer.answer(); }, [&gatherer] { gatherer.tell_failed(); },
+                            [&gatherer] { gatherer.abandon_pass(); }});
+  }
   reducer.when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
     parts->check_module();
     make_alike(buffers, how, group);
@@ -283,6 +287,8 @@ void Shard::gather() {
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
 }
+
+void Shard::clear_gradients() { parts_->reducer->clear_as_the_module(); }
 
 std::int64_t Shard::resident_bytes() const {
   return parts_->gatherer ? parts_->gatherer->resident_bytes() : 0;

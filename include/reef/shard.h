@@ -156,6 +156,10 @@ class REEF_API Shard {
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
 
+  /// Clears the gradients of parts whose parameters' gradients were cleared (module.zero_grad()), which the
+  /// next backward does by itself: to be called where a step comes before that. Python's optimizers do.
+  void clear_gradients();
+
   /// kParameters: how many bytes of gathered parameters may stay now; the same on all ranks.
   std::int64_t resident_bytes() const;
   /// Bytes that this rank has sent for gradients and parameters.

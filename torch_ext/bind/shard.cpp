@@ -103,6 +103,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("parameters", [](const Self& self) { return self->shard.parameters(); })
       .def("names", [](const Self& self) { return self->shard.names(); })
       .def("gather", [](const Self& self) { self->shard.gather(); })
+      .def("clear_gradients", [](const Self& self) { self->shard.clear_gradients(); })
       .def("full_state_dict",
            [](const Self& self, bool rank0_only) { return self->shard.full_state_dict(rank0_only); })
       .def("sharded_state_dict", [](const Self& self) { return self->shard.sharded_state_dict(); })

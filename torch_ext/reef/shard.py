@@ -150,8 +150,12 @@ class Shard:
 _NOT_BY_ELEMENT = frozenset({"Adafactor", "CAME", "LAMB", "LARS", "LBFGS", "Lamb", "Lars", "Muon", "Shampoo", "SOAP"})
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Refuses an optimizer that would treat parts as if they were whole parameters."""
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Clears what the module's zero_grad() has cleared, and refuses an optimizer that would treat parts as if they were
+    whole parameters."""
+    for native in list(_of_module.values()):
+        if native.shard is not None:
+            native.shard.clear_gradients()
     if type(optimizer).__name__ in _NOT_BY_ELEMENT and any(
         part_of(p) is not None for group in optimizer.param_groups for p in group["params"]
     ):
@@ -235,7 +239,7 @@ def shard(
     )  # fmt: skip
     _of_module[module] = _Native(made)
     if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_check_optimizer))
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
     return Shard(_of_module[module], module)
 
 

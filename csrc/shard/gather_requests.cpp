@@ -1,0 +1,54 @@
+#include "shard/gather_requests.h"
+
+#include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "distributed/group_compat.h"
+
+namespace reef {
+
+GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name)
+    : store_(group->getSize() > 1 ? compat::store_of(*group) : nullptr),
+      prefix_("reef/gathers/" + name + '/') {}
+
+std::string GatherRequests::key(const std::string& what) const {
+  return prefix_ + std::to_string(step_) + '/' + what;
+}
+
+void GatherRequests::begin_step(std::int64_t step) {
+  if (step == step_) return;
+  for (const std::string& old : made_before_) store_->deleteKey(old);
+  made_before_ = std::exchange(made_, {});
+  step_ = step;
+  taken_ = 0;
+}
+
+void GatherRequests::make(const Request& request) {
+  const std::int64_t number = store_->add(key("made"), 1);
+  const std::string own = key(std::to_string(number));
+  store_->set(own, std::to_string(request.bucket) + ' ' + std::to_string(request.count));
+  made_.push_back(own);
+  if (number == 1) made_.push_back(key("made"));
+}
+
+std::vector<GatherRequests::Request> GatherRequests::take() {
+  std::vector<Request> requests;
+  if (!store_->check({key("made")})) return requests;
+  for (const std::int64_t made = store_->add(key("made"), 0); taken_ < made; ++taken_) {
+    std::istringstream text(store_->get_to_str(key(std::to_string(taken_ + 1))));
+    Request& request = requests.emplace_back();
+    text >> request.bucket >> request.count;
+  }
+  return requests;
+}
+
+void GatherRequests::tell_failed() {
+  store_->set(key("failed"), "");
+  made_.push_back(key("failed"));
+}
+
+bool GatherRequests::has_failed() const { return store_->check({key("failed")}); }
+
+}  // namespace reef

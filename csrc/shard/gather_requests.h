@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distributed/store.h"
+#include "reef/collectives.h"
+
+namespace reef {
+
+/// What ranks that wait for buckets of parameters tell each other by the group's store. A gather needs all
+/// ranks, and each begins it when one of its own operators asks for it: a rank that uses other parameters, or
+/// whose pass has failed, learns here which gathers the others wait for. A round trip to the store for each
+/// call.
+class GatherRequests {
+ public:
+  /// Gather number `count` of a bucket, counted from 1 by each rank.
+  struct Request {
+    std::size_t bucket;
+    std::int64_t count;
+  };
+
+  /// `name` is that of one shard, the same on all ranks, and of no other of the group.
+  GatherRequests(const ProcessGroupPtr& group, const std::string& name);
+
+  /// Whether the group has a store.
+  explicit operator bool() const { return store_ != nullptr; }
+
+  /// Requests are of this step from now on. Removes what this rank has made before the last one.
+  void begin_step(std::int64_t step);
+  void make(const Request& request);
+  /// What all ranks have made in this step since the last call.
+  std::vector<Request> take();
+
+  /// This rank's pass has failed: the others need not wait before they ask.
+  void tell_failed();
+  bool has_failed() const;
+
+ private:
+  std::string key(const std::string& what) const;
+
+  StorePtr store_;
+  std::string prefix_;
+  std::int64_t step_ = 0;
+  std::int64_t taken_ = 0;                ///< in this step
+  std::vector<std::string> made_;         ///< keys, in this step
+  std::vector<std::string> made_before_;  ///< in the last
+};
+
+}  // namespace reef
