@@ -33,7 +33,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
                   at::TensorList parameters, at::TensorList gradients, at::TensorList states,
                   at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
                   const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
-                  const std::optional<Tensor>& found_inf) {
+                  const std::optional<Tensor>& found_inf, at::IntArrayRef begins) {
   OptimHyper hyper = OptimHyper::of(numbers.vec());
   if (lr && lr->defined()) hyper.lr = lr->item<double>();
   const OptimRule rule = optim_rule(rule_name, hyper);
@@ -102,6 +102,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     tensor.key = kernels::key_of_tensor(static_cast<std::int64_t>(work.step), part ? part->first : 0);
     tensor.constants.gradient = gain;
   }
+  for (const std::int64_t i : begins) {
+    if (i < 0 || i >= static_cast<std::int64_t>(count))
+      throw ConfigError("optim_step_: the momentum of parameter " + std::to_string(i) + " begins, of " +
+                        std::to_string(count));
+    works[static_cast<std::size_t>(i)].begins = true;
+  }
   // All have been found sound: nothing is changed before.
   for (std::size_t i = 0; i < count; ++i) {
     *static_cast<float*>(steps[i].mutable_data_ptr()) = static_cast<float>(works[i].step);
@@ -118,7 +124,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
 Tensor optim_step_meta(const std::string&, const std::string&, const std::string&, at::TensorList parameters,
                        at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::ArrayRef<double>,
                        const std::optional<Tensor>&, const std::optional<Tensor>&,
-                       const std::optional<Tensor>&) {
+                       const std::optional<Tensor>&, at::IntArrayRef) {
   return at::empty({static_cast<std::int64_t>(parameters.size())},
                    at::TensorOptions().dtype(at::kLong).device(at::kMeta));
 }
@@ -144,7 +150,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "optim_step_(str rule, str state, str master, Tensor(a!)[] parameters, Tensor[] gradients, "
       "Tensor(b!)[] states, Tensor(c!)[] masters, Tensor(d!)[] steps, float[] numbers, Tensor? lr=None, "
-      "Tensor? grad_scale=None, Tensor? found_inf=None) -> Tensor");
+      "Tensor? grad_scale=None, Tensor? found_inf=None, int[] begins=[]) -> Tensor");
   m.def("optim_slice_bytes(Device device) -> int", &reef::optim::optim_slice_bytes);
   m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }
@@ -159,10 +165,10 @@ Tensor step(const std::string& rule, const std::string& state, const std::string
             at::TensorList parameters, at::TensorList gradients, at::TensorList states,
             at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
             const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
-            const std::optional<Tensor>& found_inf) {
+            const std::optional<Tensor>& found_inf, at::IntArrayRef begins) {
   static const auto op = typed_operator<decltype(optim_step)>("reef::optim_step_");
   return op.call(rule, state, master, parameters, gradients, states, masters, steps, numbers, lr, grad_scale,
-                 found_inf);
+                 found_inf, begins);
 }
 
 std::int64_t slice_bytes(c10::Device device) { return optim_slice_bytes(device); }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -248,6 +249,17 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState, StateTensors
 
   at::Tensor step;  ///< float32, one element: steps taken
   std::vector<std::pair<std::string, at::Tensor>> tensors;
+
+  /// Whose it is, and how it is kept: a step of anything else is refused.
+  struct Layout {
+    std::vector<std::int64_t> sizes;
+    c10::ScalarType dtype;
+    c10::Device device;
+    std::string format;
+    MasterWeights master;
+    bool operator==(const Layout&) const = default;
+  };
+  std::optional<Layout> layout;  ///< none: not looked at since the program made the state
 };
 
 class GradientRelease;
@@ -255,16 +267,17 @@ class GradientRelease;
 /// What all rules share. Parameters are float32, bfloat16 or float16 and dense; gradients too.
 class REEF_API Optimizer : public torch::optim::Optimizer {
  public:
-  /// One step of every parameter that has a gradient. Throws ConfigError where that cannot be, and
-  /// NonFiniteGradient, when all have been stepped: blocks of 256 elements whose gradient is not finite stay
-  /// as they were. Under a Budget each parameter is an operator of its own.
+  /// One step of every parameter that has a gradient. Throws ConfigError where that cannot be, before
+  /// anything is changed, and NonFiniteGradient, when all have been stepped: blocks of 256 elements whose
+  /// gradient is not finite stay as they were. Under a Budget each parameter is an operator of its own.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// The group inherits what its options do not set.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// torch::optim's file format. What is loaded is bit for bit what was saved, in its formats; a file of the
-  /// torch::optim class of the same rule is put into this one's.
+  /// torch::optim class of the same rule is put into this one's. Throws ConfigError, and changes nothing, for
+  /// one of another rule, of other shapes, or that lacks what a step needs.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   /// For the torch::optim class of the same rule: states in float32.
@@ -275,11 +288,14 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
             std::unique_ptr<OptionsBase> defaults, const char* rule, bool decoupled);
 
  private:
-  void check(const OptionsBase& options) const;
   void write(torch::serialize::OutputArchive& archive, bool for_torch) const;
   std::vector<double> numbers(const OptionsBase& options) const;
-  ParameterState& begin(const OptionsBase& options, const at::Tensor& parameter);
-  void adapt(const OptionsBase& options, const at::Tensor& parameter, const ParameterState& saved);
+  std::unique_ptr<ParameterState> begun(const OptionsBase& options, const at::Tensor& parameter) const;
+  void begin(const OptionsBase& options, const at::Tensor& parameter, const std::string& name, bool is_signed,
+             ParameterState& state) const;
+  ParameterState::Layout layout_of(const OptionsBase& options, const at::Tensor& parameter) const;
+  void check_parameters(std::size_t group) const;
+  void check_these(std::size_t group, const std::vector<std::size_t>& indices) const;
 
   friend class GradientRelease;
   /// Parameters of a group on one device, and how many elements of each one's gradient were not finite,

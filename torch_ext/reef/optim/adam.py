@@ -38,10 +38,7 @@ class Adam(Optimizer):
             "foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused,
             "decoupled_weight_decay": self._decoupled,
         }  # fmt: skip
-        super().__init__(
-            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
-            fused=fused, capturable=capturable, differentiable=differentiable,
-        )  # fmt: skip
+        super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
 
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,18 +11,18 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from reef.ledger import category_scope
-from reef.part import part_of, set_part
+from reef.part import part_of
+
+from .options import MASTERS, STATES, check_names, check_nesterov, check_options, name_of
+from .restore import check_is_state_dict, restored
 
 if TYPE_CHECKING:
     from .gradient_release import GradientRelease
 
-STATES = (
-    "float32", "bfloat16", "int8", "int4", "companded8", "int8_compensated", "int4_compensated", "companded8_compensated",
-    "int4_rank1",
-)  # fmt: skip
-MASTERS = ("none", "float32", "split", "stochastic")
+__all__ = ["MASTERS", "STATES", "NonFiniteGradient", "Optimizer", "Stepped", "name_of"]
 
 _MASTER_DTYPES = {"float32": torch.float32, "split": torch.uint8}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NonFiniteGradient(FloatingPointError):
@@ -41,6 +42,23 @@ class Stepped(NamedTuple):
         return [f"{name_of(self.group, i)} ({n} elements)" for i, n in counts if n]
 
 
+class _Kept(NamedTuple):
+    """Whose a state is, and how it is kept: a step of anything else is refused."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    format: str
+    master: str
+    sizes: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+    """Of its tensors, in their order."""
+
+    def __str__(self) -> str:
+        return (
+            f"shape {tuple(self.shape)}, {self.dtype}, {self.device}, states in {self.format}, master weights {self.master}"
+        )
+
+
 class Optimizer(torch.optim.Optimizer):
     """What all rules share. A rule gives its name and its options, by torch's keys."""
 
@@ -48,64 +66,56 @@ class Optimizer(torch.optim.Optimizer):
     _decoupled = False
     """The parameter decays, not the gradient."""
     _release: GradientRelease | None = None
+    _step_supports_amp_scaling = True
+    """GradScaler hands over grad_scale and found_inf."""
 
     def __init__(
-        self,
-        params: ParamsT,
-        defaults: dict[str, Any],
-        *,
-        state: str,
-        master: str,
-        min_quantized_numel: int,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
+        self, params: ParamsT, defaults: dict[str, Any], *, state: str, master: str, min_quantized_numel: int
     ) -> None:
-        # foreach and fused ask for less than what is done anyway.
-        for flag, asked in (("capturable", capturable), ("differentiable", differentiable)):
-            if asked:
-                raise ValueError(f"{type(self).__name__}: {flag}=True is not supported; use torch.optim's for it")
-        super().__init__(
-            params, {**defaults, "state": state, "master": master, "min_quantized_numel": min_quantized_numel}
-        )
-        self._step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf
+        defaults = {**defaults, "state": state, "master": master, "min_quantized_numel": min_quantized_numel}
+        check_options(type(self).__name__, defaults, defaults)
+        check_nesterov(type(self).__name__, defaults)
+        self._kept: dict[torch.Tensor, _Kept] = {}
+        super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": self._kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_kept", {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "optimizer contains a parameter group with duplicate", UserWarning)
+            super().add_param_group(param_group)  # what it warns of is refused below
         group = self.param_groups[-1]
         try:
-            self._check(group)
-        except ValueError:
+            where = self._where(group)
+            check_options(where, group, self.defaults)
+            check_names(where, group, self.defaults)
+            check_nesterov(where, group)
+            for index in range(len(group["params"])):
+                self._check_parameter(group, index)
+        except BaseException:
             self.param_groups.pop()
             raise
 
-    def _check(self, group: dict[str, Any]) -> None:
-        where = type(self).__name__
-        lr = group["lr"]
-        if isinstance(lr, torch.Tensor) and lr.numel() != 1:
-            raise ValueError(f"{where}: a tensor for lr has one element, not {lr.numel()}")
-        for key in ("lr", "eps", "weight_decay", "momentum", "alpha", "lr_decay", "initial_accumulator_value"):
-            if key in group and not float(group[key]) >= 0:
-                raise ValueError(f"{where}: {key} is {group[key]}; give 0 or more")
-        for beta in group.get("betas", ()):
-            if not 0 <= float(beta) < 1:
-                raise ValueError(f"{where}: betas are {tuple(group['betas'])}; give numbers from 0 to below 1")
-        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise ValueError(f"{where}: nesterov needs a momentum and no dampening")
-        if group["state"] not in STATES:
-            raise ValueError(f"{where}: state is '{group['state']}'; use one of {', '.join(STATES)}")
-        if group["master"] not in MASTERS:
-            raise ValueError(f"{where}: master is '{group['master']}'; use one of {', '.join(MASTERS)}")
-        for index, p in enumerate(group["params"]):
-            if p.device.type not in ("cpu", "cuda", "meta"):
-                raise ValueError(
-                    f"{where}: {name_of(group, index)} is on {p.device}; parameters on the CPU and on CUDA devices are stepped"
-                )
-            if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(
-                    f"{where}: {name_of(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
-                )
+    def _where(self, group: dict[str, Any]) -> str:
+        """Of whom a message about the options of a group speaks."""
+        name = type(self).__name__
+        if len(self.param_groups) == 1:
+            return name
+        return f"{name}, group {next(i for i, one in enumerate(self.param_groups) if one is group)}"
+
+    def _check_parameter(self, group: dict[str, Any], index: int) -> None:
+        p, who = group["params"][index], f"{type(self).__name__}: {name_of(group, index)}"
+        if p.device.type not in ("cpu", "cuda", "meta"):
+            raise ValueError(f"{who} is on {p.device}; parameters on the CPU and on CUDA devices are stepped")
+        if p.dtype not in _DTYPES:
+            raise ValueError(f"{who} is {p.dtype}; float32, bfloat16 and float16 are stepped")
+        if any(p is other for other in group["params"][:index]):
+            raise ValueError(f"{who} is in the group already; give each parameter once")
 
     def _numbers(self, group: dict[str, Any]) -> list[float]:
         """In the order of OptimHyper; what the rule does not have is 0, as is an lr that is a tensor."""
@@ -113,7 +123,8 @@ class Optimizer(torch.optim.Optimizer):
         lr = 0.0 if isinstance(group["lr"], torch.Tensor) else group["lr"]
         keys = ("eps", "weight_decay", "dampening", "lr_decay", "trust_coefficient")
         flags = ("amsgrad", "nesterov", "centered", "maximize")
-        named = [*(group.get(key, 0.0) for key in keys), self._decoupled, *(group.get(flag, False) for flag in flags)]
+        decoupled = group.get("decoupled_weight_decay", self._decoupled)
+        named = [*(group.get(key, 0.0) for key in keys), decoupled, *(group.get(flag, False) for flag in flags)]
         return [float(number) for number in (lr, beta1, beta2, *named)]
 
     def _names(self, numbers: list[float]) -> list[tuple[str, bool]]:
@@ -126,33 +137,64 @@ class Optimizer(torch.optim.Optimizer):
         elements = p.numel() if part is None else part.whole_elements
         return group["state"] if elements >= group["min_quantized_numel"] else "float32"
 
-    def _same_part(self, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """What is rounded by chance in them is rounded as in the whole."""
-        if (part := part_of(p)) is not None:
-            set_part(values, part)
-        return values
+    def _kept_as(self, group: dict[str, Any], p: torch.Tensor) -> _Kept:
+        return _Kept(p.shape, p.dtype, p.device, self._format(group, p), group["master"])
 
-    def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
+    def _keep(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        self.state[p].update(state)
+        self._kept[p] = self._kept_as(group, p)._replace(sizes=_sizes(self.state[p]))
+
+    def _begun(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The state with what it lacks for a step."""
         with category_scope("optimizer state"):  # whenever that is: with gradient release, in backward
-            self._begin_states(group, p)
-            self._begin_master(group, p)
+            begun = dict(state)
+            if not state:
+                begun["step"] = torch.zeros((), dtype=torch.float32)
+            for name, is_signed in self._names(self._numbers(group)):
+                if name not in begun:
+                    begun[name], scale = self._begin(group, p, is_signed)
+                    if scale.numel() > 0:
+                        begun[name + "_scale"] = scale
+            if not state and (master := _begun_master(group, p)) is not None:
+                begun["master"] = master
+        return begun
 
-    def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        state = self.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        for name, is_signed in self._names(self._numbers(group)):
-            state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
-            if scale.numel() > 0:
-                state[name + "_scale"] = scale
+    def _begin(self, group: dict[str, Any], p: torch.Tensor, is_signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of a state."""
+        return torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
 
-    def _begin_master(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        dtype = _MASTER_DTYPES.get(group["master"])
-        if dtype is None or p.dtype == torch.float32:
-            return
-        if dtype == torch.float32:
-            self.state[p]["master"] = p.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
-        else:
-            self.state[p]["master"] = torch.full_like(p, 128, dtype=dtype)
+    def _check_these(self, group: dict[str, Any], indices: list[int], *, alone: bool) -> None:
+        """All that can be known before a step is known here: one that is refused has changed nothing. ``alone``: nothing
+        else is stepped, and the operator will look at the sizes of states."""
+        where = self._where(group)
+        check_options(where, group, self.defaults)
+        check_names(where, group, self.defaults)
+        names = [name for name, _ in self._names(self._numbers(group))]
+        for index in indices:
+            p = group["params"][index]
+            who = f"{type(self).__name__}: {name_of(group, index)}"
+            _check_gradient(who, p)
+            state = self.state.get(p)
+            if not state:
+                self._check_parameter(group, index)
+                continue
+            now = self._kept_as(group, p)
+            before = self._kept.get(p)
+            if before is None:  # The program made the state, or another version of Reef.
+                before = self._kept[p] = now._replace(sizes=_sizes(state))
+            if before[:-1] != now[:-1]:
+                raise ValueError(
+                    f"{who} has a state that was begun for {before}, and is now {now}; build another optimizer for what "
+                    "was changed, or change it back"
+                )
+            if not alone and before.sizes != _sizes(state):
+                raise ValueError(f"{who} has a state of other tensors than it had; load the state again, or begin anew")
+            for name in names:
+                if name not in state and self._rule != "sgd":  # whose momentum begins when it is first asked for
+                    raise ValueError(
+                        f"{who} has no state {name}, which an option that was switched on since its first step needs; "
+                        "switch it on when the optimizer is made, or begin without a state"
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -166,9 +208,10 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        stepped = [
-            self._step_these(group, indices) for group in self.param_groups for indices in _slices(group["params"])
-        ]
+        slices = [(group, indices) for group in self.param_groups for indices in _slices(group["params"])]
+        for group, indices in slices:
+            self._check_these(group, indices, alone=len(slices) == 1)
+        stepped = [self._step_these(group, indices) for group, indices in slices]
         if self._release is not None:
             stepped = self._release._end_step() + stepped
         if bad := [text for these in stepped for text in these.nonfinite_gradients()]:
@@ -182,43 +225,53 @@ class Optimizer(torch.optim.Optimizer):
         numbers = self._numbers(group)
         names = [name for name, _ in self._names(numbers)]
         params = [group["params"][index] for index in indices]
-        states, masters, grads = [], [], []
-        for index, p in zip(indices, params, strict=True):
-            grads.append(_dense_gradient(group, index, p))
-            if not self.state[p]:
-                self._begin(group, p)
-            state = self.state[p]
+        states, masters, grads, steps, begins = [], [], [], [], []
+        fresh: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # kept when the step has been taken
+        for position, p in enumerate(params):
+            grads.append(_in_layout_of(p))
+            state = self.state.get(p) or {}
+            if not state or any(name not in state for name in names):
+                if state:
+                    begins.append(position)
+                state = fresh[p] = self._begun(group, p, state)
             for name in names:
                 scale = state.get(name + "_scale")
                 states += [state[name], p.new_empty(0) if scale is None else scale]
             if group["master"] in _MASTER_DTYPES:
                 masters.append(state.get("master", p.new_empty(0)))
+            steps.append(state["step"])
+        found_inf = getattr(self, "found_inf", None)
         nonfinite = torch.ops.reef.optim_step_(
-            self._rule, group["state"], group["master"], params, grads, states, masters,
-            [self.state[p]["step"] for p in params], numbers,
+            self._rule, group["state"], group["master"], params, grads, states, masters, steps, numbers,
             group["lr"] if isinstance(group["lr"], torch.Tensor) else None,
-            getattr(self, "grad_scale", None), getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None), found_inf, begins,
         )  # fmt: skip
+        if fresh and (found_inf is None or found_inf.item() == 0):
+            for p, state in fresh.items():
+                self._keep(group, p, state)
         return Stepped(group, indices, nonfinite)
 
     # ---- checkpoints
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state_dict of this class, whatever its formats were, and then is bit for bit where that one was; or one
-        of the torch.optim class of the same rule, whose states are put into this one's format."""
-        options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        taken: dict[str, Any] = {}
+        of the torch.optim class of the same rule, whose states are put into this one's format. Raises ValueError, and
+        changes nothing, for one of another rule, of other shapes, or that lacks what a step needs."""
+        check_is_state_dict(type(self).__name__, state_dict)
+        made: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
         # torch casts states to their parameter's dtype: codes and 32-bit moments must not be.
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            taken.update(given)
-            return {**given, "state": {}}
+            groups, states = restored(self, given)
+            made.update(states)
+            return {**given, "state": {}, "param_groups": groups}
 
         def put(_: torch.optim.Optimizer) -> None:
-            for group, own in zip(self.param_groups, options, strict=True):
-                for key, value in own.items():
-                    group.setdefault(key, value)
-            self._put(taken)
+            self._kept.clear()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p in made:
+                        self._keep(group, p, made[p])
 
         handles = [
             self.register_load_state_dict_pre_hook(take),
@@ -229,36 +282,6 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _put(self, given: dict[str, Any]) -> None:
-        ids = itertools.chain.from_iterable(group["params"] for group in given["param_groups"])
-        own = ((group, p) for group in self.param_groups for p in group["params"])
-        for number, (group, p) in zip(ids, own, strict=True):
-            saved = given["state"].get(number)
-            if saved:
-                self._put_state(group, p, saved)
-
-    def _put_state(self, group: dict[str, Any], p: torch.Tensor, saved: dict[str, Any]) -> None:
-        self._begin(group, p)
-        state = self.state[p]
-        step = saved.get("step", 1.0)  # torch's SGD counts no steps; with a momentum the first is over
-        state["step"] = torch.as_tensor(step, dtype=torch.float32).detach().clone().cpu()
-        for name, is_signed in self._names(self._numbers(group)):
-            value, scale = saved.get(name), saved.get(name + "_scale")
-            if value is None:
-                continue  # torch's SGD before its first step
-            if value.dtype == state[name].dtype and value.shape == state[name].shape:
-                state[name].copy_(value)
-                if scale is not None:
-                    state[name + "_scale"].copy_(scale)
-            else:
-                like = self._same_part(torch.empty_like(p, dtype=torch.float32).copy_(value), p)
-                codes, scales = state[name], state.get(name + "_scale", p.new_empty(0))
-                torch.ops.reef.optim_encode.out(
-                    like, self._format(group, p), is_signed, codes=codes, scales=scales
-                )
-        if "master" in saved and "master" in state:
-            state["master"].copy_(saved["master"])
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A state_dict for the torch.optim class of the same rule: states in float32, Reef's own options left out."""
@@ -275,18 +298,14 @@ class Optimizer(torch.optim.Optimizer):
             if not state:
                 continue
             states[number] = {"step": state["step"].clone()}
-            for name, is_signed in self._names(self._numbers(group)):
+            for name, is_signed in self._names([1.0] * 13):  # all that the rule has, under any options
+                if name not in state:
+                    continue
                 scale = state.get(name + "_scale", p.new_empty(0))
                 states[number][name] = torch.ops.reef.optim_decode(
                     state[name], scale, p.detach(), group["state"], is_signed
                 )
         return {"state": states, "param_groups": groups}
-
-
-def name_of(group: dict[str, Any], index: int) -> str:
-    """Of a parameter, for a message."""
-    names = group.get("param_names")
-    return names[index] if names else f"parameter {index} of shape {tuple(group['params'][index].shape)}"
 
 
 def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
@@ -310,11 +329,37 @@ def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
         yield indices
 
 
-def _dense_gradient(group: dict[str, Any], index: int, p: torch.Tensor) -> torch.Tensor:
+def _check_gradient(who: str, p: torch.Tensor) -> None:
     grad = p.grad
+    if grad is None:
+        return
     if grad.layout != torch.strided:
         raise ValueError(
-            f"{name_of(group, index)} has a sparse gradient; make its layer dense (sparse=False), or give it to "
-            "torch.optim.SparseAdam"
+            f"{who} has a sparse gradient; make its layer dense (sparse=False), or give it to torch.optim.SparseAdam"
         )
+    wrong = [f"of shape {tuple(grad.shape)}"] if grad.shape != p.shape else []
+    wrong += [f"of {grad.dtype}"] if grad.dtype not in _DTYPES else []
+    wrong += [f"on {grad.device}"] if grad.device != p.device else []
+    if wrong:
+        raise ValueError(
+            f"{who} has a gradient {', '.join(wrong)}; clear gradients (zero_grad()) when parameters are changed, and run "
+            "backward again"
+        )
+
+
+def _in_layout_of(p: torch.Tensor) -> torch.Tensor:
+    grad = p.grad
     return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
+
+
+def _sizes(state: dict[str, torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    return tuple((value.shape, value.dtype) for value in state.values())
+
+
+def _begun_master(group: dict[str, Any], p: torch.Tensor) -> torch.Tensor | None:
+    dtype = _MASTER_DTYPES.get(group["master"])
+    if dtype is None or p.dtype == torch.float32:
+        return None
+    if dtype == torch.float32:
+        return p.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
+    return torch.full_like(p, 128, dtype=dtype)
