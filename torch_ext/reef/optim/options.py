@@ -53,8 +53,6 @@ OF_RULES = {
     "lr_decay": _AT_LEAST_0, "initial_accumulator_value": _AT_LEAST_0, "trust_coefficient": _AT_LEAST_0,
 }  # fmt: skip
 """Options by which rules are told from each other."""
-_OF_TORCHS_CLASSES = ("decoupled_weight_decay", "foreach", "fused", "capturable")
-"""Their groups have them even where they are not used. Rules that torch has not have none."""
 _OTHERS = {
     "maximize": _FLAG, "decoupled_weight_decay": _FLAG, "foreach": _HINT, "fused": _HINT, "capturable": _NEVER,
     "differentiable": _NEVER, "state": _STATE, "master": _MASTER, "min_quantized_numel": _COUNT,
@@ -95,8 +93,8 @@ def check_nesterov(where: str, options: Mapping[str, Any]) -> None:
 
 def check_same_rule(where: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raises ValueError if a group that is loaded has not the options by which this one's rule is known."""
-    for key in (*OF_RULES, *_OF_TORCHS_CLASSES):
-        if (key in saved) == (key in own) or (key not in saved and key in _OF_TORCHS_CLASSES):
+    for key in (*OF_RULES, "foreach"):  # which rules have that torch has, too; older files have it not
+        if (key in saved) == (key in own) or (key == "foreach" and key not in saved):
             continue
         why = f"have {key}, which it has not" if key in saved else f"have no {key}, which it needs"
         raise ValueError(
