@@ -140,24 +140,27 @@ struct AdamFamilyOptions : Options<Derived> {
 /// Kingma and Ba 2015, the gradient decayed; amsgrad: Reddi et al. 2018.
 struct AdamOptions : AdamFamilyOptions<AdamOptions> {
   static constexpr bool kDecoupled = false;
-  AdamOptions(double lr = 1e-3)
-      : AdamFamilyOptions(lr, 0) {}  // NOLINT(google-explicit-constructor): as torch's
+  AdamOptions() : AdamFamilyOptions(1e-3, 0) {}
+  // A rate that is given is the group's own, whatever the optimizer has.
+  AdamOptions(double rate) : AdamOptions() { lr(rate); }  // NOLINT(google-explicit-constructor): as torch's
 };
 
 /// Loshchilov and Hutter 2019: the parameter decayed.
 struct AdamWOptions : AdamFamilyOptions<AdamWOptions> {
   static constexpr bool kDecoupled = true;
-  AdamWOptions(double lr = 1e-3) : AdamFamilyOptions(lr, 1e-2) {}  // NOLINT(google-explicit-constructor)
+  AdamWOptions() : AdamFamilyOptions(1e-3, 1e-2) {}
+  AdamWOptions(double rate) : AdamWOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
 };
 
 struct SGDOptions : Options<SGDOptions> {
   static constexpr const char* kRule = "sgd";
   static constexpr bool kDecoupled = false;
-  SGDOptions(double lr = 1e-3) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  SGDOptions() : Options(1e-3, 0) {
     add("momentum", 0.0);
     add("dampening", 0.0);
     add("nesterov", false);
   }
+  SGDOptions(double rate) : SGDOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, momentum, toDouble())
   REEF_OPTIM_OPTION(double, dampening, toDouble())
   REEF_OPTIM_OPTION(bool, nesterov, toBool())
@@ -167,9 +170,8 @@ struct SGDOptions : Options<SGDOptions> {
 struct LionOptions : Options<LionOptions> {
   static constexpr const char* kRule = "lion";
   static constexpr bool kDecoupled = true;
-  LionOptions(double lr = 1e-4) : Options(lr, 0) {
-    add("betas", Betas(0.9, 0.99));
-  }  // NOLINT(google-explicit-constructor)
+  LionOptions() : Options(1e-4, 0) { add("betas", Betas(0.9, 0.99)); }
+  LionOptions(double rate) : LionOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
 };
 
@@ -177,12 +179,13 @@ struct LionOptions : Options<LionOptions> {
 struct RMSpropOptions : Options<RMSpropOptions> {
   static constexpr const char* kRule = "rmsprop";
   static constexpr bool kDecoupled = false;
-  RMSpropOptions(double lr = 1e-2) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  RMSpropOptions() : Options(1e-2, 0) {
     add("alpha", 0.99);
     add("eps", 1e-8);
     add("momentum", 0.0);
     add("centered", false);
   }
+  RMSpropOptions(double rate) : RMSpropOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, alpha, toDouble())
   REEF_OPTIM_OPTION(double, eps, toDouble())
   REEF_OPTIM_OPTION(double, momentum, toDouble())
@@ -193,11 +196,12 @@ struct RMSpropOptions : Options<RMSpropOptions> {
 struct AdagradOptions : Options<AdagradOptions> {
   static constexpr const char* kRule = "adagrad";
   static constexpr bool kDecoupled = false;
-  AdagradOptions(double lr = 1e-2) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  AdagradOptions() : Options(1e-2, 0) {
     add("lr_decay", 0.0);
     add("initial_accumulator_value", 0.0);
     add("eps", 1e-10);
   }
+  AdagradOptions(double rate) : AdagradOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, lr_decay, toDouble())
   REEF_OPTIM_OPTION(double, initial_accumulator_value, toDouble())
   REEF_OPTIM_OPTION(double, eps, toDouble())
@@ -207,10 +211,11 @@ struct AdagradOptions : Options<AdagradOptions> {
 struct LAMBOptions : Options<LAMBOptions> {
   static constexpr const char* kRule = "lamb";
   static constexpr bool kDecoupled = false;
-  LAMBOptions(double lr = 1e-3) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  LAMBOptions() : Options(1e-3, 0) {
     add("betas", Betas(0.9, 0.999));
     add("eps", 1e-6);
   }
+  LAMBOptions(double rate) : LAMBOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
   REEF_OPTIM_OPTION(double, eps, toDouble())
 };
@@ -219,13 +224,14 @@ struct LAMBOptions : Options<LAMBOptions> {
 struct LARSOptions : Options<LARSOptions> {
   static constexpr const char* kRule = "lars";
   static constexpr bool kDecoupled = false;
-  LARSOptions(double lr = 1e-1) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  LARSOptions() : Options(1e-1, 0) {
     add("momentum", 0.9);
     add("dampening", 0.0);
     add("nesterov", false);
     add("trust_coefficient", 1e-3);
     add("eps", 1e-8);
   }
+  LARSOptions(double rate) : LARSOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, momentum, toDouble())
   REEF_OPTIM_OPTION(double, dampening, toDouble())
   REEF_OPTIM_OPTION(bool, nesterov, toBool())
