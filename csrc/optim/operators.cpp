@@ -65,6 +65,9 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     check_device(subject, parameter, "memory", device);
     check_device(subject, gradients[i], "a gradient", device);
     check_device(subject, steps[i], "a count of steps", at::kCPU);
+    if (steps[i].scalar_type() != at::kFloat || steps[i].numel() != 1)
+      refuse(subject,
+             "has a count of steps that is not one number of float32; give torch.tensor(float(step))");
     if (gradients[i].sizes() != parameter.sizes() || gradients[i].strides() != parameter.strides()) {
       refuse(subject,
              "has a gradient of another shape or layout; give grad.contiguous() in the parameter's layout");
@@ -75,11 +78,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     tensor.gradient = static_cast<const std::byte*>(gradients[i].const_data_ptr());
     tensor.elements = parameter.numel();
     tensor.master_kind = tensor.parameter_dtype == OptimDtype::kFloat32 ? OptimMaster::kNone : kind;
-    const std::int64_t master_bytes = kernels::optim_master_bytes(tensor.master_kind);
-    if (master_bytes > 0) {
+    if (kernels::optim_master_bytes(tensor.master_kind) > 0) {
       check_device(subject, masters[i], "master weights", device);
-      if (bytes_in(masters[i]) != master_bytes * tensor.elements)
-        refuse(subject, "has master weights of another size; load the state again, or begin anew");
+      const auto dtype = tensor.master_kind == OptimMaster::kFloat32 ? at::kFloat : at::kByte;
+      if (masters[i].scalar_type() != dtype || !same_layout(masters[i], parameter))
+        refuse(subject,
+               "has master weights of another size, dtype or layout; load the state again, or begin anew");
       tensor.master = bytes_of(masters[i]);
     }
     for (std::size_t k = 0; k < names.size(); ++k) {

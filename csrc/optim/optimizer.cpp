@@ -40,6 +40,8 @@ void check_gradient(const std::string& who, const Tensor& parameter) {
   if (gradient.layout() != c10::kStrided)
     throw ConfigError(who +
                       " has a sparse gradient; make its layer dense, or give it to an optimizer of torch's");
+  if (!parameter.is_non_overlapping_and_dense())
+    throw ConfigError(who + " has gaps in memory, or shares it with itself; make it dense");
   std::ostringstream text;
   if (gradient.sizes() != parameter.sizes()) text << "of shape " << gradient.sizes();
   if (!is_stepped(gradient.scalar_type())) text << "of dtype " << c10::toString(gradient.scalar_type());
@@ -77,11 +79,20 @@ std::unique_ptr<OptionsBase> merged(const OptimizerParamGroup& group,
   return options;
 }
 
+// A dimension of one element lies anywhere.
+std::vector<std::int64_t> strides_that_matter(const Tensor& tensor) {
+  std::vector<std::int64_t> strides = tensor.strides().vec();
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) <= 1) strides[static_cast<std::size_t>(i)] = 1;
+  }
+  return strides;
+}
+
 std::string text_of(const ParameterState::Layout& layout) {
   std::ostringstream text;
-  text << "shape " << at::IntArrayRef(layout.sizes) << ", dtype " << c10::toString(layout.dtype) << ", on "
-       << layout.device << ", states in " << layout.format << ", master weights "
-       << name(static_cast<kernels::OptimMaster>(layout.master));
+  text << "shape " << at::IntArrayRef(layout.sizes) << ", strides " << at::IntArrayRef(layout.strides)
+       << ", dtype " << c10::toString(layout.dtype) << ", on " << layout.device << ", states in "
+       << layout.format << ", master weights " << name(static_cast<kernels::OptimMaster>(layout.master));
   return text.str();
 }
 
@@ -161,7 +172,8 @@ std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
 }
 
 ParameterState::Layout Optimizer::layout_of(const OptionsBase& options, const Tensor& parameter) const {
-  return {parameter.sizes().vec(), parameter.scalar_type(), parameter.device(),
+  return {parameter.sizes().vec(),         strides_that_matter(parameter),
+          parameter.scalar_type(),         parameter.device(),
           format_name(options, parameter), static_cast<MasterWeights>(options.get("master").toInt())};
 }
 

@@ -259,6 +259,7 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState, StateTensors
   /// Whose it is, and how it is kept: a step of anything else is refused.
   struct Layout {
     std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
     c10::ScalarType dtype;
     c10::Device device;
     std::string format;

@@ -90,13 +90,16 @@ TEST(OptimOptions, ParametersThatHaveChangedAreRefusedWhole) {
          p.set_data(p.to(torch::kHalf));
          p.mutable_grad() = torch::ones_like(p);
        },
-       "dtype Float, on cpu, states in int4, master weights none, and is now shape [8, 8], dtype Half"},
+       "dtype Float, on cpu, states in int4, master weights none, and is now shape [8, 8], strides [8, 1], "
+       "dtype Half"},
       {[](Tensor& p) {
          p.mutable_grad().reset();
          p.set_data(p.detach().slice(0, 0, 1).clone());
          p.mutable_grad() = torch::ones_like(p);
        },
        "and is now shape [1, 8]"},
+      {[](Tensor& p) { p.set_data(p.detach().t().contiguous().t()); },
+       "and is now shape [8, 8], strides [1, 8]"},
       {[](Tensor& p) {
          p.mutable_grad() = torch::ones({1, 8});
        },

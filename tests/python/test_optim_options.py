@@ -5,7 +5,7 @@ import pytest
 import torch
 from optim_rules import MAKE, every_rule, give_gradients, parameters, run, same, states_of
 
-from reef import optim
+from reef import Part, optim, set_part
 
 NAN = float("nan")
 # An option, a value, what the text says of it, for which rules.
@@ -156,6 +156,10 @@ def reshape(p):
     p.grad = torch.zeros_like(p)
 
 
+def turn(p):
+    p.data = p.data.t().contiguous().t()
+
+
 def keep_one_row(p):
     grad = p.grad[:1].clone()
     p.grad = None
@@ -165,8 +169,10 @@ def keep_one_row(p):
 
 
 CHANGES = {
-    "dtype": (lambda o, p: halve(p), "begun for shape .8, 8., torch.float32, .* and is now shape .8, 8., torch.float16"),
+    "dtype": (lambda o, p: halve(p), "begun for shape .8, 8., strides .8, 1., torch.float32, .* and is now shape .8, 8., strides .8, 1., torch.float16"),
     "shape": (lambda o, p: reshape(p), r"begun for shape \(8, 8\), .* and is now shape \(1, 8\)"),
+    "layout": (lambda o, p: turn(p), r"begun for shape \(8, 8\), strides \(8, 1\), .* is now shape \(8, 8\), strides \(1, 8\)"),
+    "gaps": (lambda o, p: setattr(p, "data", torch.ones(8, 16)[:, ::2]), "has gaps in memory"),
     "format": (lambda o, p: o.param_groups[1].update(state="int4_rank1", min_quantized_numel=0), "states in int4_rank1"),
     "small ones": (lambda o, p: o.param_groups[1].update(min_quantized_numel=65), "states in float32"),
     "masters": (lambda o, p: o.param_groups[1].update(master="split"), "master weights split"),
@@ -187,6 +193,29 @@ def test_what_has_changed_since_the_first_step_is_refused_whole(change):
     make_it(optimizer, params[1])
     before = all_of(optimizer, params)
     with pytest.raises(ValueError, match=r"AdamW: parameter 0 of shape \((8|1), 8\) (.|\n)*" + text):
+        optimizer.step()
+    assert whole(optimizer, params, before)
+
+
+TURNED = torch.zeros(32, 48).t()
+PUT = [
+    ("exp_avg", TURNED), ("exp_avg", torch.zeros(48, 32, dtype=torch.int32)), ("exp_avg", torch.zeros(1536)),
+    ("exp_avg", torch.zeros(48, 32, dtype=torch.complex64)), ("exp_avg", torch.zeros(1, 32).expand(48, 32)),
+    ("exp_avg", torch.zeros(48, 32, dtype=torch.float16)), ("step", torch.tensor(3)), ("step", torch.tensor(3.0).double()),
+    ("step", torch.zeros(2)), ("step", torch.zeros(0)), ("master", TURNED),
+    ("master", torch.zeros(48, 32, dtype=torch.int32)), ("master", torch.zeros(1536)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, value", PUT)
+def test_states_that_a_program_puts_there_are_what_a_step_reads_or_refused(name, value):
+    params = parameters([(48, 32)], torch.bfloat16)
+    optimizer = optim.AdamW(params, master="float32")
+    run(optimizer, params, 1)
+    optimizer.state[params[0]][name] = value
+    give_gradients(params, 1)
+    before = all_of(optimizer, params)
+    with pytest.raises(ValueError, match="exp_avg|count of steps|master weights"):
         optimizer.step()
     assert whole(optimizer, params, before)
 
@@ -214,9 +243,10 @@ def test_a_state_that_was_cleared_begins_anew():
 def test_a_step_that_fails_begins_no_state():
     params = parameters([(300,), (256, 256)])
     optimizer = optim.AdamW(params)
-    params[1].data = params[1].data[:, ::2]  # with gaps, which the operator refuses
+    optimizer.param_groups[0]["state"] = "int4_rank1"
+    set_part(params[1], Part(0, 1 << 20))  # of which the operator keeps no such states
     give_gradients(params, 0)
-    with pytest.raises(ValueError, match="gaps"):
+    with pytest.raises(ValueError, match="scales for whole rows"):
         optimizer.step()
     assert not optimizer.state.get(params[0]) and not optimizer.state.get(params[1])
 

@@ -46,6 +46,7 @@ class _Kept(NamedTuple):
     """Whose a state is, and how it is kept: a step of anything else is refused."""
 
     shape: torch.Size
+    strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     format: str
@@ -55,7 +56,8 @@ class _Kept(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"shape {tuple(self.shape)}, {self.dtype}, {self.device}, states in {self.format}, master weights {self.master}"
+            f"shape {tuple(self.shape)}, strides {self.strides}, {self.dtype}, {self.device}, states in {self.format}, "
+            f"master weights {self.master}"
         )
 
 
@@ -138,7 +140,8 @@ class Optimizer(torch.optim.Optimizer):
         return group["state"] if elements >= group["min_quantized_numel"] else "float32"
 
     def _kept_as(self, group: dict[str, Any], p: torch.Tensor) -> _Kept:
-        return _Kept(p.shape, p.dtype, p.device, self._format(group, p), group["master"])
+        strides = tuple(stride if size > 1 else 1 for stride, size in zip(p.stride(), p.shape, strict=True))
+        return _Kept(p.shape, strides, p.dtype, p.device, self._format(group, p), group["master"])
 
     def _keep(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
         self.state[p].update(state)
@@ -181,6 +184,9 @@ class Optimizer(torch.optim.Optimizer):
             now = self._kept_as(group, p)
             before = self._kept.get(p)
             if before is None:  # The program made the state, or another version of Reef.
+                for name, value in state.items():
+                    if not isinstance(value, torch.Tensor):
+                        raise ValueError(f"{who} has a state {name} that is no tensor but a {type(value).__name__}; make it one")
                 before = self._kept[p] = now._replace(sizes=_sizes(state))
             if before[:-1] != now[:-1]:
                 raise ValueError(
@@ -337,6 +343,8 @@ def _check_gradient(who: str, p: torch.Tensor) -> None:
         raise ValueError(
             f"{who} has a sparse gradient; make its layer dense (sparse=False), or give it to torch.optim.SparseAdam"
         )
+    if not p.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(p):
+        raise ValueError(f"{who} has gaps in memory, or shares it with itself; make it dense")
     wrong = [f"of shape {tuple(grad.shape)}"] if grad.shape != p.shape else []
     wrong += [f"of {grad.dtype}"] if grad.dtype not in _DTYPES else []
     wrong += [f"on {grad.device}"] if grad.device != p.device else []
