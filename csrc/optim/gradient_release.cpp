@@ -84,6 +84,7 @@ void GradientRelease::ready(Watched& watched) {
                       "accumulate, and call step() after them");
   }
   if (++watched.passes < accumulate_) return;
+  optimizer_.check_group(watched.group);
   optimizer_.check_these(watched.group, {watched.index});
   stepped_.push_back(optimizer_.step_these(watched.group, {watched.index}));
   optimizer_.param_groups()[watched.group].params()[watched.index].mutable_grad().reset();

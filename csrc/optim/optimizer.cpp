@@ -204,11 +204,14 @@ std::unique_ptr<ParameterState> Optimizer::begun(const OptionsBase& options, con
   return state;
 }
 
-// All that can be known before a step is known here: one that is refused has changed nothing.
-void Optimizer::check_these(std::size_t group, const std::vector<std::size_t>& indices) const {
+void Optimizer::check_group(std::size_t group) const {
   check_class(param_groups_[group], *defaults_);
+  check_options(rule_, options_of(param_groups_[group]));
+}
+
+// With check_group(), all that can be known before a step: one that is refused has changed nothing.
+void Optimizer::check_these(std::size_t group, const std::vector<std::size_t>& indices) const {
   const OptionsBase& options = options_of(param_groups_[group]);
-  check_options(rule_, options);
   const std::vector<OptimStateName> names = optim_states(rule_, numbers(options));
   for (const std::size_t i : indices) {
     const Tensor& parameter = param_groups_[group].params()[i];
@@ -334,6 +337,7 @@ Tensor Optimizer::step(LossClosure closure) {
     }
     if (!indices.empty()) slices.emplace_back(group, std::move(indices));
   }
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) check_group(group);
   for (const auto& [group, indices] : slices) check_these(group, indices);
   std::vector<Stepped> stepped;
   for (auto& [group, indices] : slices) stepped.push_back(step_these(group, std::move(indices)));

@@ -302,6 +302,7 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
              ParameterState& state) const;
   ParameterState::Layout layout_of(const OptionsBase& options, const at::Tensor& parameter) const;
   void check_parameters(std::size_t group) const;
+  void check_group(std::size_t group) const;
   void check_these(std::size_t group, const std::vector<std::size_t>& indices) const;
 
   friend class GradientRelease;

@@ -200,6 +200,35 @@ TEST(Restore, OptionsThatAreLoadedAreChecked) {
   EXPECT_EQ(static_cast<const AdamWOptions&>(adamw.param_groups()[0].options()).weight_decay(), 1);
 }
 
+template <class Theirs, class Ours, class TheirOptions>
+void expect_goes_on(const TheirOptions& options) {
+  std::vector<Tensor> straight = parameters();
+  Theirs theirs(straight, options);
+  run(theirs, straight, 3);
+  std::stringstream file;
+  torch::save(theirs, file);
+  std::vector<Tensor> moved = parameters();
+  for (std::size_t i = 0; i < moved.size(); ++i) moved[i].data().copy_(straight[i].data());
+  Ours ours(moved);
+  torch::load(ours, file);
+  run(theirs, straight, 3, 3);
+  run(ours, moved, 3, 3);
+  for (std::size_t i = 0; i < moved.size(); ++i)
+    EXPECT_TRUE(torch::allclose(moved[i], straight[i], 1e-5, 1e-6)) << "parameter " << i;
+}
+
+TEST(Restore, EveryClassOfLibTorchsGoesOn) {
+  torch::ones(16).sqrt();  // MKL's first call, on one thread (docs/budget.md)
+  namespace to = torch::optim;
+  expect_goes_on<to::AdamW, AdamW>(to::AdamWOptions(1e-2));
+  expect_goes_on<to::Adam, Adam>(to::AdamOptions(1e-2).amsgrad(true));
+  expect_goes_on<to::SGD, SGD>(to::SGDOptions(0.1).weight_decay(0.1));
+  expect_goes_on<to::SGD, SGD>(to::SGDOptions(0.1).momentum(0.9).nesterov(true));
+  expect_goes_on<to::RMSprop, RMSprop>(to::RMSpropOptions(1e-2));
+  expect_goes_on<to::RMSprop, RMSprop>(to::RMSpropOptions(1e-2).momentum(0.9).centered(true));
+  expect_goes_on<to::Adagrad, Adagrad>(to::AdagradOptions(1e-2).lr_decay(0.1));
+}
+
 TEST(Restore, MasterWeightsComeWithTheirParameters) {
   const auto options = AdamWOptions().master(MasterWeights::kFloat32);
   OptimizerState state = saved<AdamW>(options, torch::kBFloat16);

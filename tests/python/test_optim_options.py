@@ -81,7 +81,10 @@ def test_faults_are_named_at_every_moment(rule, key, value, text):
     assert not whole(optimizer, params + others, before)
 
 
-@pytest.mark.parametrize("value", [0.01, 1, torch.tensor(0.01), torch.tensor([0.01]), torch.tensor(1), torch.tensor(0.01).double()])
+NUMBERS = [0.01, 1, torch.tensor(0.01), torch.tensor([0.01]), torch.tensor(1), torch.tensor(0.01).double()]
+
+
+@pytest.mark.parametrize("value", NUMBERS)
 def test_numbers_of_every_kind_are_taken(value):
     params, expected = parameters(), parameters()
     run(optim.SGD(params, lr=value, weight_decay=value), params, 2)
@@ -169,7 +172,7 @@ def keep_one_row(p):
 
 
 CHANGES = {
-    "dtype": (lambda o, p: halve(p), "begun for shape .8, 8., strides .8, 1., torch.float32, .* and is now shape .8, 8., strides .8, 1., torch.float16"),
+    "dtype": (lambda o, p: halve(p), "begun for shape .8, 8., strides .8, 1., torch.float32, .* is now .*, torch.float16, cpu"),
     "shape": (lambda o, p: reshape(p), r"begun for shape \(8, 8\), .* and is now shape \(1, 8\)"),
     "layout": (lambda o, p: turn(p), r"begun for shape \(8, 8\), strides \(8, 1\), .* is now shape \(8, 8\), strides \(1, 8\)"),
     "gaps": (lambda o, p: setattr(p, "data", torch.ones(8, 16)[:, ::2]), "has gaps in memory"),
@@ -228,6 +231,28 @@ def test_int4_and_its_rank1_scales_of_one_size_are_told_apart():
     give_gradients(params, 1)
     with pytest.raises(ValueError, match="states in int4, .* states in int4_rank1"):
         optimizer.step()
+
+
+def test_a_state_that_a_program_makes_is_one_of_tensors():
+    params = parameters([(32,)])
+    optimizer = optim.AdamW(params)
+    optimizer.state[params[0]] = {"step": 3, "exp_avg": torch.zeros(32), "exp_avg_sq": torch.zeros(32)}
+    give_gradients(params, 0)
+    with pytest.raises(ValueError, match="states that are no tensors: step; make them"):
+        optimizer.step()
+    optimizer.state[params[0]]["step"] = torch.tensor(3.0)
+    optimizer.step()
+    assert optimizer.state[params[0]]["step"] == 4
+
+
+def test_a_group_without_gradients_is_checked_too():
+    optimizer, params = two_groups()
+    optimizer.param_groups[1]["lr"] = "0.1"
+    give_gradients(params[:1], 0)
+    before = all_of(optimizer, params)
+    with pytest.raises(ValueError, match="group 1: lr is '0.1'"):
+        optimizer.step()
+    assert whole(optimizer, params, before)
 
 
 def test_a_state_that_was_cleared_begins_anew():

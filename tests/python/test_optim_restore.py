@@ -208,6 +208,51 @@ def test_what_is_no_state_dict_of_this_optimizer():
     is_refused(optimizer, damaged, r"parameter 1 of shape \(17,\): the state that is loaded lacks exp_avg;")
 
 
+class Quantized(torch.Tensor):
+    """As other libraries' states are: of the parameter's shape and dtype, and something else inside."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    def __tensor_flatten__(self):
+        return ["codes"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, _context, _size, _stride):
+        return Quantized(inner["codes"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, _types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return Quantized(args[0].codes)
+        raise NotImplementedError(str(func))
+
+
+def test_tensors_that_are_more_than_their_values_are_refused():
+    given = saved(optim.AdamW)
+    given["state"][0]["exp_avg"] = Quantized(torch.zeros(64, 96, dtype=torch.uint8))
+    optimizer = optim.AdamW(parameters(SIZES))
+    with pytest.raises(ValueError, match=r"parameter 0 of shape \(64, 96\): exp_avg is a Quantized"):
+        optimizer.load_state_dict(given)
+    assert not optimizer.state
+    with pytest.raises(ValueError, match="is a Quantized; plain parameters are stepped"):
+        optim.AdamW([torch.nn.Parameter(Quantized(torch.zeros(8, dtype=torch.uint8)), requires_grad=False)])
+
+
+def test_parameters_whose_order_changed_by_their_names():
+    named = list(zip("ab", parameters([(8,), (8,)]), strict=True))
+    given = copy.deepcopy(optim.AdamW(named).state_dict())
+    turned = optim.AdamW(named[::-1])
+    with pytest.raises(ValueError, match="has a where the optimizer has b"):
+        turned.load_state_dict(given)
+    others = [("module." + name, p) for name, p in named]
+    optim.AdamW(others).load_state_dict(given)  # another wrapper's names, at the same places
+
+
 # ---- what must go on loading
 
 

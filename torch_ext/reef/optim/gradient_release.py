@@ -71,6 +71,7 @@ class GradientRelease:
         self._passes[p] = passes + 1
         if passes + 1 < self._accumulate:
             return
+        self._optimizer._check_group(group)
         self._optimizer._check_these(group, [index], alone=True)
         with torch.no_grad():
             self._stepped.append(self._optimizer._step_these(group, [index]))

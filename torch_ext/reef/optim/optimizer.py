@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import ParamsT
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reef.ledger import category_scope
 from reef.part import part_of
@@ -45,20 +46,15 @@ class Stepped(NamedTuple):
 class _Kept(NamedTuple):
     """Whose a state is, and how it is kept: a step of anything else is refused."""
 
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    format: str
-    master: str
-    sizes: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+    asked: tuple[Any, ...]
+    """What says so, as it is found."""
+    kept: tuple[Any, ...]
+    """What it comes to."""
+    sizes: tuple[Any, ...]
     """Of its tensors, in their order."""
 
     def __str__(self) -> str:
-        return (
-            f"shape {tuple(self.shape)}, strides {self.strides}, {self.dtype}, {self.device}, states in {self.format}, "
-            f"master weights {self.master}"
-        )
+        return "shape {}, strides {}, {}, {}, states in {}, master weights {}".format(*self.kept)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -97,8 +93,14 @@ class Optimizer(torch.optim.Optimizer):
             check_options(where, group, self.defaults)
             check_names(where, group, self.defaults)
             check_nesterov(where, group)
-            for index in range(len(group["params"])):
+            seen: set[torch.Tensor] = set()
+            for index, p in enumerate(group["params"]):
                 self._check_parameter(group, index)
+                if p in seen:
+                    raise ValueError(
+                        f"{type(self).__name__}: {name_of(group, index)} is in the group already; give each parameter once"
+                    )
+                seen.add(p)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -112,12 +114,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_parameter(self, group: dict[str, Any], index: int) -> None:
         p, who = group["params"][index], f"{type(self).__name__}: {name_of(group, index)}"
+        if is_traceable_wrapper_subclass(p):
+            raise ValueError(f"{who} is a {type(p).__name__}; plain parameters are stepped: give it to torch.optim's optimizer")
         if p.device.type not in ("cpu", "cuda", "meta"):
             raise ValueError(f"{who} is on {p.device}; parameters on the CPU and on CUDA devices are stepped")
         if p.dtype not in _DTYPES:
             raise ValueError(f"{who} is {p.dtype}; float32, bfloat16 and float16 are stepped")
-        if any(p is other for other in group["params"][:index]):
-            raise ValueError(f"{who} is in the group already; give each parameter once")
 
     def _numbers(self, group: dict[str, Any]) -> list[float]:
         """In the order of OptimHyper; what the rule does not have is 0, as is an lr that is a tensor."""
@@ -139,13 +141,14 @@ class Optimizer(torch.optim.Optimizer):
         elements = p.numel() if part is None else part.whole_elements
         return group["state"] if elements >= group["min_quantized_numel"] else "float32"
 
-    def _kept_as(self, group: dict[str, Any], p: torch.Tensor) -> _Kept:
+    def _kept_as(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> _Kept:
         strides = tuple(stride if size > 1 else 1 for stride, size in zip(p.stride(), p.shape, strict=True))
-        return _Kept(p.shape, strides, p.dtype, p.device, self._format(group, p), group["master"])
+        kept = (tuple(p.shape), strides, p.dtype, p.device, self._format(group, p), group["master"])
+        return _Kept(_asked(group, p), kept, _sizes(state))
 
     def _keep(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
         self.state[p].update(state)
-        self._kept[p] = self._kept_as(group, p)._replace(sizes=_sizes(self.state[p]))
+        self._kept[p] = self._kept_as(group, p, self.state[p])
 
     def _begun(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The state with what it lacks for a step."""
@@ -166,41 +169,47 @@ class Optimizer(torch.optim.Optimizer):
         """Codes and scales of a state."""
         return torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
 
-    def _check_these(self, group: dict[str, Any], indices: list[int], *, alone: bool) -> None:
-        """All that can be known before a step is known here: one that is refused has changed nothing. ``alone``: nothing
-        else is stepped, and the operator will look at the sizes of states."""
+    def _check_group(self, group: dict[str, Any]) -> None:
         where = self._where(group)
         check_options(where, group, self.defaults)
         check_names(where, group, self.defaults)
-        names = [name for name, _ in self._names(self._numbers(group))]
+
+    def _check_these(self, group: dict[str, Any], indices: list[int], *, alone: bool) -> None:
+        """With _check_group, all that can be known before a step: one that is refused has changed nothing. ``alone``:
+        nothing else is stepped, and the operator will look at the sizes of states."""
+        names = {name for name, _ in self._names(self._numbers(group))}
         for index in indices:
             p = group["params"][index]
-            who = f"{type(self).__name__}: {name_of(group, index)}"
-            _check_gradient(who, p)
+            if not _is_sound(p):
+                raise ValueError(f"{type(self).__name__}: {name_of(group, index)} {_what_is_wrong(p)}")
             state = self.state.get(p)
             if not state:
                 self._check_parameter(group, index)
                 continue
-            now = self._kept_as(group, p)
             before = self._kept.get(p)
-            if before is None:  # The program made the state, or another version of Reef.
-                for name, value in state.items():
-                    if not isinstance(value, torch.Tensor):
-                        raise ValueError(f"{who} has a state {name} that is no tensor but a {type(value).__name__}; make it one")
-                before = self._kept[p] = now._replace(sizes=_sizes(state))
-            if before[:-1] != now[:-1]:
+            if before is None:
+                if other := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+                    who = f"{type(self).__name__}: {name_of(group, index)}"
+                    raise ValueError(f"{who} has states that are no tensors: {', '.join(map(str, other))}; make them tensors")
+                before = self._kept[p] = self._kept_as(group, p, state)  # The program made it, or another version of Reef.
+            lacks = self._rule != "sgd" and not names <= state.keys()  # whose momentum begins when it is first asked for
+            other_sizes = not alone and before.sizes != _sizes(state)
+            if before.asked == _asked(group, p) and not lacks and not other_sizes:
+                continue
+            who = f"{type(self).__name__}: {name_of(group, index)}"
+            now = self._kept_as(group, p, state)
+            if before.kept != now.kept:
                 raise ValueError(
                     f"{who} has a state that was begun for {before}, and is now {now}; build another optimizer for what "
                     "was changed, or change it back"
                 )
-            if not alone and before.sizes != _sizes(state):
+            if other_sizes:
                 raise ValueError(f"{who} has a state of other tensors than it had; load the state again, or begin anew")
-            for name in names:
-                if name not in state and self._rule != "sgd":  # whose momentum begins when it is first asked for
-                    raise ValueError(
-                        f"{who} has no state {name}, which an option that was switched on since its first step needs; "
-                        "switch it on when the optimizer is made, or begin without a state"
-                    )
+            if lacks:
+                raise ValueError(
+                    f"{who} has no state {', '.join(sorted(names - state.keys()))}, which an option that was switched on since "
+                    "its first step needs; switch it on when the optimizer is made, or begin without a state"
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -215,6 +224,8 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         slices = [(group, indices) for group in self.param_groups for indices in _slices(group["params"])]
+        for group in self.param_groups:
+            self._check_group(group)
         for group, indices in slices:
             self._check_these(group, indices, alone=len(slices) == 1)
         stepped = [self._step_these(group, indices) for group, indices in slices]
@@ -230,21 +241,24 @@ class Optimizer(torch.optim.Optimizer):
     def _step_these(self, group: dict[str, Any], indices: list[int]) -> Stepped:
         numbers = self._numbers(group)
         names = [name for name, _ in self._names(numbers)]
+        needed = set(names)
+        has_masters = group["master"] in _MASTER_DTYPES
         params = [group["params"][index] for index in indices]
+        names_of_scales = [name + "_scale" for name in names]
+        none = params[0].new_empty(0)
         states, masters, grads, steps, begins = [], [], [], [], []
         fresh: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # kept when the step has been taken
         for position, p in enumerate(params):
             grads.append(_in_layout_of(p))
             state = self.state.get(p) or {}
-            if not state or any(name not in state for name in names):
+            if not state or not needed <= state.keys():
                 if state:
                     begins.append(position)
                 state = fresh[p] = self._begun(group, p, state)
-            for name in names:
-                scale = state.get(name + "_scale")
-                states += [state[name], p.new_empty(0) if scale is None else scale]
-            if group["master"] in _MASTER_DTYPES:
-                masters.append(state.get("master", p.new_empty(0)))
+            for name, scale in zip(names, names_of_scales, strict=True):
+                states += [state[name], state.get(scale, none)]
+            if has_masters:
+                masters.append(state.get("master", none))
             steps.append(state["step"])
         found_inf = getattr(self, "found_inf", None)
         nonfinite = torch.ops.reef.optim_step_(
@@ -335,24 +349,29 @@ def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
         yield indices
 
 
-def _check_gradient(who: str, p: torch.Tensor) -> None:
+def _asked(group: dict[str, Any], p: torch.Tensor) -> tuple[Any, ...]:
+    return p.shape, p.stride(), p.dtype, p.device, group["state"], group["master"], group["min_quantized_numel"]
+
+
+def _is_sound(p: torch.Tensor) -> bool:
+    """With its gradient, as far as a step asks."""
     grad = p.grad
-    if grad is None:
-        return
-    if grad.layout != torch.strided:
-        raise ValueError(
-            f"{who} has a sparse gradient; make its layer dense (sparse=False), or give it to torch.optim.SparseAdam"
-        )
-    if not p.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(p):
-        raise ValueError(f"{who} has gaps in memory, or shares it with itself; make it dense")
+    fits = grad.layout is torch.strided and grad.shape == p.shape and grad.dtype in _DTYPES and grad.device == p.device
+    return fits and (p.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(p))
+
+
+def _what_is_wrong(p: torch.Tensor) -> str:
+    grad = p.grad
+    if grad.layout is not torch.strided:
+        return "has a sparse gradient; make its layer dense (sparse=False), or give it to torch.optim.SparseAdam"
     wrong = [f"of shape {tuple(grad.shape)}"] if grad.shape != p.shape else []
     wrong += [f"of {grad.dtype}"] if grad.dtype not in _DTYPES else []
     wrong += [f"on {grad.device}"] if grad.device != p.device else []
-    if wrong:
-        raise ValueError(
-            f"{who} has a gradient {', '.join(wrong)}; clear gradients (zero_grad()) when parameters are changed, and run "
-            "backward again"
-        )
+    if not wrong:
+        return "has gaps in memory, or shares it with itself; make it dense"
+    return (
+        f"has a gradient {', '.join(wrong)}; clear gradients (zero_grad()) when parameters are changed, and run backward again"
+    )
 
 
 def _in_layout_of(p: torch.Tensor) -> torch.Tensor:
@@ -360,7 +379,7 @@ def _in_layout_of(p: torch.Tensor) -> torch.Tensor:
     return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
 
 
-def _sizes(state: dict[str, torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+def _sizes(state: dict[str, torch.Tensor]) -> tuple[Any, ...]:
     return tuple((value.shape, value.dtype) for value in state.values())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reef.ledger import category_scope
 
@@ -22,6 +23,17 @@ def check_is_state_dict(where: str, given: Any) -> None:
     if not isinstance(given, Mapping) or "state" not in given or "param_groups" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
         raise ValueError(f"{where}: this is no optimizer's state_dict, it has {keys or 'nothing'}; give optimizer.state_dict()")
+
+
+def check_order(where: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """States are taken by place, as torch takes them; where names show that places were changed, they are refused."""
+    names, others = own.get("param_names"), saved.get("param_names")
+    if names and others and names != others and sorted(names) == sorted(others):
+        first = next(i for i, (name, other) in enumerate(zip(names, others, strict=True)) if name != other)
+        raise ValueError(
+            f"{where}: the loaded state dict has {others[first]} where the optimizer has {names[first]}, and the other in "
+            "another place; give parameters in the order in which they were saved"
+        )
 
 
 def restored(
@@ -45,6 +57,7 @@ def restored(
                 f"{here}: the loaded state dict has a group of {len(saved['params'])} parameters for one of "
                 f"{len(own['params'])}; build the optimizer as it was"
             )
+        check_order(here, own, saved)
         merged.append(_merged(optimizer, own, saved))
         check_options(here, merged[-1], optimizer.defaults)
         for index, (identity, p) in enumerate(zip(saved["params"], own["params"], strict=True)):
@@ -84,6 +97,11 @@ def _restored(
             raise ValueError(
                 f"{who}: {name} is no tensor but a {type(value).__name__} in the state that is loaded; it is of another "
                 "optimizer: load it into the class that saved it"
+            )
+        if is_traceable_wrapper_subclass(value):
+            raise ValueError(
+                f"{who}: {name} is a {type(value).__name__} in the state that is loaded, of which only plain tensors are read; "
+                "convert it in the program that saved it (full_tensor(), dequantize())"
             )
         names.append(name)
         values.append(value.detach())
