@@ -1,6 +1,6 @@
 """Options that a program changes between steps: a table of rules and switches, in every format of states.
 
-In float32 the oracle is torch's fused step; in fewer bits, a float32 optimizer that begins each step from the same states,
+In float32 the oracle is torch's fused step, for rules that torch has not the documented formula; in fewer bits, a float32 optimizer that begins each step from the same states,
 decoded: a step updates the parameter with what it computed in float32.
 """
 
@@ -99,6 +99,52 @@ def test_switched_between_steps_as_torch_does(rule, switch):
             assert torch.allclose(p, q, rtol=1e-6, atol=1e-6), f"step {step}"
             q.data.copy_(p.data)
         b.load_state_dict(a.state_dict())
+
+
+def lion(p, g, s, o, step):
+    beta1, beta2 = o["betas"]
+    moved = p * (1 - o["lr"] * o["weight_decay"]) - o["lr"] * (beta1 * s["exp_avg"] + (1 - beta1) * g).sign()
+    return moved, {"exp_avg": beta2 * s["exp_avg"] + (1 - beta2) * g}
+
+
+def lamb(p, g, s, o, step):
+    beta1, beta2 = o["betas"]
+    m, v = beta1 * s["exp_avg"] + (1 - beta1) * g, beta2 * s["exp_avg_sq"] + (1 - beta2) * g * g
+    update = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + o["eps"]) + o["weight_decay"] * p
+    return p - o["lr"] * p.norm() / update.norm() * update, {"exp_avg": m, "exp_avg_sq": v}
+
+
+def lars(p, g, s, o, step):
+    decay, momentum = o["weight_decay"], o["momentum"]
+    trust = o["trust_coefficient"] * p.norm() / (g.norm() + decay * p.norm() + o["eps"])
+    g = trust * (g + decay * p)
+    buffer = momentum * s["momentum_buffer"] + (1 - o["dampening"]) * g if step > 1 else g
+    return p - o["lr"] * (g + momentum * buffer if o["nesterov"] else buffer), {"momentum_buffer": buffer}
+
+
+FORMULAS = {"lion": lion, "lamb": lamb, "lars": lars}
+
+
+@pytest.mark.parametrize("rule, switch", [row for row in ROWS if row[0] in FORMULAS])
+def test_switched_between_steps_as_the_formula_says(rule, switch):
+    params = parameters([(64, 96), (257,)])
+    optimizer = OURS[rule](params, **begins(rule, switch))
+    for step, options in enumerate(steps(rule, switch), 1):
+        change(optimizer, options)
+        give_gradients(params, step)
+        group = {k: float(v) if k == "lr" else v for k, v in optimizer.param_groups[0].items()}
+        sign = -1 if group["maximize"] else 1
+        names = [name for name, _ in optimizer._names(optimizer._numbers(group))]
+        expected = []
+        for p in params:
+            state = optimizer.state.get(p) or {name: torch.zeros_like(p) for name in names}
+            state = {name: state[name].double() for name in names}
+            expected.append(FORMULAS[rule](p.detach().double(), sign * p.grad.double(), state, group, step))
+        optimizer.step()
+        for p, (moved, state) in zip(params, expected, strict=True):
+            assert torch.allclose(p.detach().double(), moved, rtol=1e-5, atol=1e-6), f"step {step}"
+            for name, value in state.items():
+                assert torch.allclose(optimizer.state[p][name].double(), value, rtol=1e-5, atol=1e-6), f"step {step}"
 
 
 @pytest.mark.parametrize("rule, switch", ROWS)
