@@ -197,6 +197,11 @@ TEST(OptimOptions, GradientReleaseRefusesTheSame) {
   options_of<AdamWOptions>(optimizer).lr(-1);
   EXPECT_THROW((p * 2).sum().backward(), c10::Error);
   EXPECT_TRUE(torch::equal(p, torch::ones({8})));
+  options_of<AdamWOptions>(optimizer).lr(0.1);
+  optimizer.zero_grad();
+  (p * 2).sum().backward();  // no pass too many
+  EXPECT_FALSE(torch::equal(p, torch::ones({8})));
+  optimizer.step();
 }
 
 }  // namespace

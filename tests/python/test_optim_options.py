@@ -327,3 +327,17 @@ def test_gradient_release_refuses_the_same():
         with pytest.raises(ValueError, match="betas are"):
             (params[0] * 2).sum().backward()
         assert torch.equal(params[0], before)
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+        optimizer.zero_grad()
+        (params[0] * 2).sum().backward()  # no pass too many
+        optimizer.step()
+    expected = parameters([(300,)])
+    run_ones(optim.AdamW(expected), expected, 2)
+    assert same(params, expected)
+
+
+def run_ones(optimizer, params, steps):
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.full_like(p, 2.0)
+        optimizer.step()

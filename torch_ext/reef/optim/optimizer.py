@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -277,7 +277,8 @@ class Optimizer(torch.optim.Optimizer):
         """Takes a state_dict of this class, whatever its formats were, and then is bit for bit where that one was; or one
         of the torch.optim class of the same rule, whose states are put into this one's format. Raises ValueError, and
         changes nothing, for one of another rule, of other shapes, or that lacks what a step needs."""
-        check_is_state_dict(type(self).__name__, state_dict)
+        if not isinstance(state_dict, Mapping):  # else hooks may make it one
+            check_is_state_dict(type(self).__name__, state_dict)
         made: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
         # torch casts states to their parameter's dtype: codes and 32-bit moments must not be.
