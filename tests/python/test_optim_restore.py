@@ -198,6 +198,11 @@ def test_what_is_no_state_dict_of_this_optimizer():
     good = saved(optim.AdamW)
     for given in (torch.nn.Linear(2, 2).state_dict(), {}, [1], {"state": {}}):
         is_refused(optimizer, given, "no optimizer's state_dict")
+    for change in ({"param_groups": None}, {"param_groups": [{"lr": 0.1}]}, {"param_groups": [3]}, {"state": [1]},
+                   {"state": {0: torch.ones(3)}}, {"state": {0: 7}}):  # fmt: skip
+        is_refused(optimizer, {**good, **change}, "no optimizer's state_dict")
+    as_text = {str(number): state for number, state in good["state"].items()}  # of JSON
+    is_refused(optimizer, {**good, "state": as_text}, r"none of its groups \('0', '1'\)")
     is_refused(optimizer, {**good, "param_groups": good["param_groups"] * 2}, "different number of parameter groups")
     is_refused(optimizer, {**good, "param_groups": [{**good["param_groups"][0], "params": [0]}]}, "group of 1 parameters")
     is_refused(optimizer, {**good, "state": {**good["state"], 7: good["state"][0]}}, r"none of its groups \(7\)")

@@ -23,6 +23,13 @@ def check_is_state_dict(where: str, given: Any) -> None:
     if not isinstance(given, Mapping) or "state" not in given or "param_groups" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
         raise ValueError(f"{where}: this is no optimizer's state_dict, it has {keys or 'nothing'}; give optimizer.state_dict()")
+    groups, states = given["param_groups"], given["state"]
+    sound = isinstance(groups, (list, tuple)) and all(isinstance(group, Mapping) and "params" in group for group in groups)
+    if not sound or not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
+        raise ValueError(
+            f"{where}: this is no optimizer's state_dict: param_groups are a list of dictionaries with params, and state is a "
+            "dictionary of dictionaries; give optimizer.state_dict()"
+        )
 
 
 def check_order(where: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
