@@ -5,9 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
-#include <typeinfo>
-#include <unordered_set>
 #include <utility>
 
 #include "optim/operators.h"
@@ -31,41 +28,11 @@ std::vector<OptimizerParamGroup> without_options(const std::vector<OptimizerPara
   return bare;
 }
 
-bool is_stepped(c10::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-}
-
-void check_gradient(const std::string& who, const Tensor& parameter) {
-  const Tensor& gradient = parameter.grad();
-  if (gradient.layout() != c10::kStrided)
-    throw ConfigError(who +
-                      " has a sparse gradient; make its layer dense, or give it to an optimizer of torch's");
-  if (!parameter.is_non_overlapping_and_dense())
-    throw ConfigError(who + " has gaps in memory, or shares it with itself; make it dense");
-  std::ostringstream text;
-  if (gradient.sizes() != parameter.sizes()) text << "of shape " << gradient.sizes();
-  if (!is_stepped(gradient.scalar_type())) text << "of dtype " << c10::toString(gradient.scalar_type());
-  if (gradient.device() != parameter.device()) text << "on " << gradient.device();
-  if (text.str().empty()) return;
-  throw ConfigError(who + " has a gradient " + text.str() +
-                    "; clear gradients (zero_grad()) when parameters are changed, and run backward again");
-}
-
 // In the parameter's layout.
 Tensor gradient_of(const Tensor& parameter) {
   const Tensor& gradient = parameter.grad();
   if (gradient.strides() == parameter.strides()) return gradient;
   return at::empty_like(parameter, gradient.options()).copy_(gradient);
-}
-
-// Other classes' options are other memory.
-void check_class(const OptimizerParamGroup& group, const torch::optim::OptimizerOptions& defaults) {
-  const torch::optim::OptimizerOptions& own = group.options();
-  if (typeid(own) != typeid(defaults)) {
-    throw ConfigError(
-        "a parameter group has options of another class than the optimizer; give it reef::optim's options of "
-        "the optimizer's own rule");
-  }
 }
 
 // A group's own options, and the defaults' where it has set none.
@@ -77,23 +44,6 @@ std::unique_ptr<OptionsBase> merged(const OptimizerParamGroup& group,
   std::unique_ptr<OptionsBase> options = cloned(options_of(group));
   options->inherit(own);
   return options;
-}
-
-// A dimension of one element lies anywhere.
-std::vector<std::int64_t> strides_that_matter(const Tensor& tensor) {
-  std::vector<std::int64_t> strides = tensor.strides().vec();
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) <= 1) strides[static_cast<std::size_t>(i)] = 1;
-  }
-  return strides;
-}
-
-std::string text_of(const ParameterState::Layout& layout) {
-  std::ostringstream text;
-  text << "shape " << at::IntArrayRef(layout.sizes) << ", strides " << at::IntArrayRef(layout.strides)
-       << ", dtype " << c10::toString(layout.dtype) << ", on " << layout.device << ", states in "
-       << layout.format << ", master weights " << name(static_cast<kernels::OptimMaster>(layout.master));
-  return text.str();
 }
 
 }  // namespace
@@ -128,25 +78,6 @@ void Optimizer::add_param_group(const OptimizerParamGroup& group) {
   }
 }
 
-// Each is stepped once, and in a dtype that the kernels have.
-void Optimizer::check_parameters(std::size_t group) const {
-  std::unordered_set<const void*> before;
-  for (std::size_t g = 0; g <= group; ++g) {
-    const std::vector<Tensor>& all = param_groups_[g].params();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (!before.insert(all[i].unsafeGetTensorImpl()).second) {
-        throw ConfigError(rule_ + ": " + described(g, i, all[i]) +
-                          " is in the optimizer already; give each parameter once");
-      }
-      if (g == group && !is_stepped(all[i].scalar_type())) {
-        throw ConfigError(rule_ + ": " + described(g, i, all[i]) + " is of dtype " +
-                          c10::toString(all[i].scalar_type()) +
-                          "; float32, bfloat16 and float16 are stepped");
-      }
-    }
-  }
-}
-
 std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
   const auto number = [&](const char* key) {
     if (!options.has(key)) return 0.0;
@@ -169,12 +100,6 @@ std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
   hyper.centered = number("centered");
   hyper.maximize = number("maximize");
   return hyper.numbers();
-}
-
-ParameterState::Layout Optimizer::layout_of(const OptionsBase& options, const Tensor& parameter) const {
-  return {parameter.sizes().vec(),         strides_that_matter(parameter),
-          parameter.scalar_type(),         parameter.device(),
-          format_name(options, parameter), static_cast<MasterWeights>(options.get("master").toInt())};
 }
 
 void Optimizer::begin(const OptionsBase& options, const Tensor& parameter, const std::string& name,
@@ -202,43 +127,6 @@ std::unique_ptr<ParameterState> Optimizer::begun(const OptionsBase& options, con
   if (const Tensor master = begun_master(parameter, master_name(options)); master.defined())
     (*state)["master"] = master;
   return state;
-}
-
-void Optimizer::check_group(std::size_t group) const {
-  check_class(param_groups_[group], *defaults_);
-  check_options(rule_, options_of(param_groups_[group]));
-}
-
-// With check_group(), all that can be known before a step: one that is refused has changed nothing.
-void Optimizer::check_these(std::size_t group, const std::vector<std::size_t>& indices) const {
-  const OptionsBase& options = options_of(param_groups_[group]);
-  const std::vector<OptimStateName> names = optim_states(rule_, numbers(options));
-  for (const std::size_t i : indices) {
-    const Tensor& parameter = param_groups_[group].params()[i];
-    const std::string who = rule_ + ": " + described(group, i, parameter);
-    if (!parameter.is_cpu() && !parameter.is_cuda()) {
-      throw ConfigError(who + " is on " + parameter.device().str() +
-                        "; parameters on the CPU and on CUDA devices are stepped");
-    }
-    check_gradient(who, parameter);
-    const auto found = state_.find(parameter.unsafeGetTensorImpl());
-    if (found == state_.end()) {
-      if (!is_stepped(parameter.scalar_type())) check_parameters(group);
-      continue;
-    }
-    const auto& state = static_cast<const ParameterState&>(*found->second);
-    const ParameterState::Layout now = layout_of(options, parameter);
-    if (state.layout && *state.layout != now) {
-      throw ConfigError(who + " has a state that was begun for " + text_of(*state.layout) + ", and is now " +
-                        text_of(now) + "; build another optimizer for what was changed, or change it back");
-    }
-    for (const OptimStateName& kept : names) {
-      if (state.find(kept.name).defined() || may_begin_later(rule_)) continue;
-      throw ConfigError(who + " has no state " + kept.name +
-                        ", which the options that were switched on since its first step need; switch them on "
-                        "when the optimizer is made, or begin without a state");
-    }
-  }
 }
 
 Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::size_t> indices) {

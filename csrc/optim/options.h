@@ -28,6 +28,10 @@ void check_options(const std::string& rule, const OptionsBase& options);
 /// What torch asks of options only when they are given, not when a program changes them.
 void check_nesterov(const std::string& rule, const OptionsBase& options);
 
+/// Options of another class are other memory: throws ConfigError.
+void check_class(const torch::optim::OptimizerParamGroup& group,
+                 const torch::optim::OptimizerOptions& defaults);
+
 /// Of a parameter, for a message.
 std::string described(std::size_t group, std::size_t index, const at::Tensor& parameter);
 

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from reef.part import part_of, set_part
 
+from .check import format_for
 from .optimizer import Optimizer
 
 
@@ -47,4 +48,4 @@ class Adagrad(Optimizer):
         first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
         if (part := part_of(p)) is not None:
             set_part(first, part)  # what is rounded by chance is rounded as in the whole
-        return torch.ops.reef.optim_encode(first, self._format(group, p), is_signed)
+        return torch.ops.reef.optim_encode(first, format_for(group, p), is_signed)

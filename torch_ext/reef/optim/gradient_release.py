@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .check import check_these
 from .optimizer import Optimizer, Stepped, name_of
 
 
@@ -70,7 +71,7 @@ class GradientRelease:
             )
         if passes + 1 == self._accumulate:
             self._optimizer._check_group(group)
-            self._optimizer._check_these(group, [index], alone=True)
+            check_these(self._optimizer, group, [index], alone=True)
             with torch.no_grad():
                 self._stepped.append(self._optimizer._step_these(group, [index]))
             p.grad = None

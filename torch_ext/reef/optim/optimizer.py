@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import ParamsT
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reef.ledger import category_scope
-from reef.part import part_of
 
+from .check import Kept, check_parameter, check_these, format_for, kept_as
 from .options import MASTERS, STATES, check_names, check_nesterov, check_options, name_of
 from .restore import check_is_state_dict, restored
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["MASTERS", "STATES", "NonFiniteGradient", "Optimizer", "Stepped", "name_of"]
 
 _MASTER_DTYPES = {"float32": torch.float32, "split": torch.uint8}
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NonFiniteGradient(FloatingPointError):
@@ -43,20 +41,6 @@ class Stepped(NamedTuple):
         return [f"{name_of(self.group, i)} ({n} elements)" for i, n in counts if n]
 
 
-class _Kept(NamedTuple):
-    """Whose a state is, and how it is kept: a step of anything else is refused."""
-
-    asked: tuple[Any, ...]
-    """What says so, as it is found."""
-    kept: tuple[Any, ...]
-    """What it comes to."""
-    sizes: tuple[Any, ...]
-    """Of its tensors, in their order."""
-
-    def __str__(self) -> str:
-        return "shape {}, strides {}, {}, {}, states in {}, master weights {}".format(*self.kept)
-
-
 class Optimizer(torch.optim.Optimizer):
     """What all rules share. A rule gives its name and its options, by torch's keys."""
 
@@ -73,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {**defaults, "state": state, "master": master, "min_quantized_numel": min_quantized_numel}
         check_options(type(self).__name__, defaults, defaults)
         check_nesterov(type(self).__name__, defaults)
-        self._kept: dict[torch.Tensor, _Kept] = {}
+        self._kept: dict[torch.Tensor, Kept] = {}
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
             check_nesterov(where, group)
             seen: set[torch.Tensor] = set()
             for index, p in enumerate(group["params"]):
-                self._check_parameter(group, index)
+                check_parameter(f"{type(self).__name__}: {name_of(group, index)}", p)
                 if p in seen:
                     raise ValueError(
                         f"{type(self).__name__}: {name_of(group, index)} is in the group already; give each parameter once"
@@ -112,15 +96,6 @@ class Optimizer(torch.optim.Optimizer):
             return name
         return f"{name}, group {next(i for i, one in enumerate(self.param_groups) if one is group)}"
 
-    def _check_parameter(self, group: dict[str, Any], index: int) -> None:
-        p, who = group["params"][index], f"{type(self).__name__}: {name_of(group, index)}"
-        if is_traceable_wrapper_subclass(p):
-            raise ValueError(f"{who} is a {type(p).__name__}; plain parameters are stepped: give it to torch.optim's optimizer")
-        if p.device.type not in ("cpu", "cuda", "meta"):
-            raise ValueError(f"{who} is on {p.device}; parameters on the CPU and on CUDA devices are stepped")
-        if p.dtype not in _DTYPES:
-            raise ValueError(f"{who} is {p.dtype}; float32, bfloat16 and float16 are stepped")
-
     def _numbers(self, group: dict[str, Any]) -> list[float]:
         """In the order of OptimHyper; what the rule does not have is 0, as is an lr that is a tensor."""
         beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), group.get("alpha", 0.0)))
@@ -136,19 +111,9 @@ class Optimizer(torch.optim.Optimizer):
         found = torch.ops.reef.optim_state_names(self._rule, numbers)
         return [(name.lstrip("+-"), name.startswith("+-")) for name in found]
 
-    def _format(self, group: dict[str, Any], p: torch.Tensor) -> str:
-        part = part_of(p)
-        elements = p.numel() if part is None else part.whole_elements
-        return group["state"] if elements >= group["min_quantized_numel"] else "float32"
-
-    def _kept_as(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> _Kept:
-        strides = tuple(stride if size > 1 else 1 for stride, size in zip(p.stride(), p.shape, strict=True))
-        kept = (tuple(p.shape), strides, p.dtype, p.device, self._format(group, p), group["master"])
-        return _Kept(_asked(group, p), kept, _sizes(state))
-
     def _keep(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
         self.state[p].update(state)
-        self._kept[p] = self._kept_as(group, p, self.state[p])
+        self._kept[p] = kept_as(group, p, self.state[p])
 
     def _begun(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The state with what it lacks for a step."""
@@ -167,49 +132,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self, group: dict[str, Any], p: torch.Tensor, is_signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes and scales of a state."""
-        return torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
+        return torch.ops.reef.optim_state(p, format_for(group, p), is_signed)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         where = self._where(group)
         check_options(where, group, self.defaults)
         check_names(where, group, self.defaults)
-
-    def _check_these(self, group: dict[str, Any], indices: list[int], *, alone: bool) -> None:
-        """With _check_group, all that can be known before a step: one that is refused has changed nothing. ``alone``:
-        nothing else is stepped, and the operator will look at the sizes of states."""
-        names = {name for name, _ in self._names(self._numbers(group))}
-        for index in indices:
-            p = group["params"][index]
-            if not _is_sound(p):
-                raise ValueError(f"{type(self).__name__}: {name_of(group, index)} {_what_is_wrong(p)}")
-            state = self.state.get(p)
-            if not state:
-                self._check_parameter(group, index)
-                continue
-            before = self._kept.get(p)
-            if before is None:
-                if other := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
-                    who = f"{type(self).__name__}: {name_of(group, index)}"
-                    raise ValueError(f"{who} has states that are no tensors: {', '.join(map(str, other))}; make them tensors")
-                before = self._kept[p] = self._kept_as(group, p, state)  # The program made it, or another version of Reef.
-            lacks = self._rule != "sgd" and not names <= state.keys()  # whose momentum begins when it is first asked for
-            other_sizes = not alone and before.sizes != _sizes(state)
-            if before.asked == _asked(group, p) and not lacks and not other_sizes:
-                continue
-            who = f"{type(self).__name__}: {name_of(group, index)}"
-            now = self._kept_as(group, p, state)
-            if before.kept != now.kept:
-                raise ValueError(
-                    f"{who} has a state that was begun for {before}, and is now {now}; build another optimizer for what "
-                    "was changed, or change it back"
-                )
-            if other_sizes:
-                raise ValueError(f"{who} has a state of other tensors than it had; load the state again, or begin anew")
-            if lacks:
-                raise ValueError(
-                    f"{who} has no state {', '.join(sorted(names - state.keys()))}, which an option that was switched on since "
-                    "its first step needs; switch it on when the optimizer is made, or begin without a state"
-                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -227,7 +155,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             self._check_group(group)
         for group, indices in slices:
-            self._check_these(group, indices, alone=len(slices) == 1)
+            check_these(self, group, indices, alone=len(slices) == 1)
         stepped = [self._step_these(group, indices) for group, indices in slices]
         if self._release is not None:
             stepped = self._release._end_step() + stepped
@@ -350,38 +278,9 @@ def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
         yield indices
 
 
-def _asked(group: dict[str, Any], p: torch.Tensor) -> tuple[Any, ...]:
-    return p.shape, p.stride(), p.dtype, p.device, group["state"], group["master"], group["min_quantized_numel"]
-
-
-def _is_sound(p: torch.Tensor) -> bool:
-    """With its gradient, as far as a step asks."""
-    grad = p.grad
-    fits = grad.layout is torch.strided and grad.shape == p.shape and grad.dtype in _DTYPES and grad.device == p.device
-    return fits and (p.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(p))
-
-
-def _what_is_wrong(p: torch.Tensor) -> str:
-    grad = p.grad
-    if grad.layout is not torch.strided:
-        return "has a sparse gradient; make its layer dense (sparse=False), or give it to torch.optim.SparseAdam"
-    wrong = [f"of shape {tuple(grad.shape)}"] if grad.shape != p.shape else []
-    wrong += [f"of {grad.dtype}"] if grad.dtype not in _DTYPES else []
-    wrong += [f"on {grad.device}"] if grad.device != p.device else []
-    if not wrong:
-        return "has gaps in memory, or shares it with itself; make it dense"
-    return (
-        f"has a gradient {', '.join(wrong)}; clear gradients (zero_grad()) when parameters are changed, and run backward again"
-    )
-
-
 def _in_layout_of(p: torch.Tensor) -> torch.Tensor:
     grad = p.grad
     return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
-
-
-def _sizes(state: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    return tuple((value.shape, value.dtype) for value in state.values())
 
 
 def _begun_master(group: dict[str, Any], p: torch.Tensor) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reef.ledger import category_scope
 
+from .check import format_for
 from .options import check_names, check_options, check_same_rule, name_of
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _restored(
         values.append(value.detach())
     with category_scope("optimizer state"):
         made = torch.ops.reef.optim_restored(
-            who, optimizer._rule, optimizer._numbers(group), optimizer._format(group, p), group["master"], says_master,
+            who, optimizer._rule, optimizer._numbers(group), format_for(group, p), group["master"], says_master,
             p.detach(), names, values,
         )  # fmt: skip
     return dict(zip(*made, strict=True))
