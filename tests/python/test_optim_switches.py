@@ -172,6 +172,19 @@ def test_switched_between_steps_in_every_format(rule, switch, state):
             assert [n for n in b.state[p] if n in names] == [n for n in a.state[q] if n in names]
 
 
+def test_adam_with_decoupled_decay_is_adamw_as_torchs_is():
+    expected, found, third = parameters(), parameters(), parameters()
+    for optimizer, params in (
+        (torch.optim.Adam(expected, weight_decay=0.1, decoupled_weight_decay=True, fused=True), expected),
+        (optim.Adam(found, weight_decay=0.1, decoupled_weight_decay=True), found),
+        (optim.AdamW(third, weight_decay=0.1), third),
+    ):
+        for step in range(3):
+            give_gradients(params, step)
+            optimizer.step()
+    assert same(expected, found) and same(expected, third)
+
+
 @pytest.mark.parametrize("rule, options, state", LATE)
 def test_what_torch_cannot_switch_on_later_is_refused_whole(rule, options, state):
     params = parameters([(300,), (20,)])
