@@ -1,13 +1,16 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
-#include <optional>
+#include <algorithm>
+#include <set>
 
 #include "optim/operators.h"
 #include "optim/options.h"
+#include "optim/restore.h"
 #include "reef/error.h"
+#include "reef/ledger.h"
 #include "reef/optim.h"
 
 // The layout of files is torch::optim's (torch/optim/serialize.h), so that either reads the other's.
@@ -25,8 +28,50 @@ std::string key_of(const Tensor& parameter) {
 
 std::int64_t read_size(InputArchive& archive, const std::string& key) {
   Tensor size;
-  archive.read(key, size);
+  if (!archive.try_read(key, size))
+    throw ConfigError("there is no " + key + " in the archive: it is not an optimizer's");
   return size.item<std::int64_t>();
+}
+
+// LibTorch writes undefined tensors, and steps as numbers.
+NamedTensors read_tensors(const std::string& who, InputArchive& archive) {
+  NamedTensors read;
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    if (value.isNone()) continue;
+    if (!value.isTensor() && !value.isInt() && !value.isDouble())
+      throw ConfigError(who + ": " + key +
+                        " is no tensor in the state that is loaded; it is of another optimizer");
+    read.emplace_back(key,
+                      value.isTensor() ? value.toTensor() : at::scalar_tensor(value.toScalar(), at::kDouble));
+  }
+  return read;
+}
+
+// Options by which rules are told from each other; others came to them later, or are Reef's own.
+constexpr const char* kOfRules[] = {"lr",
+                                    "weight_decay",
+                                    "betas",
+                                    "eps",
+                                    "amsgrad",
+                                    "momentum",
+                                    "dampening",
+                                    "alpha",
+                                    "nesterov",
+                                    "centered",
+                                    "lr_decay",
+                                    "trust_coefficient",
+                                    "initial_accumulator_value"};
+
+void check_same_rule(const std::string& rule, const OptionsBase& own, const std::vector<std::string>& given) {
+  for (const char* const key : kOfRules) {
+    const bool there = std::find(given.begin(), given.end(), key) != given.end();
+    if (there == own.has(key)) continue;
+    throw ConfigError(rule + ": the groups that are loaded have " + (there ? "" : "no ") + key + ", and " +
+                      rule + (there ? " has no such option" : " needs it") +
+                      "; they are of another optimizer: load them into the class that saved them");
+  }
 }
 
 }  // namespace
@@ -53,7 +98,8 @@ void Optimizer::write(OutputArchive& archive, bool for_torch) const {
       if (for_torch) {
         ParameterState plain;
         plain.step = state.step;
-        for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
+        for (const OptimStateName& kept : optim_states_at_most(rule_)) {
+          if (!state.find(kept.name).defined()) continue;
           plain[kept.name] = ops::decode(state.find(kept.name), or_empty(state.find(scale_name(kept))),
                                          parameters[i], format_name(options), kept.is_signed);
         }
@@ -74,20 +120,21 @@ void Optimizer::write(OutputArchive& archive, bool for_torch) const {
 
 void Optimizer::load(InputArchive& archive) {
   const at::NoGradGuard no_grad;
+  const CategoryScope category(Category::kOptimizerState);
   InputArchive states;
   InputArchive groups;
-  archive.read("state", states);
-  archive.read("param_groups", groups);
+  if (!archive.try_read("state", states) || !archive.try_read("param_groups", groups))
+    throw ConfigError(rule_ +
+                      ": there is no state or no param_groups in the archive: it is not an optimizer's");
   if (read_size(groups, "param_groups/size") != static_cast<std::int64_t>(param_groups_.size()))
     throw ConfigError(rule_ +
                       ": the file has another number of parameter groups; build the optimizer as it was");
 
-  // Everything is read before anything is changed.
-  struct Loaded {
-    std::unique_ptr<OptionsBase> options;
-    std::vector<std::optional<ParameterState>> states;
-  };
-  std::vector<Loaded> loaded;
+  // Everything is read and made before anything is changed.
+  const std::vector<std::string> ids = states.keys();
+  std::set<std::string> left(ids.begin(), ids.end());
+  std::vector<std::unique_ptr<OptionsBase>> options_loaded;
+  decltype(state_) states_loaded;
   for (std::size_t g = 0; g < param_groups_.size(); ++g) {
     InputArchive group;
     groups.read("param_groups/" + std::to_string(g), group);
@@ -96,50 +143,38 @@ void Optimizer::load(InputArchive& archive) {
       throw ConfigError(rule_ + ": group " + std::to_string(g) +
                         " of the file has another number of parameters; build the optimizer as it was");
     }
-    Loaded& into = loaded.emplace_back();
-    InputArchive options;
-    group.read("options", options);
-    into.options = cloned(options_of(param_groups_[g]));
-    into.options->serialize(options);
-    check(*into.options);
+    InputArchive written;
+    group.read("options", written);
+    OptionsBase& options = *options_loaded.emplace_back(cloned(options_of(param_groups_[g])));
+    options.serialize(written);
+    check_options(rule_, options);
+    c10::IValue says_master;
+    StateLayout layout{rule_, numbers(options), "", master_name(options),
+                       written.try_read("master", says_master)};
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       c10::IValue key;
       group.read("params/" + std::to_string(i), key);
+      left.erase(key.toStringRef());
       InputArchive one;
-      auto& state = into.states.emplace_back();
-      if (states.try_read(key.toStringRef(), one)) state.emplace().serialize(one);
+      if (!states.try_read(key.toStringRef(), one)) continue;
+      const std::string who = rule_ + ": " + described(g, i, parameters[i]);
+      layout.format = format_name(options, parameters[i]);
+      auto state = std::make_unique<ParameterState>();
+      state->layout = layout_of(options, parameters[i]);
+      for (auto& [name, tensor] : restored(who, layout, parameters[i], read_tensors(who, one)))
+        (name == "step" ? state->step : (*state)[name]) = tensor;
+      states_loaded[parameters[i].unsafeGetTensorImpl()] = std::move(state);
     }
+    // After states, by which more can be said.
+    check_same_rule(rule_, options_of(param_groups_[g]), written.keys());
   }
-  state_.clear();
-  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    param_groups_[g].set_options(std::move(loaded[g].options));
-    for (std::size_t i = 0; i < loaded[g].states.size(); ++i) {
-      if (loaded[g].states[i])
-        adapt(options_of(param_groups_[g]), param_groups_[g].params()[i], *loaded[g].states[i]);
-    }
+  if (!left.empty()) {
+    throw ConfigError(rule_ + ": the file has states of " + std::to_string(left.size()) +
+                      " parameters that are in none of its groups; it is damaged, save it again");
   }
-}
-
-void Optimizer::adapt(const OptionsBase& options, const Tensor& parameter, const ParameterState& saved) {
-  ParameterState& state = begin(options, parameter);
-  state.step.copy_(saved.step);
-  for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
-    const Tensor value = saved.find(kept.name);
-    const std::string scale = scale_name(kept);
-    if (!value.defined()) continue;  // torch's SGD before its first step
-    if (value.dtype() == state[kept.name].dtype() && value.sizes() == state[kept.name].sizes()) {
-      state[kept.name].copy_(value);
-      if (saved.find(scale).defined()) state[scale].copy_(saved.find(scale));
-      continue;
-    }
-    const Tensor plain = at::empty_like(parameter, at::kFloat).copy_(value);
-    const auto [codes, scales] =
-        ops::encode(parameter, plain, format_name(options, parameter), kept.is_signed);
-    state[kept.name] = codes;
-    if (scales.numel() > 0) state[scale] = scales;
-  }
-  if (saved.find("master").defined() && state.find("master").defined())
-    state["master"].copy_(saved.find("master"));
+  for (std::size_t g = 0; g < param_groups_.size(); ++g)
+    param_groups_[g].set_options(std::move(options_loaded[g]));
+  state_ = std::move(states_loaded);
 }
 
 }  // namespace reef::optim

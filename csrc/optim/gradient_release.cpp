@@ -83,9 +83,13 @@ void GradientRelease::ready(Watched& watched) {
                       " backward passes, and here is another; give the number of passes in a step as "
                       "accumulate, and call step() after them");
   }
-  if (++watched.passes < accumulate_) return;
-  stepped_.push_back(optimizer_.step_these(watched.group, {watched.index}));
-  optimizer_.param_groups()[watched.group].params()[watched.index].mutable_grad().reset();
+  if (watched.passes + 1 == accumulate_) {
+    optimizer_.check_group(watched.group);
+    optimizer_.check_these(watched.group, {watched.index});
+    stepped_.push_back(optimizer_.step_these(watched.group, {watched.index}));
+    optimizer_.param_groups()[watched.group].params()[watched.index].mutable_grad().reset();
+  }
+  ++watched.passes;  // the last: a pass that was refused is none
 }
 
 std::vector<Optimizer::Stepped> GradientRelease::end_step() {

@@ -84,7 +84,13 @@ std::vector<OptimStateName> optim_states(std::string_view rule, const std::vecto
   return optim_states(optim_rule(rule, OptimHyper::of(numbers)));
 }
 
-OptimConstants optim_constants(OptimRule rule, const OptimHyper& hyper, double step) {
+std::vector<OptimStateName> optim_states_at_most(std::string_view rule) {
+  OptimHyper all;
+  all.amsgrad = all.centered = all.beta1 = 1;
+  return optim_states(optim_rule(rule, all));
+}
+
+OptimConstants optim_constants(OptimRule rule, const OptimHyper& hyper, double step, bool begins) {
   OptimConstants c;
   const auto set = [](float& constant, double value) { constant = static_cast<float>(value); };
   set(c.eps, hyper.eps);
@@ -113,7 +119,7 @@ OptimConstants optim_constants(OptimRule rule, const OptimHyper& hyper, double s
       break;
     case OptimRule::kMomentum:
     case OptimRule::kLars:
-      c.first = step <= 1;
+      c.first = begins || step <= 1;
       c.nesterov = hyper.nesterov != 0;
       set(c.gain1, 1 - hyper.dampening);
       break;

@@ -40,10 +40,17 @@ struct OptimStateName {
 };
 std::vector<OptimStateName> optim_states(kernels::OptimRule rule);
 std::vector<OptimStateName> optim_states(std::string_view rule, const std::vector<double>& numbers);
+/// All that a rule keeps under any numbers: states of an option that was switched off stay.
+std::vector<OptimStateName> optim_states_at_most(std::string_view rule);
+/// A state that is missing begins when a step first needs it, as the gradient of that step. Others must be
+/// there from the first step on, as in torch.
+constexpr bool may_begin_later(std::string_view rule) { return rule == "sgd"; }
 
 /// What the kernel of `rule` computes with in step number `step`, the first being 1; the trust ratio and the
-/// gradient's factor are left as they are. In double, rounded once.
-kernels::OptimConstants optim_constants(kernels::OptimRule rule, const OptimHyper& hyper, double step);
+/// gradient's factor are left as they are. In double, rounded once. `begins`: a momentum begins with this
+/// step's gradient, as it does in the first.
+kernels::OptimConstants optim_constants(kernels::OptimRule rule, const OptimHyper& hyper, double step,
+                                        bool begins);
 
 /// LAMB and LARS: a step needs norms of whole parameters.
 constexpr bool needs_norms(kernels::OptimRule rule) {

@@ -39,6 +39,14 @@ void check_device(const Subject& subject, const Tensor& tensor, const char* what
                       "; move a model before its optimizer is made, and load states after that");
 }
 
+bool same_layout(const Tensor& left, const Tensor& right) {
+  if (left.sizes() != right.sizes()) return false;
+  for (std::int64_t i = 0; i < left.dim(); ++i) {
+    if (left.size(i) > 1 && left.stride(i) != right.stride(i)) return false;
+  }
+  return true;
+}
+
 kernels::OptimMatrix matrix_of(const Tensor& dense) {
   const auto strides = dense.sym_strides();
   const auto sizes = dense.sym_sizes();
@@ -64,7 +72,8 @@ OptimFormat format_of(OptimFormat asked, const Tensor& codes, const Tensor& para
 kernels::OptimState state_of(const Subject& subject, const char* state, OptimFormat format,
                              const Tensor& codes, const Tensor& scales, const Tensor& parameter,
                              c10::Device device) {
-  if (!codes.is_contiguous() && format != OptimFormat::kFloat32 && format != OptimFormat::kBFloat16)
+  const bool wide = format == OptimFormat::kFloat32 || format == OptimFormat::kBFloat16;
+  if (!codes.is_contiguous() && !wide)
     refuse(subject, std::string("has codes of ") + state + " that are not contiguous");
   check_device(subject, codes, state, device);
   check_device(subject, scales, state, device);
@@ -79,7 +88,19 @@ kernels::OptimState state_of(const Subject& subject, const char* state, OptimFor
                         " bytes, not " + std::to_string(code_bytes) + " and " + std::to_string(scale_bytes) +
                         " (" + std::string(name(format)) + "); load the state again, or begin anew");
   }
+  const at::ScalarType dtype = format == OptimFormat::kFloat32    ? at::kFloat
+                               : format == OptimFormat::kBFloat16 ? at::kBFloat16
+                                                                  : at::kByte;
+  const bool scales_fit = scale_bytes == 0 || scales.scalar_type() == scale_dtype(format);
+  if (codes.scalar_type() != dtype || !scales_fit || (wide && !same_layout(codes, parameter))) {
+    refuse(subject, std::string("has a state ") + state + " of another dtype or layout than " +
+                        std::string(name(format)) + " has for it; load the state again, or begin anew");
+  }
   return found;
+}
+
+at::ScalarType scale_dtype(OptimFormat format) {
+  return uncompensated(format) == OptimFormat::kCompanded8 ? at::kBFloat16 : at::kFloat;
 }
 
 }  // namespace reef::optim

@@ -31,6 +31,9 @@ inline std::int64_t bytes_in(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
+/// Element for element at the same place of memory.
+bool same_layout(const at::Tensor& left, const at::Tensor& right);
+
 /// A dense tensor by the dimension that is outermost in its memory.
 kernels::OptimMatrix matrix_of(const at::Tensor& dense);
 
@@ -40,6 +43,8 @@ kernels::OptimFormat format_for(kernels::OptimFormat asked, const at::Tensor& pa
 /// not.
 kernels::OptimFormat format_of(kernels::OptimFormat asked, const at::Tensor& codes,
                                const at::Tensor& parameter, bool is_signed);
+
+at::ScalarType scale_dtype(kernels::OptimFormat format);
 
 /// Codes and scales of a state of `parameter`, on `device`.
 kernels::OptimState state_of(const Subject& subject, const char* name, kernels::OptimFormat format,

@@ -33,7 +33,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
                   at::TensorList parameters, at::TensorList gradients, at::TensorList states,
                   at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
                   const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
-                  const std::optional<Tensor>& found_inf) {
+                  const std::optional<Tensor>& found_inf, at::IntArrayRef begins) {
   OptimHyper hyper = OptimHyper::of(numbers.vec());
   if (lr && lr->defined()) hyper.lr = lr->item<double>();
   const OptimRule rule = optim_rule(rule_name, hyper);
@@ -65,6 +65,9 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     check_device(subject, parameter, "memory", device);
     check_device(subject, gradients[i], "a gradient", device);
     check_device(subject, steps[i], "a count of steps", at::kCPU);
+    if (steps[i].scalar_type() != at::kFloat || steps[i].numel() != 1)
+      refuse(subject,
+             "has a count of steps that is not one number of float32; give torch.tensor(float(step))");
     if (gradients[i].sizes() != parameter.sizes() || gradients[i].strides() != parameter.strides()) {
       refuse(subject,
              "has a gradient of another shape or layout; give grad.contiguous() in the parameter's layout");
@@ -75,11 +78,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     tensor.gradient = static_cast<const std::byte*>(gradients[i].const_data_ptr());
     tensor.elements = parameter.numel();
     tensor.master_kind = tensor.parameter_dtype == OptimDtype::kFloat32 ? OptimMaster::kNone : kind;
-    const std::int64_t master_bytes = kernels::optim_master_bytes(tensor.master_kind);
-    if (master_bytes > 0) {
+    if (kernels::optim_master_bytes(tensor.master_kind) > 0) {
       check_device(subject, masters[i], "master weights", device);
-      if (bytes_in(masters[i]) != master_bytes * tensor.elements)
-        refuse(subject, "has master weights of another size; load the state again, or begin anew");
+      const auto dtype = tensor.master_kind == OptimMaster::kFloat32 ? at::kFloat : at::kByte;
+      if (masters[i].scalar_type() != dtype || !same_layout(masters[i], parameter))
+        refuse(subject,
+               "has master weights of another size, dtype or layout; load the state again, or begin anew");
       tensor.master = bytes_of(masters[i]);
     }
     for (std::size_t k = 0; k < names.size(); ++k) {
@@ -102,6 +106,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     tensor.key = kernels::key_of_tensor(static_cast<std::int64_t>(work.step), part ? part->first : 0);
     tensor.constants.gradient = gain;
   }
+  for (const std::int64_t i : begins) {
+    if (i < 0 || i >= static_cast<std::int64_t>(count))
+      throw ConfigError("optim_step_: the momentum of parameter " + std::to_string(i) + " begins, of " +
+                        std::to_string(count));
+    works[static_cast<std::size_t>(i)].begins = true;
+  }
   // All have been found sound: nothing is changed before.
   for (std::size_t i = 0; i < count; ++i) {
     *static_cast<float*>(steps[i].mutable_data_ptr()) = static_cast<float>(works[i].step);
@@ -118,7 +128,7 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
 Tensor optim_step_meta(const std::string&, const std::string&, const std::string&, at::TensorList parameters,
                        at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::ArrayRef<double>,
                        const std::optional<Tensor>&, const std::optional<Tensor>&,
-                       const std::optional<Tensor>&) {
+                       const std::optional<Tensor>&, at::IntArrayRef) {
   return at::empty({static_cast<std::int64_t>(parameters.size())},
                    at::TensorOptions().dtype(at::kLong).device(at::kMeta));
 }
@@ -144,7 +154,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "optim_step_(str rule, str state, str master, Tensor(a!)[] parameters, Tensor[] gradients, "
       "Tensor(b!)[] states, Tensor(c!)[] masters, Tensor(d!)[] steps, float[] numbers, Tensor? lr=None, "
-      "Tensor? grad_scale=None, Tensor? found_inf=None) -> Tensor");
+      "Tensor? grad_scale=None, Tensor? found_inf=None, int[] begins=[]) -> Tensor");
   m.def("optim_slice_bytes(Device device) -> int", &reef::optim::optim_slice_bytes);
   m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }
@@ -159,10 +169,10 @@ Tensor step(const std::string& rule, const std::string& state, const std::string
             at::TensorList parameters, at::TensorList gradients, at::TensorList states,
             at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
             const std::optional<Tensor>& lr, const std::optional<Tensor>& grad_scale,
-            const std::optional<Tensor>& found_inf) {
+            const std::optional<Tensor>& found_inf, at::IntArrayRef begins) {
   static const auto op = typed_operator<decltype(optim_step)>("reef::optim_step_");
   return op.call(rule, state, master, parameters, gradients, states, masters, steps, numbers, lr, grad_scale,
-                 found_inf);
+                 found_inf, begins);
 }
 
 std::int64_t slice_bytes(c10::Device device) { return optim_slice_bytes(device); }

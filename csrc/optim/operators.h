@@ -10,12 +10,13 @@
 /// budget, a profiler) sees them. Their schemas are in operators.cpp and state_operators.cpp.
 namespace reef::optim::ops {
 
-/// Steps parameters by a rule; gives, for each, how many elements of its gradient are not finite.
+/// Steps parameters by a rule; gives, for each, how many elements of its gradient are not finite. `begins`:
+/// those whose momentum begins with this step's gradient, though they have been stepped before.
 at::Tensor step(const std::string& rule, const std::string& state, const std::string& master,
                 at::TensorList parameters, at::TensorList gradients, at::TensorList states,
                 at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
                 const std::optional<at::Tensor>& lr, const std::optional<at::Tensor>& grad_scale,
-                const std::optional<at::Tensor>& found_inf);
+                const std::optional<at::Tensor>& found_inf, at::IntArrayRef begins);
 /// Codes and scales of a state that is zero.
 std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state,
                                          bool is_signed);

@@ -3,11 +3,13 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "optim/operators.h"
 #include "optim/options.h"
+#include "optim/restore.h"
 #include "reef/error.h"
 #include "reef/gradient_release.h"
 #include "reef/ledger.h"
@@ -27,16 +29,8 @@ std::vector<OptimizerParamGroup> without_options(const std::vector<OptimizerPara
 }
 
 // In the parameter's layout.
-Tensor gradient_of(std::size_t group, std::size_t index, const Tensor& parameter) {
-  if (!parameter.is_cpu() && !parameter.is_cuda()) {
-    throw ConfigError(described(group, index, parameter) + " is on " + parameter.device().str() +
-                      "; parameters on the CPU and on CUDA devices are stepped");
-  }
+Tensor gradient_of(const Tensor& parameter) {
   const Tensor& gradient = parameter.grad();
-  if (gradient.layout() != c10::kStrided) {
-    throw ConfigError(described(group, index, parameter) +
-                      " has a sparse gradient; make its layer dense, or give it to an optimizer of torch's");
-  }
   if (gradient.strides() == parameter.strides()) return gradient;
   return at::empty_like(parameter, gradient.options()).copy_(gradient);
 }
@@ -46,6 +40,7 @@ std::unique_ptr<OptionsBase> merged(const OptimizerParamGroup& group,
                                     const torch::optim::OptimizerOptions& defaults) {
   const auto& own = static_cast<const OptionsBase&>(defaults);
   if (!group.has_options()) return cloned(own);
+  check_class(group, defaults);
   std::unique_ptr<OptionsBase> options = cloned(options_of(group));
   options->inherit(own);
   return options;
@@ -59,40 +54,27 @@ Optimizer::Optimizer(const std::vector<OptimizerParamGroup>& groups, std::unique
     : torch::optim::Optimizer(without_options(groups), std::move(defaults)),
       rule_(rule),
       decoupled_(decoupled) {
-  check(static_cast<const OptionsBase&>(*defaults_));
+  check_options(rule_, static_cast<const OptionsBase&>(*defaults_));
   for (std::size_t i = 0; i < groups.size(); ++i) {
     std::unique_ptr<OptionsBase> options = merged(groups[i], *defaults_);
-    check(*options);
+    check_options(rule_, *options);
+    check_nesterov(rule_, *options);
     param_groups_[i].set_options(std::move(options));
+    check_parameters(i);
   }
 }
 
 void Optimizer::add_param_group(const OptimizerParamGroup& group) {
   std::unique_ptr<OptionsBase> options = merged(group, *defaults_);
-  check(*options);
+  check_options(rule_, *options);
+  check_nesterov(rule_, *options);
   torch::optim::Optimizer::add_param_group(OptimizerParamGroup(group.params()));
-  param_groups_.back().set_options(std::move(options));
-}
-
-void Optimizer::check(const OptionsBase& options) const {
-  for (const char* key :
-       {"lr", "weight_decay", "eps", "momentum", "alpha", "lr_decay", "initial_accumulator_value"}) {
-    if (options.has(key) && !(options.get(key).toDouble() >= 0)) {
-      throw ConfigError(rule_ + ": " + key + " is " + std::to_string(options.get(key).toDouble()) +
-                        "; give 0 or more");
-    }
-  }
-  if (options.has("betas")) {
-    const auto [beta1, beta2] = options.get("betas").to<Betas>();
-    for (const double beta : {beta1, beta2}) {
-      if (!(beta >= 0 && beta < 1))
-        throw ConfigError(rule_ + ": a beta is " + std::to_string(beta) +
-                          "; give a number from 0 to below 1");
-    }
-  }
-  if (options.has("nesterov") && options.get("nesterov").toBool() &&
-      (options.get("momentum").toDouble() <= 0 || options.get("dampening").toDouble() != 0)) {
-    throw ConfigError(rule_ + ": nesterov needs a momentum and no dampening");
+  try {
+    param_groups_.back().set_options(std::move(options));
+    check_parameters(param_groups_.size() - 1);
+  } catch (...) {
+    param_groups_.pop_back();
+    throw;
   }
 }
 
@@ -120,30 +102,30 @@ std::vector<double> Optimizer::numbers(const OptionsBase& options) const {
   return hyper.numbers();
 }
 
-ParameterState& Optimizer::begin(const OptionsBase& options, const Tensor& parameter) {
+void Optimizer::begin(const OptionsBase& options, const Tensor& parameter, const std::string& name,
+                      bool is_signed, ParameterState& state) const {
   const CategoryScope category(Category::kOptimizerState);  // with gradient release, it is in backward
-  auto fresh = std::make_unique<ParameterState>();
-  ParameterState& state = *fresh;
-  state.step = at::zeros({}, at::kFloat);
   const std::string format = format_name(options, parameter);
-  for (const OptimStateName& kept : optim_states(rule_, numbers(options))) {
-    auto [codes, scales] = ops::state(parameter, format, kept.is_signed);
-    if (options.has("initial_accumulator_value") &&
-        options.get("initial_accumulator_value").toDouble() != 0) {
-      std::tie(codes, scales) = ops::encode(
-          parameter,
-          at::full_like(parameter, options.get("initial_accumulator_value").toDouble(), at::kFloat), format,
-          kept.is_signed);
-    }
-    state[kept.name] = codes;
-    if (scales.numel() > 0) state[scale_name(kept)] = scales;
+  auto [codes, scales] = ops::state(parameter, format, is_signed);
+  const double first =
+      options.has("initial_accumulator_value") ? options.get("initial_accumulator_value").toDouble() : 0;
+  if (first != 0) {
+    std::tie(codes, scales) =
+        ops::encode(parameter, at::full_like(parameter, first, at::kFloat), format, is_signed);
   }
-  const auto master = static_cast<MasterWeights>(options.get("master").toInt());
-  if (parameter.scalar_type() != at::kFloat && master == MasterWeights::kFloat32)
-    state["master"] = at::empty_like(parameter, at::kFloat).copy_(parameter);
-  if (parameter.scalar_type() != at::kFloat && master == MasterWeights::kSplit)
-    state["master"] = at::full_like(parameter, 128, at::kByte);
-  state_[parameter.unsafeGetTensorImpl()] = std::move(fresh);
+  state[name] = codes;
+  if (scales.numel() > 0) state[name + "_scale"] = scales;
+}
+
+std::unique_ptr<ParameterState> Optimizer::begun(const OptionsBase& options, const Tensor& parameter) const {
+  const CategoryScope category(Category::kOptimizerState);
+  auto state = std::make_unique<ParameterState>();
+  state->step = at::zeros({}, at::kFloat);
+  state->layout = layout_of(options, parameter);
+  for (const OptimStateName& kept : optim_states(rule_, numbers(options)))
+    begin(options, parameter, kept.name, kept.is_signed, *state);
+  if (const Tensor master = begun_master(parameter, master_name(options)); master.defined())
+    (*state)["master"] = master;
   return state;
 }
 
@@ -153,25 +135,43 @@ Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::siz
   const std::vector<Tensor>& all = param_groups_[group].params();
   const std::vector<double> given = numbers(options);
   const std::vector<OptimStateName> names = optim_states(rule_, given);
-  const auto master = static_cast<kernels::OptimMaster>(options.get("master").toInt());
-  const bool has_masters = kernels::optim_master_bytes(master) > 0;
+  const bool has_masters =
+      kernels::optim_master_bytes(kernels::OptimMaster(options.get("master").toInt())) > 0;
   std::vector<Tensor> parameters, gradients, states, masters, steps;
+  // States that begin are kept when the step has been taken.
+  std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> fresh;
+  std::vector<std::int64_t> begins;
   for (const std::size_t i : indices) {
-    gradients.push_back(gradient_of(group, i, all[i]));
-    const auto kept = state_.find(all[i].unsafeGetTensorImpl());
-    ParameterState& state =
-        kept == state_.end() ? begin(options, all[i]) : static_cast<ParameterState&>(*kept->second);
-    parameters.push_back(all[i]);
-    steps.push_back(state.step);
-    for (const OptimStateName& named : names) {
-      states.push_back(or_empty(state.find(named.name)));
-      states.push_back(or_empty(state.find(scale_name(named))));
+    void* const key = all[i].unsafeGetTensorImpl();
+    gradients.push_back(gradient_of(all[i]));
+    const auto kept = state_.find(key);
+    const ParameterState* state =
+        kept == state_.end() ? nullptr : static_cast<const ParameterState*>(kept->second.get());
+    const bool lacks = state != nullptr && std::any_of(names.begin(), names.end(), [&](const auto& named) {
+                         return !state->find(named.name).defined();
+                       });
+    if (state == nullptr || lacks) {
+      std::unique_ptr<ParameterState> made =
+          lacks ? std::make_unique<ParameterState>(*state) : begun(options, all[i]);
+      for (const OptimStateName& named : names) {
+        if (!made->find(named.name).defined()) begin(options, all[i], named.name, named.is_signed, *made);
+      }
+      if (lacks) begins.push_back(static_cast<std::int64_t>(parameters.size()));
+      state = made.get();
+      fresh.emplace_back(key, std::move(made));
     }
-    if (has_masters) masters.push_back(or_empty(state.find("master")));
+    parameters.push_back(all[i]);
+    steps.push_back(state->step);
+    for (const OptimStateName& named : names) {
+      states.push_back(or_empty(state->find(named.name)));
+      states.push_back(or_empty(state->find(scale_name(named))));
+    }
+    if (has_masters) masters.push_back(or_empty(state->find("master")));
   }
   const Tensor nonfinite =
-      ops::step(rule_, format_name(options), std::string(name(master)), parameters, gradients, states,
-                masters, steps, given, std::nullopt, std::nullopt, std::nullopt);
+      ops::step(rule_, format_name(options), master_name(options), parameters, gradients, states, masters,
+                steps, given, std::nullopt, std::nullopt, std::nullopt, begins);
+  for (auto& [key, state] : fresh) state_[key] = std::move(state);
   return {group, std::move(indices), nonfinite};
 }
 
@@ -201,7 +201,7 @@ Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  std::vector<Stepped> stepped;
+  std::vector<std::pair<std::size_t, std::vector<std::size_t>>> slices;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const std::vector<Tensor>& all = param_groups_[group].params();
     std::vector<std::size_t> indices;
@@ -213,7 +213,7 @@ Tensor Optimizer::step(LossClosure closure) {
       const auto size = static_cast<std::int64_t>(all[i].nbytes());
       const bool moves = device != all[i].device();
       if (!indices.empty() && (moves || bytes + size > most)) {
-        stepped.push_back(step_these(group, std::exchange(indices, {})));
+        slices.emplace_back(group, std::exchange(indices, {}));
         bytes = 0;
       }
       if (moves) {
@@ -223,8 +223,12 @@ Tensor Optimizer::step(LossClosure closure) {
       indices.push_back(i);
       bytes += size;
     }
-    if (!indices.empty()) stepped.push_back(step_these(group, std::move(indices)));
+    if (!indices.empty()) slices.emplace_back(group, std::move(indices));
   }
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) check_group(group);
+  for (const auto& [group, indices] : slices) check_these(group, indices);
+  std::vector<Stepped> stepped;
+  for (auto& [group, indices] : slices) stepped.push_back(step_these(group, std::move(indices)));
   if (release_ != nullptr) {
     std::vector<Stepped> in_backward = release_->end_step();
     stepped.insert(stepped.begin(), in_backward.begin(), in_backward.end());

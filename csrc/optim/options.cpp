@@ -1,6 +1,7 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "optim/options.h"
@@ -17,6 +18,33 @@ std::string described(std::size_t group, std::size_t index, const at::Tensor& pa
   text << "parameter " << index << " of group " << group << ", of shape " << parameter.sizes();
   return text.str();
 }
+
+namespace {
+
+// As the kind of value that the option has; a whole number is a number, too.
+c10::IValue of_kind(const std::string& key, const c10::IValue& kind, c10::IValue value) {
+  if (kind.isDouble() && value.isInt()) return static_cast<double>(value.toInt());
+  if (kind.isTuple()) {
+    const bool listed = value.isTuple() || value.isList();
+    const auto given = value.isTuple()  ? value.toTupleRef().elements().vec()
+                       : value.isList() ? value.toListRef().vec()
+                                        : std::vector<c10::IValue>{};
+    const bool numbers = std::all_of(given.begin(), given.end(),
+                                     [](const c10::IValue& one) { return one.isDouble() || one.isInt(); });
+    if (!listed || given.size() != 2 || !numbers) {
+      throw ConfigError(key + " are " +
+                        (listed ? std::to_string(given.size()) + " values" : value.tagKind()) +
+                        "; give two numbers");
+    }
+    return Betas(given[0].toScalar().toDouble(), given[1].toScalar().toDouble());
+  }
+  if (kind.tagKind() != value.tagKind())
+    throw ConfigError(key + " is a value of kind " + value.tagKind() + "; give one of kind " +
+                      kind.tagKind());
+  return value;
+}
+
+}  // namespace
 
 void OptionsBase::add(std::string key, c10::IValue value) {
   options_.push_back({std::move(key), std::move(value), false});
@@ -41,13 +69,51 @@ const c10::IValue& OptionsBase::get(const std::string& key) const {
 void OptionsBase::set(const std::string& key, c10::IValue value) {
   Option* option = find(key);
   if (option == nullptr) throw ConfigError("this optimizer has no option '" + key + "'");
-  option->value = std::move(value);
+  option->value = of_kind(key, option->value, std::move(value));
   option->set = true;
 }
 
 void OptionsBase::inherit(const OptionsBase& defaults) {
   for (Option& option : options_) {
     if (!option.set && defaults.has(option.key)) option.value = defaults.get(option.key);
+  }
+}
+
+void check_options(const std::string& rule, const OptionsBase& options) {
+  const auto refuse = [&](const std::string& key, double value, const char* give) {
+    throw ConfigError(rule + ": " + key + " is " + std::to_string(value) + "; give " + give);
+  };
+  for (const char* key : {"lr", "weight_decay", "eps", "momentum", "alpha", "lr_decay",
+                          "initial_accumulator_value", "trust_coefficient"}) {
+    if (!options.has(key)) continue;
+    const double value = options.get(key).toDouble();
+    if (!(value >= 0) || std::isinf(value)) refuse(key, value, "0 or more");
+  }
+  if (options.has("dampening")) {
+    const double value = options.get("dampening").toDouble();
+    if (!std::isfinite(value)) refuse("dampening", value, "a number");
+  }
+  if (options.has("betas")) {
+    const auto [beta1, beta2] = options.get("betas").to<Betas>();
+    for (const double beta : {beta1, beta2}) {
+      if (!(beta >= 0 && beta < 1)) refuse("a beta", beta, "a number from 0 to below 1");
+    }
+  }
+  const auto choice = [&](const char* key, std::int64_t count) {
+    const std::int64_t value = options.get(key).toInt();
+    if (value < 0 || value >= count)
+      refuse(key, static_cast<double>(value), "one that this version of Reef has");
+  };
+  choice("state", kernels::kOptimFormats);
+  choice("master", static_cast<std::int64_t>(MasterWeights::kStochastic) + 1);
+  const std::int64_t least = options.get("min_quantized_numel").toInt();
+  if (least < 0) refuse("min_quantized_numel", static_cast<double>(least), "0 or more");
+}
+
+void check_nesterov(const std::string& rule, const OptionsBase& options) {
+  if (options.has("nesterov") && options.get("nesterov").toBool() &&
+      (options.get("momentum").toDouble() <= 0 || options.get("dampening").toDouble() != 0)) {
+    throw ConfigError(rule + ": nesterov needs a momentum and no dampening");
   }
 }
 
@@ -58,10 +124,7 @@ void OptionsBase::serialize(torch::serialize::OutputArchive& archive) const {
 void OptionsBase::serialize(torch::serialize::InputArchive& archive) {
   for (Option& option : options_) {
     c10::IValue value;
-    if (archive.try_read(option.key, value)) {
-      option.value = value;
-      option.set = true;
-    }
+    if (archive.try_read(option.key, value)) set(option.key, std::move(value));
   }
 }
 

@@ -23,6 +23,15 @@ inline std::unique_ptr<OptionsBase> cloned(const OptionsBase& options) {
   return std::unique_ptr<OptionsBase>(static_cast<OptionsBase*>(options.clone().release()));
 }
 
+/// What of these options no step could compute with. Throws ConfigError.
+void check_options(const std::string& rule, const OptionsBase& options);
+/// What torch asks of options only when they are given, not when a program changes them.
+void check_nesterov(const std::string& rule, const OptionsBase& options);
+
+/// Options of another class are other memory: throws ConfigError.
+void check_class(const torch::optim::OptimizerParamGroup& group,
+                 const torch::optim::OptimizerOptions& defaults);
+
 /// Of a parameter, for a message.
 std::string described(std::size_t group, std::size_t index, const at::Tensor& parameter);
 
@@ -34,6 +43,10 @@ inline std::string format_name(const OptionsBase& options, const at::Tensor& par
   const std::optional<Part> part = part_of(parameter);
   const std::int64_t elements = part ? part->whole_elements : parameter.numel();
   return elements < options.get("min_quantized_numel").toInt() ? "float32" : format_name(options);
+}
+
+inline std::string master_name(const OptionsBase& options) {
+  return std::string(name(static_cast<kernels::OptimMaster>(options.get("master").toInt())));
 }
 
 inline std::string scale_name(const OptimStateName& state) { return std::string(state.name) + "_scale"; }

@@ -21,7 +21,7 @@ using at::Tensor;
 using kernels::OptimFormat;
 
 Tensor empty_like_scales(OptimFormat format, const Tensor& like) {
-  const auto dtype = uncompensated(format) == OptimFormat::kCompanded8 ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType dtype = scale_dtype(format);
   const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
   const kernels::OptimMatrix matrix =
       format == OptimFormat::kInt4Rank1 ? matrix_of(like) : kernels::OptimMatrix{};

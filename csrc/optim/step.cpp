@@ -144,7 +144,7 @@ std::string_view name(OptimMaster master) { return kMasterNames[static_cast<std:
 
 void set_constants(OptimRule rule, const OptimHyper& hyper, OptimWork& work) {
   const float gradient = work.tensor.constants.gradient;
-  work.tensor.constants = optim_constants(rule, hyper, work.step);
+  work.tensor.constants = optim_constants(rule, hyper, work.step, work.begins);
   work.tensor.constants.gradient = hyper.maximize != 0 ? -gradient : gradient;
 }
 

@@ -23,6 +23,7 @@ struct OptimWork {
   kernels::OptimTensor tensor;
   kernels::OptimFormat format = kernels::OptimFormat::kFloat32;
   double step = 1;
+  bool begins = false;  ///< its momentum
 };
 
 /// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are,

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -139,24 +140,27 @@ struct AdamFamilyOptions : Options<Derived> {
 /// Kingma and Ba 2015, the gradient decayed; amsgrad: Reddi et al. 2018.
 struct AdamOptions : AdamFamilyOptions<AdamOptions> {
   static constexpr bool kDecoupled = false;
-  AdamOptions(double lr = 1e-3)
-      : AdamFamilyOptions(lr, 0) {}  // NOLINT(google-explicit-constructor): as torch's
+  AdamOptions() : AdamFamilyOptions(1e-3, 0) {}
+  // A rate that is given is the group's own, whatever the optimizer has.
+  AdamOptions(double rate) : AdamOptions() { lr(rate); }  // NOLINT(google-explicit-constructor): as torch's
 };
 
 /// Loshchilov and Hutter 2019: the parameter decayed.
 struct AdamWOptions : AdamFamilyOptions<AdamWOptions> {
   static constexpr bool kDecoupled = true;
-  AdamWOptions(double lr = 1e-3) : AdamFamilyOptions(lr, 1e-2) {}  // NOLINT(google-explicit-constructor)
+  AdamWOptions() : AdamFamilyOptions(1e-3, 1e-2) {}
+  AdamWOptions(double rate) : AdamWOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
 };
 
 struct SGDOptions : Options<SGDOptions> {
   static constexpr const char* kRule = "sgd";
   static constexpr bool kDecoupled = false;
-  SGDOptions(double lr = 1e-3) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  SGDOptions() : Options(1e-3, 0) {
     add("momentum", 0.0);
     add("dampening", 0.0);
     add("nesterov", false);
   }
+  SGDOptions(double rate) : SGDOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, momentum, toDouble())
   REEF_OPTIM_OPTION(double, dampening, toDouble())
   REEF_OPTIM_OPTION(bool, nesterov, toBool())
@@ -166,9 +170,8 @@ struct SGDOptions : Options<SGDOptions> {
 struct LionOptions : Options<LionOptions> {
   static constexpr const char* kRule = "lion";
   static constexpr bool kDecoupled = true;
-  LionOptions(double lr = 1e-4) : Options(lr, 0) {
-    add("betas", Betas(0.9, 0.99));
-  }  // NOLINT(google-explicit-constructor)
+  LionOptions() : Options(1e-4, 0) { add("betas", Betas(0.9, 0.99)); }
+  LionOptions(double rate) : LionOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
 };
 
@@ -176,12 +179,13 @@ struct LionOptions : Options<LionOptions> {
 struct RMSpropOptions : Options<RMSpropOptions> {
   static constexpr const char* kRule = "rmsprop";
   static constexpr bool kDecoupled = false;
-  RMSpropOptions(double lr = 1e-2) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  RMSpropOptions() : Options(1e-2, 0) {
     add("alpha", 0.99);
     add("eps", 1e-8);
     add("momentum", 0.0);
     add("centered", false);
   }
+  RMSpropOptions(double rate) : RMSpropOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, alpha, toDouble())
   REEF_OPTIM_OPTION(double, eps, toDouble())
   REEF_OPTIM_OPTION(double, momentum, toDouble())
@@ -192,11 +196,12 @@ struct RMSpropOptions : Options<RMSpropOptions> {
 struct AdagradOptions : Options<AdagradOptions> {
   static constexpr const char* kRule = "adagrad";
   static constexpr bool kDecoupled = false;
-  AdagradOptions(double lr = 1e-2) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  AdagradOptions() : Options(1e-2, 0) {
     add("lr_decay", 0.0);
     add("initial_accumulator_value", 0.0);
     add("eps", 1e-10);
   }
+  AdagradOptions(double rate) : AdagradOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, lr_decay, toDouble())
   REEF_OPTIM_OPTION(double, initial_accumulator_value, toDouble())
   REEF_OPTIM_OPTION(double, eps, toDouble())
@@ -206,10 +211,11 @@ struct AdagradOptions : Options<AdagradOptions> {
 struct LAMBOptions : Options<LAMBOptions> {
   static constexpr const char* kRule = "lamb";
   static constexpr bool kDecoupled = false;
-  LAMBOptions(double lr = 1e-3) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  LAMBOptions() : Options(1e-3, 0) {
     add("betas", Betas(0.9, 0.999));
     add("eps", 1e-6);
   }
+  LAMBOptions(double rate) : LAMBOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(Betas, betas, to<Betas>())
   REEF_OPTIM_OPTION(double, eps, toDouble())
 };
@@ -218,13 +224,14 @@ struct LAMBOptions : Options<LAMBOptions> {
 struct LARSOptions : Options<LARSOptions> {
   static constexpr const char* kRule = "lars";
   static constexpr bool kDecoupled = false;
-  LARSOptions(double lr = 1e-1) : Options(lr, 0) {  // NOLINT(google-explicit-constructor)
+  LARSOptions() : Options(1e-1, 0) {
     add("momentum", 0.9);
     add("dampening", 0.0);
     add("nesterov", false);
     add("trust_coefficient", 1e-3);
     add("eps", 1e-8);
   }
+  LARSOptions(double rate) : LARSOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
   REEF_OPTIM_OPTION(double, momentum, toDouble())
   REEF_OPTIM_OPTION(double, dampening, toDouble())
   REEF_OPTIM_OPTION(bool, nesterov, toBool())
@@ -248,6 +255,18 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState, StateTensors
 
   at::Tensor step;  ///< float32, one element: steps taken
   std::vector<std::pair<std::string, at::Tensor>> tensors;
+
+  /// Whose it is, and how it is kept: a step of anything else is refused.
+  struct Layout {
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    c10::ScalarType dtype;
+    c10::Device device;
+    std::string format;
+    MasterWeights master;
+    bool operator==(const Layout&) const = default;
+  };
+  std::optional<Layout> layout;  ///< none: not looked at since the program made the state
 };
 
 class GradientRelease;
@@ -255,16 +274,17 @@ class GradientRelease;
 /// What all rules share. Parameters are float32, bfloat16 or float16 and dense; gradients too.
 class REEF_API Optimizer : public torch::optim::Optimizer {
  public:
-  /// One step of every parameter that has a gradient. Throws ConfigError where that cannot be, and
-  /// NonFiniteGradient, when all have been stepped: blocks of 256 elements whose gradient is not finite stay
-  /// as they were. Under a Budget each parameter is an operator of its own.
+  /// One step of every parameter that has a gradient. Throws ConfigError where that cannot be, before
+  /// anything is changed, and NonFiniteGradient, when all have been stepped: blocks of 256 elements whose
+  /// gradient is not finite stay as they were. Under a Budget each parameter is an operator of its own.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// The group inherits what its options do not set.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// torch::optim's file format. What is loaded is bit for bit what was saved, in its formats; a file of the
-  /// torch::optim class of the same rule is put into this one's.
+  /// torch::optim class of the same rule is put into this one's. Throws ConfigError, and changes nothing, for
+  /// one of another rule, of other shapes, or that lacks what a step needs.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   /// For the torch::optim class of the same rule: states in float32.
@@ -275,11 +295,15 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
             std::unique_ptr<OptionsBase> defaults, const char* rule, bool decoupled);
 
  private:
-  void check(const OptionsBase& options) const;
   void write(torch::serialize::OutputArchive& archive, bool for_torch) const;
   std::vector<double> numbers(const OptionsBase& options) const;
-  ParameterState& begin(const OptionsBase& options, const at::Tensor& parameter);
-  void adapt(const OptionsBase& options, const at::Tensor& parameter, const ParameterState& saved);
+  std::unique_ptr<ParameterState> begun(const OptionsBase& options, const at::Tensor& parameter) const;
+  void begin(const OptionsBase& options, const at::Tensor& parameter, const std::string& name, bool is_signed,
+             ParameterState& state) const;
+  ParameterState::Layout layout_of(const OptionsBase& options, const at::Tensor& parameter) const;
+  void check_parameters(std::size_t group) const;
+  void check_group(std::size_t group) const;
+  void check_these(std::size_t group, const std::vector<std::size_t>& indices) const;
 
   friend class GradientRelease;
   /// Parameters of a group on one device, and how many elements of each one's gradient were not finite,

@@ -138,7 +138,7 @@ inline OptimConstants random_constants(Random& random) {
   if (random() % 2 == 0) c.coupled_decay = 0.01F * unit();
   c.decoupled_decay = 0.01F * unit();
   c.kept = 1 - 0.001F * unit();
-  c.decay1 = 0.5F + 0.49F * unit();
+  c.decay1 = 0.99F * unit();
   c.gain1 = 1 - c.decay1;
   c.decay2 = 0.9F + 0.099F * unit();
   c.gain2 = 1 - c.decay2;

@@ -237,6 +237,8 @@ TEST(Optim, AGroupsOwnOptionsHoldAndOthersAreInherited) {
   EXPECT_EQ(options(1).weight_decay(), 1e-2);
   EXPECT_EQ(options(2).lr(), 1e-3);  // set, although it is the class's default
   EXPECT_EQ(options(2).eps(), 1e-6);
+  optimizer.add_param_group(OptimizerParamGroup({all[3]}, std::make_unique<AdamWOptions>(0.5)));
+  EXPECT_EQ(options(3).lr(), 0.5);  // given to the constructor
 }
 
 TEST(Optim, SchedulersAndClosures) {

@@ -40,6 +40,17 @@ struct Correction {
   F by, inverse, eps;
 };
 
+/// A moving average, from the end that it is nearer to: so torch interpolates.
+template <class L>
+struct Average {
+  using F = typename L::Floats;
+  REEF_LANE explicit Average(const OptimConstants& c)
+      : keeps(c.gain1 < 0.5F), weight(L::all(keeps ? c.gain1 : c.gain1 - 1)) {}
+  REEF_LANE F of(F average, F g) const { return fma(weight, g - average, keeps ? average : g); }
+  bool keeps;
+  F weight;
+};
+
 /// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
 /// the third state, Reddi et al. 2018.
 template <class L, bool kMaximum, bool kAsTorch>
@@ -52,14 +63,14 @@ struct Adam {
 
   REEF_LANE explicit Adam(const OptimConstants& c)
       : kept(L::all(c.kept)),
-        gain1(L::all(c.gain1)),
+        average(c),
         decay2(L::all(c.decay2)),
         gain2(L::all(c.gain2)),
         correction(c),
         rate(L::all(c.rate)) {}
 
   REEF_LANE F begin(F g, F* s) const {
-    s[0] = fma(gain1, g - s[0], s[0]);
+    s[0] = average.of(s[0], g);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
     F second = s[1];
     if constexpr (kMaximum) second = s[2] = max(s[2], s[1]);
@@ -67,7 +78,9 @@ struct Adam {
   }
   REEF_LANE F end(F p, F, F first, F root) const { return p * kept + rate * first / correction.of(root); }
 
-  F kept, gain1, decay2, gain2;
+  F kept;
+  Average<L> average;
+  F decay2, gain2;
   Correction<L, kAsTorch> correction;
   F rate;
 };

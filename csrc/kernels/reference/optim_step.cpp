@@ -279,7 +279,7 @@ float denominator(const OptimConstants& c, OptimFormat format, float root) {
 
 float adam(const OptimConstants& c, OptimFormat format, float p, float g, float& m, float& v, float* most) {
   if (c.coupled_decay != 0) g = std::fmaf(p, c.coupled_decay, g);
-  m = std::fmaf(c.gain1, g - m, m);
+  m = c.gain1 < 0.5F ? std::fmaf(c.gain1, g - m, m) : std::fmaf(c.gain1 - 1, g - m, g);
   v = std::fmaf(c.gain2 * g, g, v * c.decay2);
   if (most != nullptr) *most = std::max(*most, v);
   return p * c.kept + c.rate * m / denominator(c, format, std::sqrt(most != nullptr ? *most : v));

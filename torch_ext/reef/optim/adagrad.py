@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from reef.part import part_of, set_part
+
+from .check import format_for
 from .optimizer import Optimizer
 
 
@@ -37,16 +40,12 @@ class Adagrad(Optimizer):
             "initial_accumulator_value": initial_accumulator_value, "foreach": foreach, "maximize": maximize,
             "differentiable": differentiable, "fused": fused,
         }  # fmt: skip
-        super().__init__(
-            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
-            fused=fused, differentiable=differentiable,
-        )  # fmt: skip
+        super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
 
-    def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        super()._begin_states(group, p)
-        if group["initial_accumulator_value"] != 0:
-            first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
-            code, scale = torch.ops.reef.optim_encode(self._same_part(first, p), self._format(group, p), False)
-            self.state[p]["sum"] = code
-            if scale.numel() > 0:
-                self.state[p]["sum_scale"] = scale
+    def _begin(self, group: dict[str, Any], p: torch.Tensor, is_signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        if group["initial_accumulator_value"] == 0:
+            return super()._begin(group, p, is_signed)
+        first = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
+        if (part := part_of(p)) is not None:
+            set_part(first, part)  # what is rounded by chance is rounded as in the whole
+        return torch.ops.reef.optim_encode(first, format_for(group, p), is_signed)

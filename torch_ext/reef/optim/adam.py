@@ -11,7 +11,8 @@ from .optimizer import Optimizer
 
 
 class Adam(Optimizer):
-    """Kingma and Ba 2015, with weight decay added to the gradient; ``amsgrad`` by Reddi et al. 2018."""
+    """Kingma and Ba 2015, with weight decay added to the gradient (or AdamW's, ``decoupled_weight_decay``); ``amsgrad`` by
+    Reddi et al. 2018."""
 
     _rule = "adam"
 
@@ -29,6 +30,7 @@ class Adam(Optimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
         state: str = "float32",
         master: str = "none",
         min_quantized_numel: int = 4096,
@@ -36,13 +38,9 @@ class Adam(Optimizer):
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize,
             "foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused,
-            "decoupled_weight_decay": self._decoupled,
+            "decoupled_weight_decay": self._decoupled or decoupled_weight_decay,
         }  # fmt: skip
-        super().__init__(
-            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
-            fused=fused, capturable=capturable, differentiable=differentiable,
-        )  # fmt: skip
-
+        super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
 
 
 class AdamW(Adam):

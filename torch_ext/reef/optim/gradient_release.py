@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .check import check_these
 from .optimizer import Optimizer, Stepped, name_of
 
 
@@ -68,12 +69,13 @@ class GradientRelease:
                 f"GradientRelease: {name_of(group, index)} has been stepped after {passes} backward passes, "
                 "and here is another; give the number of passes in a step as accumulate, and call step() after them"
             )
-        self._passes[p] = passes + 1
-        if passes + 1 < self._accumulate:
-            return
-        with torch.no_grad():
-            self._stepped.append(self._optimizer._step_these(group, [index]))
-        p.grad = None
+        if passes + 1 == self._accumulate:
+            self._optimizer._check_group(group)
+            check_these(self._optimizer, group, [index], alone=True)
+            with torch.no_grad():
+                self._stepped.append(self._optimizer._step_these(group, [index]))
+            p.grad = None
+        self._passes[p] = passes + 1  # the last: a pass that was refused is none
 
     def _end_step(self) -> list[Stepped]:
         """What was stepped since the last."""

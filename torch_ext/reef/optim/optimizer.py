@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import ParamsT
 
 from reef.ledger import category_scope
-from reef.part import part_of, set_part
+
+from .check import Kept, check_parameter, check_these, format_for, kept_as
+from .options import MASTERS, STATES, check_names, check_nesterov, check_options, name_of
+from .restore import check_is_state_dict, restored
 
 if TYPE_CHECKING:
     from .gradient_release import GradientRelease
 
-STATES = (
-    "float32", "bfloat16", "int8", "int4", "companded8", "int8_compensated", "int4_compensated", "companded8_compensated",
-    "int4_rank1",
-)  # fmt: skip
-MASTERS = ("none", "float32", "split", "stochastic")
+__all__ = ["MASTERS", "STATES", "NonFiniteGradient", "Optimizer", "Stepped", "name_of"]
 
 _MASTER_DTYPES = {"float32": torch.float32, "split": torch.uint8}
 
@@ -48,64 +48,53 @@ class Optimizer(torch.optim.Optimizer):
     _decoupled = False
     """The parameter decays, not the gradient."""
     _release: GradientRelease | None = None
+    _step_supports_amp_scaling = True
+    """GradScaler hands over grad_scale and found_inf."""
 
     def __init__(
-        self,
-        params: ParamsT,
-        defaults: dict[str, Any],
-        *,
-        state: str,
-        master: str,
-        min_quantized_numel: int,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
+        self, params: ParamsT, defaults: dict[str, Any], *, state: str, master: str, min_quantized_numel: int
     ) -> None:
-        # foreach and fused ask for less than what is done anyway.
-        for flag, asked in (("capturable", capturable), ("differentiable", differentiable)):
-            if asked:
-                raise ValueError(f"{type(self).__name__}: {flag}=True is not supported; use torch.optim's for it")
-        super().__init__(
-            params, {**defaults, "state": state, "master": master, "min_quantized_numel": min_quantized_numel}
-        )
-        self._step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf
+        defaults = {**defaults, "state": state, "master": master, "min_quantized_numel": min_quantized_numel}
+        check_options(type(self).__name__, defaults, defaults)
+        check_nesterov(type(self).__name__, defaults)
+        self._kept: dict[torch.Tensor, Kept] = {}
+        super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": self._kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_kept", {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "optimizer contains a parameter group with duplicate", UserWarning)
+            super().add_param_group(param_group)  # what it warns of is refused below
         group = self.param_groups[-1]
         try:
-            self._check(group)
-        except ValueError:
+            where = self._where(group)
+            check_options(where, group, self.defaults)
+            check_names(where, group, self.defaults)
+            check_nesterov(where, group)
+            seen: set[torch.Tensor] = set()
+            for index, p in enumerate(group["params"]):
+                check_parameter(f"{type(self).__name__}: {name_of(group, index)}", p)
+                if p in seen:
+                    raise ValueError(
+                        f"{type(self).__name__}: {name_of(group, index)} is in the group already; give each parameter once"
+                    )
+                seen.add(p)
+        except BaseException:
             self.param_groups.pop()
             raise
 
-    def _check(self, group: dict[str, Any]) -> None:
-        where = type(self).__name__
-        lr = group["lr"]
-        if isinstance(lr, torch.Tensor) and lr.numel() != 1:
-            raise ValueError(f"{where}: a tensor for lr has one element, not {lr.numel()}")
-        for key in ("lr", "eps", "weight_decay", "momentum", "alpha", "lr_decay", "initial_accumulator_value"):
-            if key in group and not float(group[key]) >= 0:
-                raise ValueError(f"{where}: {key} is {group[key]}; give 0 or more")
-        for beta in group.get("betas", ()):
-            if not 0 <= float(beta) < 1:
-                raise ValueError(f"{where}: betas are {tuple(group['betas'])}; give numbers from 0 to below 1")
-        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise ValueError(f"{where}: nesterov needs a momentum and no dampening")
-        if group["state"] not in STATES:
-            raise ValueError(f"{where}: state is '{group['state']}'; use one of {', '.join(STATES)}")
-        if group["master"] not in MASTERS:
-            raise ValueError(f"{where}: master is '{group['master']}'; use one of {', '.join(MASTERS)}")
-        for index, p in enumerate(group["params"]):
-            if p.device.type not in ("cpu", "cuda", "meta"):
-                raise ValueError(
-                    f"{where}: {name_of(group, index)} is on {p.device}; parameters on the CPU and on CUDA devices are stepped"
-                )
-            if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(
-                    f"{where}: {name_of(group, index)} is {p.dtype}; float32, bfloat16 and float16 are stepped"
-                )
+    def _where(self, group: dict[str, Any]) -> str:
+        """Of whom a message about the options of a group speaks."""
+        name = type(self).__name__
+        if len(self.param_groups) == 1:
+            return name
+        return f"{name}, group {next(i for i, one in enumerate(self.param_groups) if one is group)}"
 
     def _numbers(self, group: dict[str, Any]) -> list[float]:
         """In the order of OptimHyper; what the rule does not have is 0, as is an lr that is a tensor."""
@@ -113,7 +102,8 @@ class Optimizer(torch.optim.Optimizer):
         lr = 0.0 if isinstance(group["lr"], torch.Tensor) else group["lr"]
         keys = ("eps", "weight_decay", "dampening", "lr_decay", "trust_coefficient")
         flags = ("amsgrad", "nesterov", "centered", "maximize")
-        named = [*(group.get(key, 0.0) for key in keys), self._decoupled, *(group.get(flag, False) for flag in flags)]
+        decoupled = group.get("decoupled_weight_decay", self._decoupled)
+        named = [*(group.get(key, 0.0) for key in keys), decoupled, *(group.get(flag, False) for flag in flags)]
         return [float(number) for number in (lr, beta1, beta2, *named)]
 
     def _names(self, numbers: list[float]) -> list[tuple[str, bool]]:
@@ -121,38 +111,33 @@ class Optimizer(torch.optim.Optimizer):
         found = torch.ops.reef.optim_state_names(self._rule, numbers)
         return [(name.lstrip("+-"), name.startswith("+-")) for name in found]
 
-    def _format(self, group: dict[str, Any], p: torch.Tensor) -> str:
-        part = part_of(p)
-        elements = p.numel() if part is None else part.whole_elements
-        return group["state"] if elements >= group["min_quantized_numel"] else "float32"
+    def _keep(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        self.state[p].update(state)
+        self._kept[p] = kept_as(group, p, self.state[p])
 
-    def _same_part(self, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """What is rounded by chance in them is rounded as in the whole."""
-        if (part := part_of(p)) is not None:
-            set_part(values, part)
-        return values
-
-    def _begin(self, group: dict[str, Any], p: torch.Tensor) -> None:
+    def _begun(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The state with what it lacks for a step."""
         with category_scope("optimizer state"):  # whenever that is: with gradient release, in backward
-            self._begin_states(group, p)
-            self._begin_master(group, p)
+            begun = dict(state)
+            if not state:
+                begun["step"] = torch.zeros((), dtype=torch.float32)
+            for name, is_signed in self._names(self._numbers(group)):
+                if name not in begun:
+                    begun[name], scale = self._begin(group, p, is_signed)
+                    if scale.numel() > 0:
+                        begun[name + "_scale"] = scale
+            if not state and (master := _begun_master(group, p)) is not None:
+                begun["master"] = master
+        return begun
 
-    def _begin_states(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        state = self.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        for name, is_signed in self._names(self._numbers(group)):
-            state[name], scale = torch.ops.reef.optim_state(p, self._format(group, p), is_signed)
-            if scale.numel() > 0:
-                state[name + "_scale"] = scale
+    def _begin(self, group: dict[str, Any], p: torch.Tensor, is_signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of a state."""
+        return torch.ops.reef.optim_state(p, format_for(group, p), is_signed)
 
-    def _begin_master(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        dtype = _MASTER_DTYPES.get(group["master"])
-        if dtype is None or p.dtype == torch.float32:
-            return
-        if dtype == torch.float32:
-            self.state[p]["master"] = p.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
-        else:
-            self.state[p]["master"] = torch.full_like(p, 128, dtype=dtype)
+    def _check_group(self, group: dict[str, Any]) -> None:
+        where = self._where(group)
+        check_options(where, group, self.defaults)
+        check_names(where, group, self.defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -166,9 +151,12 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        stepped = [
-            self._step_these(group, indices) for group in self.param_groups for indices in _slices(group["params"])
-        ]
+        slices = [(group, indices) for group in self.param_groups for indices in _slices(group["params"])]
+        for group in self.param_groups:
+            self._check_group(group)
+        for group, indices in slices:
+            check_these(self, group, indices, alone=len(slices) == 1)
+        stepped = [self._step_these(group, indices) for group, indices in slices]
         if self._release is not None:
             stepped = self._release._end_step() + stepped
         if bad := [text for these in stepped for text in these.nonfinite_gradients()]:
@@ -181,44 +169,58 @@ class Optimizer(torch.optim.Optimizer):
     def _step_these(self, group: dict[str, Any], indices: list[int]) -> Stepped:
         numbers = self._numbers(group)
         names = [name for name, _ in self._names(numbers)]
+        needed = set(names)
+        has_masters = group["master"] in _MASTER_DTYPES
         params = [group["params"][index] for index in indices]
-        states, masters, grads = [], [], []
-        for index, p in zip(indices, params, strict=True):
-            grads.append(_dense_gradient(group, index, p))
-            if not self.state[p]:
-                self._begin(group, p)
-            state = self.state[p]
-            for name in names:
-                scale = state.get(name + "_scale")
-                states += [state[name], p.new_empty(0) if scale is None else scale]
-            if group["master"] in _MASTER_DTYPES:
-                masters.append(state.get("master", p.new_empty(0)))
+        names_of_scales = [name + "_scale" for name in names]
+        none = params[0].new_empty(0)
+        states, masters, grads, steps, begins = [], [], [], [], []
+        fresh: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # kept when the step has been taken
+        for position, p in enumerate(params):
+            grads.append(_in_layout_of(p))
+            state = self.state.get(p) or {}
+            if not state or not needed <= state.keys():
+                if state:
+                    begins.append(position)
+                state = fresh[p] = self._begun(group, p, state)
+            for name, scale in zip(names, names_of_scales, strict=True):
+                states += [state[name], state.get(scale, none)]
+            if has_masters:
+                masters.append(state.get("master", none))
+            steps.append(state["step"])
+        found_inf = getattr(self, "found_inf", None)
         nonfinite = torch.ops.reef.optim_step_(
-            self._rule, group["state"], group["master"], params, grads, states, masters,
-            [self.state[p]["step"] for p in params], numbers,
+            self._rule, group["state"], group["master"], params, grads, states, masters, steps, numbers,
             group["lr"] if isinstance(group["lr"], torch.Tensor) else None,
-            getattr(self, "grad_scale", None), getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None), found_inf, begins,
         )  # fmt: skip
+        if fresh and (found_inf is None or found_inf.item() == 0):
+            for p, state in fresh.items():
+                self._keep(group, p, state)
         return Stepped(group, indices, nonfinite)
 
     # ---- checkpoints
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state_dict of this class, whatever its formats were, and then is bit for bit where that one was; or one
-        of the torch.optim class of the same rule, whose states are put into this one's format."""
-        options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        taken: dict[str, Any] = {}
+        of the torch.optim class of the same rule, whose states are put into this one's format. Raises ValueError, and
+        changes nothing, for one of another rule, of other shapes, or that lacks what a step needs."""
+        if not isinstance(state_dict, Mapping):  # else hooks may make it one
+            check_is_state_dict(type(self).__name__, state_dict)
+        made: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
         # torch casts states to their parameter's dtype: codes and 32-bit moments must not be.
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            taken.update(given)
-            return {**given, "state": {}}
+            groups, states = restored(self, given)
+            made.update(states)
+            return {**given, "state": {}, "param_groups": groups}
 
         def put(_: torch.optim.Optimizer) -> None:
-            for group, own in zip(self.param_groups, options, strict=True):
-                for key, value in own.items():
-                    group.setdefault(key, value)
-            self._put(taken)
+            self._kept.clear()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p in made:
+                        self._keep(group, p, made[p])
 
         handles = [
             self.register_load_state_dict_pre_hook(take),
@@ -229,36 +231,6 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _put(self, given: dict[str, Any]) -> None:
-        ids = itertools.chain.from_iterable(group["params"] for group in given["param_groups"])
-        own = ((group, p) for group in self.param_groups for p in group["params"])
-        for number, (group, p) in zip(ids, own, strict=True):
-            saved = given["state"].get(number)
-            if saved:
-                self._put_state(group, p, saved)
-
-    def _put_state(self, group: dict[str, Any], p: torch.Tensor, saved: dict[str, Any]) -> None:
-        self._begin(group, p)
-        state = self.state[p]
-        step = saved.get("step", 1.0)  # torch's SGD counts no steps; with a momentum the first is over
-        state["step"] = torch.as_tensor(step, dtype=torch.float32).detach().clone().cpu()
-        for name, is_signed in self._names(self._numbers(group)):
-            value, scale = saved.get(name), saved.get(name + "_scale")
-            if value is None:
-                continue  # torch's SGD before its first step
-            if value.dtype == state[name].dtype and value.shape == state[name].shape:
-                state[name].copy_(value)
-                if scale is not None:
-                    state[name + "_scale"].copy_(scale)
-            else:
-                like = self._same_part(torch.empty_like(p, dtype=torch.float32).copy_(value), p)
-                codes, scales = state[name], state.get(name + "_scale", p.new_empty(0))
-                torch.ops.reef.optim_encode.out(
-                    like, self._format(group, p), is_signed, codes=codes, scales=scales
-                )
-        if "master" in saved and "master" in state:
-            state["master"].copy_(saved["master"])
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A state_dict for the torch.optim class of the same rule: states in float32, Reef's own options left out."""
@@ -275,18 +247,14 @@ class Optimizer(torch.optim.Optimizer):
             if not state:
                 continue
             states[number] = {"step": state["step"].clone()}
-            for name, is_signed in self._names(self._numbers(group)):
+            for name, is_signed in self._names([1.0] * 13):  # all that the rule has, under any options
+                if name not in state:
+                    continue
                 scale = state.get(name + "_scale", p.new_empty(0))
                 states[number][name] = torch.ops.reef.optim_decode(
                     state[name], scale, p.detach(), group["state"], is_signed
                 )
         return {"state": states, "param_groups": groups}
-
-
-def name_of(group: dict[str, Any], index: int) -> str:
-    """Of a parameter, for a message."""
-    names = group.get("param_names")
-    return names[index] if names else f"parameter {index} of shape {tuple(group['params'][index].shape)}"
 
 
 def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
@@ -310,11 +278,15 @@ def _slices(params: list[torch.Tensor]) -> Iterator[list[int]]:
         yield indices
 
 
-def _dense_gradient(group: dict[str, Any], index: int, p: torch.Tensor) -> torch.Tensor:
+def _in_layout_of(p: torch.Tensor) -> torch.Tensor:
     grad = p.grad
-    if grad.layout != torch.strided:
-        raise ValueError(
-            f"{name_of(group, index)} has a sparse gradient; make its layer dense (sparse=False), or give it to "
-            "torch.optim.SparseAdam"
-        )
     return grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
+
+
+def _begun_master(group: dict[str, Any], p: torch.Tensor) -> torch.Tensor | None:
+    dtype = _MASTER_DTYPES.get(group["master"])
+    if dtype is None or p.dtype == torch.float32:
+        return None
+    if dtype == torch.float32:
+        return p.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
+    return torch.full_like(p, 128, dtype=dtype)

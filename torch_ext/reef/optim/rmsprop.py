@@ -36,7 +36,4 @@ class RMSprop(Optimizer):
             "weight_decay": weight_decay, "capturable": capturable, "foreach": foreach, "maximize": maximize,
             "differentiable": differentiable,
         }  # fmt: skip
-        super().__init__(
-            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
-            capturable=capturable, differentiable=differentiable,
-        )  # fmt: skip
+        super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)

@@ -34,7 +34,4 @@ class SGD(Optimizer):
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
             "maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused,
         }  # fmt: skip
-        super().__init__(
-            params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel, foreach=foreach,
-            fused=fused, differentiable=differentiable,
-        )  # fmt: skip
+        super().__init__(params, defaults, state=state, master=master, min_quantized_numel=min_quantized_numel)
