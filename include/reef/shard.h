@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,14 +103,27 @@ class REEF_API Shard {
   Shard& operator=(const Shard&) = delete;
 
   /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order,
-  /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them,
-  /// one-dimensional (see part.h), in memory of its own; parameters that other ranks keep are left out.
-  /// Gradients appear here when backward is over, and the module's parameters have stand-ins for them, which
-  /// nobody can read: clearing one clears the gradients of its parts. The first element of a part is a
+  /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them (see part.h),
+  /// in memory of its own: as many, and in as many dimensions, on every rank, all dimensions but the last
+  /// being 1, and without elements where other ranks keep all of it. whole_shape_of() says the parameter's
+  /// shape. Gradients appear here when backward is over, and the module's parameters have stand-ins for them,
+  /// which nobody can read: clearing one clears the gradients of its parts. The first element of a part is a
   /// multiple of kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].
   const std::vector<std::string>& names() const;
+
+  /// Of an optimizer: parameters(), as many of them, to which a rule has given the same key.
+  struct ParameterGroup {
+    std::string key;
+    std::vector<at::Tensor> parameters;
+  };
+  /// Called with a parameter's name in the module and its whole shape.
+  using GroupRule = std::function<std::string(const std::string& name, at::IntArrayRef whole_shape)>;
+  /// parameters() in groups, in the order in which their keys first come: the same groups on every rank, and
+  /// those of one process. All ranks call this alike. Throws ConfigError on all if the rule gives a parameter
+  /// different keys on them, or throws on one.
+  std::vector<ParameterGroup> param_groups(const GroupRule& rule) const;
 
   /// While one lives, backward adds gradients up on this rank and sends nothing. All ranks do so alike.
   class REEF_API NoSync {
@@ -155,6 +169,10 @@ class REEF_API Shard {
   /// is returned has its ids.
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
+
+  /// For what a program does on all ranks alike: throws ConfigError on all if any says that it has `failed`
+  /// (empty: it has not), but on those that have; or if they do not give the same optimizer's `rule`.
+  void agree_with_ranks(const std::string& failed, const std::string& rule = "") const;
 
   /// kParameters: how many bytes of gathered parameters may stay now; the same on all ranks.
   std::int64_t resident_bytes() const;
