@@ -85,17 +85,26 @@ NamedState Frozen16::own() const {
   return all;
 }
 
-void Frozen16::load(const NamedState& whole) {
+Frozen16::Loaded Frozen16::prepared(const NamedState& whole) const {
   const at::NoGradGuard no_grad;
   std::map<std::string, Tensor> values;
   for (const auto& [name, value] : whole) values.emplace(name, value.front().second.toTensor());
-  for (const auto& [name, tensor] : divided_.parameters) tensor.detach().copy_(values.at(name));
-  for (Kept& kept : kept_) {
+  Loaded loaded;
+  for (const auto& [name, tensor] : divided_.parameters) loaded.whole.push_back(values.at(name));
+  for (const Kept& kept : kept_) {
     const Tensor& like = divided_.parameters[kept.place.item].tensor;
     const Tensor ordered = at::empty_strided(like.sizes(), like.strides(), kept.exact.options());
-    ordered.copy_(values.at(divided_.parameters[kept.place.item].name));
-    kept.exact.copy_(flat_of(ordered).slice(0, kept.place.first, kept.place.last));
+    ordered.copy_(loaded.whole[kept.place.item]);
+    loaded.kept.push_back(flat_of(ordered).slice(0, kept.place.first, kept.place.last).clone());
   }
+  return loaded;
+}
+
+void Frozen16::load(const Loaded& loaded) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < loaded.whole.size(); ++i)
+    divided_.parameters[i].tensor.detach().copy_(loaded.whole[i]);
+  for (std::size_t i = 0; i < kept_.size(); ++i) kept_[i].exact = loaded.kept[i];
 }
 
 }  // namespace reef

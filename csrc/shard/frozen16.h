@@ -22,8 +22,13 @@ class Frozen16 {
   const DividedParameters& divided() const { return divided_; }
   /// What this rank keeps, by name.
   NamedState own() const;
-  /// Of whole ones, of all.
-  void load(const NamedState& whole);
+  /// What load() takes, of whole ones of all: all that may fail.
+  struct Loaded {
+    std::vector<at::Tensor> whole;  ///< of divided().parameters
+    std::vector<at::Tensor> kept;
+  };
+  Loaded prepared(const NamedState& whole) const;
+  void load(const Loaded& loaded);
 
  private:
   struct Kept {

@@ -170,6 +170,7 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
   for (const auto& [name, values] : own_state(parts.divided, trained, alike))
     found.emplace(name, values.front().second.toTensor());
   for (const auto& [name, values] : alike) found.emplace(name, values.front().second.toTensor());
+  Frozen16::Loaded loaded;
   agree(parts.divided, [&] {
     const auto need = [&](const std::string& name, bool there) {
       if (!there)
@@ -183,13 +184,14 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
                              [&, key = name](const auto& entry) { return entry.first == key; }));
     }
     for (const auto& [name, tensor] : known.alike) need(name, found.count(name) > 0);
+    loaded = parts.frozen16.prepared(of_frozen);
   });
   if (parts.gatherer) parts.gatherer->expect_step();  // parts are written, as by an optimizer
   for (std::size_t i = 0; i < parts.names.size(); ++i) {
     if (const auto one = found.find(parts.names[i]); one != found.end())
       parts.parameters[i].copy_(one->second);
   }
-  parts.frozen16.load(of_frozen);
+  parts.frozen16.load(loaded);
   for (const auto& [name, tensor] : known.alike) tensor.copy_(found.at(name));
 }
 

@@ -93,9 +93,10 @@ void check_options(std::size_t g, const Values& own, const Values& given) {
   const char* const optimizer = "the optimizer";
   const char* const state = "the state that is loaded";
   for (const char* const option : kMissed) {
-    const bool here = find(own, option) != nullptr;
-    if (here == (find(given, option) != nullptr)) continue;
-    here ? refuse(option, optimizer, state) : refuse(option, state, optimizer);
+    if (find(own, option) != nullptr && find(given, option) == nullptr) refuse(option, optimizer, state);
+  }
+  for (const char* const option : kMissed) {
+    if (find(given, option) != nullptr && find(own, option) == nullptr) refuse(option, state, optimizer);
   }
   for (const char* const option : kBesides) {
     if (find(given, option) != nullptr && find(own, option) == nullptr) refuse(option, state, optimizer);

@@ -58,11 +58,15 @@ void Together::here(const std::function<void()>& work) noexcept {
     work();
   } catch (const std::exception& error) {
     failed_ = std::current_exception();
-    said_ = message_of(error);
+    try {
+      said_ = message_of(error);
+    } catch (const std::exception&) {
+      // There is no memory even for that.
+    }
   } catch (...) {
     failed_ = std::current_exception();
   }
-  if (failed_ && said_.empty()) said_ = "an error that says nothing";
+  if (failed_ && said_.empty()) said_ = "out of memory";  // in the string itself
 }
 
 std::vector<std::int64_t> Together::tell(std::int64_t own) {

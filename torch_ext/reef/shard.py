@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
+from .shard_optimizer import refuse_whole_rules
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
@@ -146,7 +147,7 @@ class Shard:
         """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
         module's order, with their ``param_names``. As ``full_state_dict``."""
         with self._on_all(optimizer):
-            _check_optimizer(optimizer)
+            refuse_whole_rules(optimizer)
             own = held(self.sharded_optimizer_state_dict(optimizer))
         whole = self._shard.full_optimizer_state(own, rank0_only)
         return dict_of(whole, named=True) if whole[0] else {}
@@ -160,7 +161,7 @@ class Shard:
         """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
         the module's order. Of an optimizer of the same rule, by its options and states."""
         with self._on_all(optimizer):
-            _check_optimizer(optimizer)
+            refuse_whole_rules(optimizer)
             own = held(with_names(optimizer, self._names(), states=False))
             given = [held(dict(each)) for each in state_dicts]
         data = self._shard.own_optimizer_state(own, given)
@@ -194,21 +195,6 @@ class Shard:
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients and parameters."""
         return self._shard.sent_bytes()
-
-
-# By the names of their classes, here and in other libraries: what they do to an element depends on others of its parameter.
-_NOT_BY_ELEMENT = frozenset({"Adafactor", "CAME", "LAMB", "LARS", "LBFGS", "Lamb", "Lars", "Muon", "Shampoo", "SOAP"})
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Refuses an optimizer that would treat parts as if they were whole parameters."""
-    if type(optimizer).__name__ in _NOT_BY_ELEMENT and any(
-        part_of(p) is not None for group in optimizer.param_groups for p in group["params"]
-    ):
-        raise ValueError(
-            f"{type(optimizer).__name__} was given parts of parameters that reef.shard divides, and needs whole ones: take an "
-            'optimizer that steps each element by itself (SGD, Adam and their like), or stage "replicate"'
-        )
 
 
 # What modules keep: they need not be told to keep what shard() returns.
@@ -280,7 +266,7 @@ def shard(
     )  # fmt: skip
     _of_module[module] = _Native(made)
     if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_check_optimizer))
+        _hooks.append(register_optimizer_step_pre_hook(refuse_whole_rules))
     return Shard(_of_module[module], module)
 
 
