@@ -40,7 +40,7 @@ enum class Buffers : std::uint8_t {
 /// Parameters that are computed with in 16 bits, and kept and stepped in float32 (1710.03740, section 3.1).
 struct MixedPrecision {
   /// What float32 parameters of the module become, frozen ones too: at::kBFloat16 or at::kHalf. Inputs and
-  /// buffers are left to the program.
+  /// buffers are left to the program. What frozen ones were is kept, divided as the stage divides parts.
   at::ScalarType parameters = at::kBFloat16;
   /// In what gradients are added up, over passes and over ranks, and travel: at::kFloat, or what the
   /// parameter is, which sends half the bytes and rounds after each addition.
@@ -144,29 +144,30 @@ class REEF_API Shard {
 
   /// States of the module and of the optimizer that steps parameters(): whole, as one process would have
   /// them, or what this rank keeps of them. Either is loaded at any stage, by any number of ranks, from any
-  /// number of files, bit for bit. All ranks call these alike, but for the sharded ones; what is wrong on one
-  /// rank is thrown on all, as ConfigError, before anything has changed (a torch::optim optimizer may have
-  /// changed in part). They throw RankFailed.
+  /// number of files, bit for bit. All ranks call these alike, but for the sharded ones. What is wrong on one
+  /// rank (memory that runs out, too) is thrown on all: there as it was, on the others as ConfigError, which
+  /// says which rank it is and why; nothing has changed then. They throw RankFailed.
 
   /// Copies on the CPU, under every name, which a budget does not move. rank0_only: an empty one on other
   /// ranks. A rank sends what it keeps to each other rank; memory beside what is returned: two buckets.
   StateDict full_state_dict(bool rank0_only = false);
   /// parameters() by names() (masters, if there are any), and what all ranks have: frozen parameters and
-  /// buffers. Shares their memory.
+  /// buffers. Shares their memory. With MixedPrecision, of frozen ones this rank's part of what they were.
   StateDict sharded_state_dict() const;
   /// Of one full state dict, or of the sharded ones of all ranks of the run that saved them. If any rank
   /// gives none, or empty ones, all are given what rank 0 has. Nothing may be missing, or be there besides.
   void load_state_dict(const std::vector<StateDict>& given);
 
   /// What an optimizer over the whole parameters would keep, which it can load: states that are by element
-  /// are put together, codes of few bits, too, and parameters of a group are in the module's order.
+  /// are put together, codes of few bits, too, and parameters of a group are in the module's order. Refused:
+  /// states that are not by element, and optimizers whose classes, groups or options differ between ranks.
   OptimizerState full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only = false);
   OptimizerState sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const;
   /// As load_state_dict(). What does not name its parameters (a file of torch::optim) has those that require
-  /// a gradient, in the module's order.
+  /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing.
   void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
-  /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and what
-  /// is returned has its ids.
+  /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and of
+  /// options the keys alone, and what is returned has its ids.
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
 
@@ -202,7 +203,8 @@ class REEF_API Shard {
 /// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others.
 /// The group must outlive what is returned, the module need not. Throws ConfigError on every rank if the
 /// ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that another
-/// Shard has, and ignored ones that are none, and RankFailed.
+/// Shard has, those that would no longer share memory with another parameter or a buffer, and ignored ones
+/// that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

@@ -140,6 +140,7 @@ OPTIMIZERS = {
     "momentum": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
 }
 MASTERS = {"none": {}, "16 bits": {"mixed_precision": torch.bfloat16}, "offload": {"offload": True}}
+"""And "copies": none, where half of the ranks have a copy."""
 
 
 def batch(rank: int, step: int) -> torch.Tensor:
@@ -224,17 +225,18 @@ def train(net, optimizer, rank: int, step: int) -> None:
 
 def check_row(group, directory: Path, kind, masters: str, name: str) -> None:
     rank, ranks, make = group.rank(), group.size(), OPTIMIZERS[name]
-    alone = OneProcess(kind, make, MASTERS[masters])
+    alone = OneProcess(kind, make, MASTERS.get(masters, {}))
     for step in range(2):
         alone.step(ranks, step)
-    last = OneProcess(kind, make, MASTERS[masters])
+    last = OneProcess(kind, make, MASTERS.get(masters, {}))
     for step in range(3):
         last.step(ranks, step)
     for stage in STAGES:
         where = f"{kind.__name__}, {name}, masters {masters}, stage {stage}"
-        how = dict(bucket_bytes="4KiB", **MASTERS[masters])
+        how = dict(bucket_bytes="4KiB", **MASTERS.get(masters, {}))
+        degree = lambda at: ranks // 2 if masters == "copies" and at > 0 else 0  # noqa: E731
         net = kind()
-        sharded = reef.shard(net, group, stage=stage, **how)
+        sharded = reef.shard(net, group, stage=stage, shard_degree=degree(stage), **how)
         parts = sharded.parameters()
         shapes = [p.shape for p in kind().parameters() if p.requires_grad]
         assert [reef.whole_shape_of(p) for p in parts] == shapes and len(sharded.names()) == len(shapes), where
@@ -253,12 +255,12 @@ def check_row(group, directory: Path, kind, masters: str, name: str) -> None:
         own = sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)
         assert all(v.numel() > 0 or "none" in k for k, v in own[0].items()), where
         given = of_all_ranks(group, directory, own)
-        for given_as, (of_model, of_optimizer) in {
-            "whole": ([whole], [state]), "parts": ([model for model, _ in given], [kept for _, kept in given]),
-        }.items():  # fmt: skip
+        ways = {"whole": ([whole], [state]), "parts": ([model for model, _ in given], [kept for _, kept in given])}
+        for given_as in ["whole", "parts"] if kind is Alone else ["whole"] if (KINDS.index(kind) + stage) % 2 else ["parts"]:
+            of_model, of_optimizer = ways[given_as]
             other = kind()
             torch.nn.init.ones_(other.matrix)
-            resumed = reef.shard(other, group, stage=to, **how)
+            resumed = reef.shard(other, group, stage=to, shard_degree=degree(to), **how)
             second = make(by_dimensions(resumed.parameters()))
             resumed.load_state_dict(*of_model)
             resumed.load_optimizer_state_dict(second, *of_optimizer)
@@ -274,7 +276,7 @@ def main() -> None:
     warnings.simplefilter("error")
     group = reef.init_process_group()
     for kind in KINDS:
-        for masters in MASTERS:
+        for masters in [*MASTERS, *(["copies"] if group.size() % 2 == 0 else [])]:
             for name in OPTIMIZERS:
                 if masters == "none" or name == "AdamW":
                     check_row(group, Path(sys.argv[1]), kind, masters, name)

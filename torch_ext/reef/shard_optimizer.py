@@ -40,6 +40,8 @@ def refuse_whole_rules(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 @functools.cache
 def _named(kind: type) -> str | None:
+    if kind.__module__.startswith("reef.optim"):
+        return None  # each rule refuses what it cannot step, in its own words
     return next((f"it is {base.__name__}" for base in kind.__mro__ if _NOT_BY_ELEMENT.search(base.__name__)), None)
 
 
