@@ -28,15 +28,22 @@ void check(const std::vector<ShardItem>& items, int ranks, std::int64_t bucket_b
 
 }  // namespace
 
-std::vector<ShardPiece> ShardLayout::pieces(std::size_t bucket, int rank) const {
+std::vector<ShardPiece> ShardLayout::parts(std::size_t bucket, int rank) const {
   const std::int64_t begin = rank * buckets[bucket].slice_elements;
   const std::int64_t end = begin + buckets[bucket].slice_elements;
   std::vector<ShardPiece> found;
   for (const ShardPiece& item : buckets[bucket].items) {
     const std::int64_t first = std::max(begin, item.offset);
     const std::int64_t last = std::min(end, item.offset + item.elements);
-    if (first < last) found.push_back({item.item, bucket, first - item.offset, last - first, first});
+    found.push_back(first < last ? ShardPiece{item.item, bucket, first - item.offset, last - first, first}
+                                 : ShardPiece{item.item, bucket, 0, 0, begin});
   }
+  return found;
+}
+
+std::vector<ShardPiece> ShardLayout::pieces(std::size_t bucket, int rank) const {
+  std::vector<ShardPiece> found = parts(bucket, rank);
+  std::erase_if(found, [](const ShardPiece& piece) { return piece.elements == 0; });
   return found;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -17,11 +19,29 @@ c10::Device device_of(const Items& items, const TensorOf& tensor_of = {}) {
   return items.empty() ? c10::Device(c10::kCPU) : std::invoke(tensor_of, items.front()).device();
 }
 
-/// A part of a parameter that this rank keeps.
+/// A part of a parameter that this rank keeps; without elements, where others keep all of it.
 struct KeptPart {
   ShardPiece piece;
-  at::Tensor tensor;  ///< a leaf, one-dimensional
+  at::Tensor tensor;  ///< a leaf, of part_shape() or, not divided, as the parameter
 };
+
+/// So many elements in as many dimensions as the parameter has, of which only the last is not 1: who decides
+/// by their number decides for a part as for the whole. A part of a parameter without dimensions that has no
+/// elements has one.
+inline at::DimVector part_shape(const at::Tensor& parameter, std::int64_t elements) {
+  const auto dimensions = static_cast<std::size_t>(parameter.dim());
+  if (dimensions == 0) return elements == 1 ? at::DimVector() : at::DimVector{elements};
+  at::DimVector shape(dimensions, 1);
+  shape.back() = elements;
+  return shape;
+}
+/// Of this shape, in memory without gaps.
+inline at::Tensor part_alias(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef part_shape) {
+  const std::int64_t elements = part_shape.empty() ? 1 : part_shape.back();
+  at::DimVector strides(part_shape.size(), std::max<std::int64_t>(elements, 1));
+  if (!strides.empty()) strides.back() = 1;
+  return alias(flat, offset, part_shape, strides);
+}
 
 /// All of a storage, in one dimension: such a tensor as `like`, but for the dtype.
 inline at::Tensor all_of(c10::Storage storage, const at::Tensor& like, at::ScalarType dtype) {

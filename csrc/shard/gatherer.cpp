@@ -175,9 +175,11 @@ void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
 
 void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {
   const std::int64_t begin = place_ * layout_.buckets[bucket].slice_elements;
-  for (const ShardPiece& piece : layout_.pieces(bucket, place_)) {
-    const Tensor part = alias(slice, piece.offset - begin, piece.elements).set_requires_grad(true);
-    set_part(part, {piece.first, parameters[piece.item].numel(), copy_});
+  for (const ShardPiece& piece : layout_.parts(bucket, place_)) {
+    const Tensor& whole = parameters[piece.item];
+    const Tensor part = part_alias(slice, piece.offset - begin, part_shape(whole, piece.elements));
+    part.set_requires_grad(true);
+    set_part(part, {piece.first, whole.numel(), copy_}, whole.sizes());
     parts_.push_back({piece, part});
   }
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "reef/error.h"
+#include "shard/optimizer_options.h"
 
 // The layout of files is torch::optim's (torch/optim/serialize.h).
 namespace reef {
@@ -123,6 +124,14 @@ InputArchive& operator>>(InputArchive& archive, OptimizerState& state) {
   }
   state = std::move(read);
   return archive;
+}
+
+OptimizerState::Values option_values(const torch::optim::OptimizerOptions& options) {
+  OutputArchive archive;
+  options.serialize(archive);
+  OptimizerState::Values values;
+  pass_on(archive, [&](InputArchive& read) { values = read_values(read); });
+  return values;
 }
 
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer) {

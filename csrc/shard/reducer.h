@@ -170,9 +170,7 @@ class Reducer {
   bool in_pass_ = false;
   bool has_gradients_ = false;  ///< in this pass: memory for them is there
   bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced
-  bool clears_differ_ =
-      false;                 ///< the program has cleared the gradients of some parts after passes in no_sync
-  std::uint8_t clears_ = 0;  ///< so often those of all parts, since the last pass that was reduced
+  std::uint8_t clears_ = 0;  ///< a sum over the parts whose gradients were cleared after passes in no_sync
   bool lent_ = false;        ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {

@@ -66,19 +66,13 @@ void Reducer::see_sums() {
   }
 }
 
-// A rank sees whether the optimizer's gradients of its own parts have been cleared since, and the others have
-// sums of all parameters: what all parts of a rank say goes for all of these.
+// Every rank has parts of all parameters, so what a program does alike on all ranks each of them sees.
 void Reducer::see_parts() {
-  std::size_t with_sums = 0, cleared = 0;
   for (Part& part : parts_) {
-    if (!std::exchange(part.has_sums, false)) continue;
-    ++with_sums;
-    if (!part.tensor.grad().defined()) ++cleared;
+    if (!std::exchange(part.has_sums, false) || part.tensor.grad().defined()) continue;
+    items_[part.piece.item].filled = false;
+    clears_ = static_cast<std::uint8_t>(31 * clears_ + part.piece.item + 1);
   }
-  if (cleared == 0) return;
-  clears_differ_ |= cleared < with_sums;
-  ++clears_;
-  for (Item& item : items_) item.filled = false;
 }
 
 // None are left, nor what stands for them.
@@ -89,7 +83,7 @@ void Reducer::forget_sums() {
     if (gradient.defined() && gradient.is_same(part.stand_in)) gradient.reset();
   }
   clears_ = 0;
-  clears_differ_ = lost_sums_ = false;
+  lost_sums_ = false;
 }
 
 // What has been reduced before this pass must not be added up over the ranks once more.

@@ -191,24 +191,23 @@ int Reducer::who_abandons(bool abandons) {
 // Throws ConfigError, on all ranks, if they disagree on which sums there are.
 std::vector<bool> Reducer::used_anywhere(bool abandons) {
   const std::size_t items = items_.size();
-  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 4}, at::kByte);
+  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 3}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].filled ? 1 : 0;
   own[items] = abandons ? 1 : 0;
-  own[items + 1] = clears_differ_ ? 1 : 0;
-  own[items + 2] = clears_;
-  own[items + 3] = static_cast<std::uint8_t>(~clears_);
+  own[items + 1] = clears_;
+  own[items + 2] = static_cast<std::uint8_t>(~clears_);
   flags = largest(flags);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
-  const bool alike = all[items + 1] == 0 && all[items + 2] == static_cast<std::uint8_t>(~all[items + 3]);
+  const bool alike = all[items + 1] == static_cast<std::uint8_t>(~all[items + 2]);
   if (!alike && all[items] == 0) {
     end_step();
-    throw ConfigError(
-        "rank " + std::to_string(group_->getRank()) +
-        ": after backward in no_sync the gradients of some parts were cleared and those of others not, so "
-        "the "
-        "ranks disagree on what has been added up, and this pass is abandoned: clear the gradients of all "
-        "parts of the shard, or the module's (its zero_grad()).");
+    throw ConfigError("rank " + std::to_string(group_->getRank()) +
+                      ": after backward in no_sync the gradients of some parts were cleared on one rank and "
+                      "not on another, so "
+                      "they disagree on what has been added up, and this pass is abandoned: clear the "
+                      "gradients of the same "
+                      "parts on all ranks, those without elements, too.");
   }
   return std::vector<bool>(all, all + items + 1);
 }

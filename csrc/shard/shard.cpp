@@ -19,6 +19,7 @@
 #include "shard/gatherer.h"
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
+#include "shard/shared_memory.h"
 
 namespace reef {
 
@@ -114,14 +115,6 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   broadcast(tensors, group);
 }
 
-// Like those that are trained, which an operator may take beside them.
-void cast_frozen(const Shard::Named& parameters, const ShardOptions& options) {
-  for (const auto& [name, tensor] : parameters) {
-    const at::ScalarType dtype = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
-    if (!tensor.requires_grad() && tensor.scalar_type() != dtype) tensor.set_data(tensor.detach().to(dtype));
-  }
-}
-
 void make_alike(const Shard::Named& buffers, Buffers how, const ProcessGroupPtr& group) {
   if (how == Buffers::kLocal) return;
   std::vector<Tensor> of_first, of_all;
@@ -203,6 +196,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   try {
     parameters = without_ignored(parameters, options.ignored);
     check(parameters, options, group->getSize());
+    check_memory_is_apart(all_parameters, all_buffers, options);
   } catch (const ConfigError& error) {
     wrong = message_of(error);
   }
@@ -227,7 +221,9 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     const int kind = kinds.emplace(dtypes.parameter, static_cast<int>(kinds.size())).first->second;
     items.push_back({tensor.numel(), static_cast<std::int64_t>(c10::elementSize(dtypes.sum)), kind});
   }
-  cast_frozen(parameters, options);
+  Named frozen = parts_->frozen;
+  std::reverse(frozen.begin(), frozen.end());
+  parts_->frozen16 = Frozen16(frozen, options, group);
   const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
   parts_->all_parameters = all_parameters;

@@ -9,6 +9,7 @@
 
 #include "reef/shard.h"
 #include "shard/agreement.h"
+#include "shard/frozen16.h"
 #include "shard/gatherer.h"
 #include "shard/reducer.h"
 #include "shard/state_over_ranks.h"
@@ -47,6 +48,7 @@ struct Shard::Parts {
   Named all_buffers;
   Named frozen;  ///< parameters without a gradient that are not left to each rank
   DividedParameters divided;
+  Frozen16 frozen16;
   std::vector<c10::Storage> memory;  ///< of what is divided; empty: nothing is
   std::unique_ptr<Gatherer> gatherer;
   std::optional<Reducer> reducer;

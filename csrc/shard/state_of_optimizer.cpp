@@ -1,54 +1,28 @@
+#include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <typeinfo>
 
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
 #include "reef/shard.h"
+#include "shard/optimizer_options.h"
 #include "shard/shard_parts.h"
+#include "shard/state_groups.h"
+#include "shard/state_rules.h"
+#include "shard/together.h"
 
 namespace reef {
 
 using at::Tensor;
-using c10::IValue;
 
 namespace {
 
 using Group = OptimizerState::Group;
-using Names = std::vector<std::string>;
-
-IValue tuple_of(const Names& names) {
-  std::vector<IValue> values(names.begin(), names.end());
-  return c10::ivalue::Tuple::create(std::move(values));
-}
-
-// Which parameters are in each group, on any rank, in the module's order.
-std::vector<Names> merged_groups(const DividedParameters& all, const std::vector<Group>& own) {
-  std::vector<IValue> groups;
-  for (const Group& group : own) groups.push_back(tuple_of(group.names));
-  const std::vector<IValue> of_ranks = gather_values(all, c10::ivalue::Tuple::create(std::move(groups)));
-  std::vector<Names> merged;
-  for (std::size_t g = 0; g < own.size(); ++g) {
-    std::set<std::string> names;
-    for (const IValue& of_rank : of_ranks) {
-      const auto& theirs = of_rank.toTupleRef().elements();
-      if (theirs.size() != own.size()) {
-        throw ConfigError("the ranks' optimizers have " + std::to_string(own.size()) + " and " +
-                          std::to_string(theirs.size()) + " parameter groups; build the same on every rank");
-      }
-      for (const IValue& name : theirs[g].toTupleRef().elements())
-        names.insert(all.divided ? parse_piece_name(name.toStringRef()).parameter : name.toStringRef());
-    }
-    Names& in_order = merged.emplace_back();
-    for (auto it = all.parameters.rbegin(); it != all.parameters.rend(); ++it) {
-      if (names.count(it->name) > 0) in_order.push_back(it->name);
-    }
-  }
-  return merged;
-}
 
 NamedState by_name(const OptimizerState& state) {
   std::map<std::string, std::string> names;
@@ -62,45 +36,6 @@ NamedState by_name(const OptimizerState& state) {
   return named;
 }
 
-// Of a file that does not say which parameters it has: torch's own.
-void name_by_place(OptimizerState& state, const std::vector<Names>& merged) {
-  if (state.groups.size() != merged.size()) {
-    throw ConfigError("the optimizer has " + std::to_string(merged.size()) + " parameter groups, and " +
-                      std::to_string(state.groups.size()) +
-                      " in the state that is loaded; build it as it was");
-  }
-  for (std::size_t g = 0; g < merged.size(); ++g) {
-    Group& group = state.groups[g];
-    if (!group.names.empty() || group.ids.empty()) continue;  // of a rank that keeps nothing
-    if (group.ids.size() != merged[g].size()) {
-      throw ConfigError("group " + std::to_string(g) + " has " + std::to_string(merged[g].size()) +
-                        " parameters that require a gradient, and " + std::to_string(group.ids.size()) +
-                        " in the state that is loaded, which does not name them; build it as it was");
-    }
-    group.names = merged[g];
-  }
-}
-
-// Before states are looked for: a parameter that took no step has none.
-void check_known(const std::vector<Group>& own, const std::vector<OptimizerState>& given) {
-  if (given.empty()) return;
-  for (std::size_t g = 0; g < own.size(); ++g) {
-    std::set<std::string> known;
-    for (const OptimizerState& state : given) {
-      for (const std::string& name : state.groups[g].names) {
-        known.insert(name);
-        known.insert(parse_piece_name(name).parameter);
-      }
-    }
-    for (const std::string& name : own[g].names) {
-      if (known.count(name) == 0 && known.count(parse_piece_name(name).parameter) == 0) {
-        throw ConfigError(name + " is not in group " + std::to_string(g) +
-                          " of the state that is loaded; build the optimizer as it was");
-      }
-    }
-  }
-}
-
 // Ids are addresses of tensors: torch's files have them, and reef's.
 OptimizerState groups_of(const torch::optim::Optimizer& optimizer, const Shard& shard) {
   std::map<const void*, std::string> names;
@@ -109,6 +44,7 @@ OptimizerState groups_of(const torch::optim::Optimizer& optimizer, const Shard& 
   OptimizerState state;
   for (const auto& given : optimizer.param_groups()) {
     Group& group = state.groups.emplace_back();
+    group.options = option_values(given.options());
     for (const Tensor& tensor : given.params()) {
       const auto name = names.find(tensor.unsafeGetTensorImpl());
       if (name == names.end()) {
@@ -123,12 +59,62 @@ OptimizerState groups_of(const torch::optim::Optimizer& optimizer, const Shard& 
   return state;
 }
 
+std::string rule_of(const torch::optim::Optimizer& optimizer) {
+  return c10::demangle(typeid(optimizer).name());
+}
+
+void agree_on_rule(const DividedParameters& all, const torch::optim::Optimizer& optimizer) {
+  Together(all.group, all.device()).agree_on("the optimizer", rule_of(optimizer));
+}
+
+// It steps along one direction of all parameters together, and keeps its own under the first.
+void check_steps_elements(const DividedParameters& all, const torch::optim::Optimizer& optimizer) {
+  if (!all.divided || rule_of(optimizer).find("LBFGS") == std::string::npos) return;
+  throw ConfigError(
+      "the optimizer is " + rule_of(optimizer) +
+      ", which needs whole parameters, and has parts of them: take one that steps each element by "
+      "itself, or stage kReplicate");
+}
+
+// What load() replaces.
+class KeptByOptimizer {
+ public:
+  explicit KeptByOptimizer(torch::optim::Optimizer& optimizer) {
+    for (const auto& [tensor, state] : optimizer.state()) states_.emplace_back(tensor, state->clone());
+    for (const auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
+  }
+  void put_back(torch::optim::Optimizer& optimizer) const {
+    optimizer.state().clear();
+    for (const auto& [tensor, state] : states_) optimizer.state()[tensor] = state->clone();
+    for (std::size_t g = 0; g < options_.size(); ++g)
+      optimizer.param_groups()[g].set_options(options_[g]->clone());
+  }
+
+ private:
+  std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> states_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+};
+
 }  // namespace
+
+void Shard::agree_with_ranks(const std::string& failed, const std::string& rule) const {
+  Together together(parts_->divided.group, parts_->divided.device());
+  together.here([&] {
+    if (!failed.empty()) throw ConfigError(failed);
+  });
+  try {
+    together.agree();
+  } catch (const ConfigError&) {
+    if (failed.empty()) throw;  // who has failed says it in its own words
+    return;
+  }
+  Together(parts_->divided.group, parts_->divided.device()).agree_on("the optimizer", rule);
+}
 
 OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0_only) {
   const DividedParameters& all = parts_->divided;
   OptimizerState whole;
-  const std::vector<Names> merged = merged_groups(all, own.groups);
+  const std::vector<GroupNames> merged = merged_groups(all, own.groups, /*saved=*/true);
   const bool keep = !rank0_only || all.group->getRank() == 0;
   NamedState states = whole_state(all, by_name(own), keep);
   if (!keep) return whole;
@@ -148,12 +134,13 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
   const DividedParameters& all = parts_->divided;
   given.erase(std::remove_if(given.begin(), given.end(), [](const auto& one) { return one.groups.empty(); }),
               given.end());
-  const std::vector<Names> merged = merged_groups(all, own.groups);
+  const std::vector<GroupNames> merged = merged_groups(all, own.groups, /*saved=*/false);
   std::vector<NamedState> pieces;
   NamedState options;
   agree(all, [&] {
     for (OptimizerState& state : given) {
       name_by_place(state, merged);
+      check_rule(all, own.groups, state);
       pieces.push_back(by_name(state));
     }
     check_known(own.groups, given);
@@ -177,10 +164,12 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
 OptimizerState Shard::full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only) {
   OptimizerState own;
   agree(parts_->divided, [&] { own = sharded_optimizer_state(optimizer); });
+  agree_on_rule(parts_->divided, optimizer);
   return full_optimizer_state(own, rank0_only);
 }
 
 OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const {
+  check_steps_elements(parts_->divided, optimizer);
   parts_->wait_for_update();
   OptimizerState state = optimizer_state(optimizer);
   const OptimizerState groups = groups_of(optimizer, *this);
@@ -189,11 +178,23 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
 }
 
 void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given) {
-  parts_->wait_for_update();
   OptimizerState groups;
-  agree(parts_->divided, [&] { groups = groups_of(optimizer, *this); });
+  agree(parts_->divided, [&] {
+    check_steps_elements(parts_->divided, optimizer);
+    parts_->wait_for_update();
+    groups = groups_of(optimizer, *this);
+  });
+  agree_on_rule(parts_->divided, optimizer);
   const OptimizerState state = own_optimizer_state(groups, std::move(given));
-  agree(parts_->divided, [&] { reef::load_optimizer_state(optimizer, state); });
+  const KeptByOptimizer before(optimizer);
+  Together together(parts_->divided.group, parts_->divided.device());
+  together.here([&] { reef::load_optimizer_state(optimizer, state); });
+  try {
+    together.agree();
+  } catch (...) {
+    before.put_back(optimizer);
+    throw;
+  }
 }
 
 }  // namespace reef

@@ -1,21 +1,15 @@
 #include "shard/state_over_ranks.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
-#include <cstring>
-#include <exception>
 #include <map>
-#include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <type_traits>
 #include <utility>
 
-#include "distributed/bytes_over_ranks.h"
-#include "page/pinned.h"
 #include "reef/error.h"
+#include "shard/together.h"
 
 namespace reef {
 namespace {
@@ -61,48 +55,27 @@ NamedState unpacked_state(const IValue& state) {
   });
 }
 
-// A budget must not move what is read and written here without an operator.
-void pin_tensors(const IValue& value, std::vector<std::unique_ptr<Pinned>>& pins) {
-  if (value.isTensor() && value.toTensor().defined()) {
-    pins.push_back(std::make_unique<Pinned>(value.toTensor()));
-  } else if (value.isTuple()) {
-    for (const IValue& one : value.toTupleRef().elements()) pin_tensors(one, pins);
-  }
-}
-
-Tensor bytes_of(const IValue& value) {
-  std::vector<std::unique_ptr<Pinned>> pins;
-  pin_tensors(value, pins);
-  const std::vector<char> bytes = torch::jit::pickle_save(value);
-  const Tensor all = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  std::memcpy(all.mutable_data_ptr(), bytes.data(), bytes.size());
-  return all;
-}
-
-IValue value_of(const Tensor& bytes) {
-  const Pinned pinned(bytes);
-  const auto* const begin = static_cast<const char*>(bytes.const_data_ptr());
-  return torch::jit::pickle_load(std::vector<char>(begin, begin + bytes.numel()));
-}
-
 // Pieces by the name of their parameter.
 using Pieces = std::map<std::string, std::vector<StatePiece>, std::less<>>;
 
 void add(Pieces& pieces, const DividedParameters& all, const NamedState& state) {
-  std::map<std::string, std::int64_t, std::less<>> elements;
-  for (const ReducedParameter& one : all.parameters) elements.emplace(one.name, one.tensor.numel());
+  std::map<std::string, Tensor, std::less<>> parameters;
+  for (const ReducedParameter& one : all.parameters) parameters.emplace(one.name, one.tensor);
   for (const auto& [name, values] : state) {
-    PieceName piece = parse_piece_name(name);
-    if (const auto whole = elements.find(name); whole != elements.end())
-      piece = {name, 0, whole->second};  // whatever brackets there are in it
-    const auto known = elements.find(piece.parameter);
-    if (known == elements.end()) continue;
-    if (piece.last < 0) piece.last = known->second;
-    if (piece.last > known->second) {
-      throw ConfigError(name + " reaches beyond the " + std::to_string(known->second) +
+    const bool whole = parameters.count(name) > 0;  // whatever brackets there are in it
+    PieceName piece = whole ? PieceName{name} : parse_piece_name(name);
+    const auto known = parameters.find(piece.parameter);
+    if (known == parameters.end()) continue;
+    const std::int64_t elements = known->second.numel();
+    if (piece.last < 0) piece.last = elements;
+    if (piece.first == piece.last && elements > 0) continue;  // others keep it
+    if (piece.first > piece.last || piece.last > elements) {
+      throw ConfigError(name + " reaches beyond the " + std::to_string(elements) +
                         " elements of the parameter; give a checkpoint of the same model");
     }
-    pieces[piece.parameter].push_back({piece.first, piece.last, &values});
+    const StatePiece found{piece.first, piece.last, &values};
+    if (all.divided) check_by_element({piece.parameter, known->second}, found);
+    pieces[piece.parameter].push_back(found);
   }
 }
 
@@ -110,38 +83,13 @@ StateSubject subject_of(const DividedParameters& all, std::size_t item) {
   return {all.parameters[item].name, all.parameters[item].tensor};
 }
 
-struct Kept {
-  std::size_t item;
-  std::int64_t first;
-  std::int64_t last;
-};
-
-// By this rank, of a bucket.
-std::vector<Kept> kept_of(const DividedParameters& all, std::size_t bucket) {
-  std::vector<Kept> kept;
-  if (!all.divided) {
-    for (const ShardPiece& piece : all.layout.buckets[bucket].items)
-      kept.push_back({piece.item, 0, all.parameters[piece.item].tensor.numel()});
-    return kept;
-  }
-  for (const ShardPiece& piece : all.layout.pieces(bucket, all.group->getRank() % all.layout.ranks))
-    kept.push_back({piece.item, piece.first, piece.first + piece.elements});
-  return kept;
-}
-
-std::string name_of(const DividedParameters& all, const Kept& kept) {
-  const std::string& name = all.parameters[kept.item].name;
-  return all.divided ? piece_name(name, kept.first, kept.last) : name;
-}
-
 // What is in the bucket, of a state, for others.
 NamedState in_bucket(const DividedParameters& all, const NamedState& state, std::size_t bucket) {
   NamedState found;
   if (all.divided && all.group->getRank() >= all.layout.ranks) return found;  // the first copy speaks for all
-  for (const Kept& kept : kept_of(all, bucket)) {
-    const std::string name = name_of(all, kept);
+  for (const KeptElements& kept : all.kept(bucket)) {
     const auto own =
-        std::find_if(state.begin(), state.end(), [&](const auto& one) { return one.first == name; });
+        std::find_if(state.begin(), state.end(), [&](const auto& one) { return one.first == kept.name; });
     if (own != state.end()) found.push_back(*own);
   }
   return found;
@@ -160,13 +108,12 @@ NamedState whole_of(const DividedParameters& all, const Pieces& pieces, std::siz
 }
 
 void add_own(NamedState& own, const DividedParameters& all, const Pieces& pieces, std::size_t bucket) {
-  for (const Kept& kept : kept_of(all, bucket)) {
+  for (const KeptElements& kept : all.kept(bucket)) {
     const StateSubject subject = subject_of(all, kept.item);
     const auto found = pieces.find(subject.name);
     if (found == pieces.end()) continue;
-    own.emplace_back(name_of(all, kept), all.divided
-                                             ? part_values(subject, kept.first, kept.last, found->second)
-                                             : whole_values(subject, found->second));
+    own.emplace_back(kept.name, all.divided ? kept_values(subject, kept.first, kept.last, found->second)
+                                            : whole_values(subject, found->second));
   }
 }
 
@@ -174,52 +121,50 @@ void add_own(NamedState& own, const DividedParameters& all, const Pieces& pieces
 
 c10::Device DividedParameters::device() const { return device_of(parameters, &ReducedParameter::tensor); }
 
-std::vector<IValue> gather_values(const DividedParameters& all, const IValue& own) {
-  std::vector<IValue> found;
-  for (const Tensor& bytes : gather_bytes(bytes_of(own), all.group, all.device()))
-    found.push_back(value_of(bytes));
-  return found;
-}
-
-IValue broadcast_value(const DividedParameters& all, const IValue& of_first) {
-  const bool first = all.group->getRank() == 0;
-  return value_of(broadcast_bytes(first ? bytes_of(of_first) : Tensor(), all.group, all.device()));
+std::vector<KeptElements> DividedParameters::kept(std::size_t bucket) const {
+  std::vector<KeptElements> kept;
+  if (!divided) {
+    for (const ShardPiece& piece : layout.buckets[bucket].items)
+      kept.push_back({piece.item, 0, parameters[piece.item].tensor.numel(), parameters[piece.item].name});
+    return kept;
+  }
+  for (const ShardPiece& piece : layout.parts(bucket, group->getRank() % layout.ranks)) {
+    const auto& [name, tensor] = parameters[piece.item];
+    if (piece.elements == 0 && tensor.numel() > 0) continue;
+    const std::int64_t last = piece.first + piece.elements;
+    kept.push_back({piece.item, piece.first, last, piece_name(name, piece.first, last)});
+  }
+  return kept;
 }
 
 void agree(const DividedParameters& all, const std::function<void()>& work) {
-  std::exception_ptr own;
-  std::string said;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    own = std::current_exception();
-    said = message_of(error);
-  }
-  const std::vector<IValue> of_ranks = gather_values(all, IValue(said));
-  if (own) std::rethrow_exception(own);
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    if (!of_ranks[rank].toStringRef().empty())
-      throw ConfigError("rank " + std::to_string(rank) + ": " + of_ranks[rank].toStringRef());
-  }
+  Together together(all.group, all.device());
+  together.here(work);
+  together.agree();
 }
 
 NamedState whole_state(const DividedParameters& all, const NamedState& own, bool keep) {
   const at::NoGradGuard no_grad;
+  Together together(all.group, all.device());
   NamedState whole;
   for (std::size_t bucket = 0; bucket < all.layout.buckets.size(); ++bucket) {
-    std::vector<NamedState> of_ranks;
+    const auto in_this = [&] { return packed_state(in_bucket(all, own, bucket)); };
+    std::vector<IValue> of_ranks;
     if (all.divided) {
-      for (const IValue& state : gather_values(all, packed_state(in_bucket(all, own, bucket))))
-        of_ranks.push_back(unpacked_state(state));
+      of_ranks = together.gather(in_this);
     } else {
-      of_ranks.push_back(unpacked_state(packed_state(in_bucket(all, own, bucket))));
+      together.here([&] { of_ranks.push_back(in_this()); });
     }
-    Pieces pieces;
-    for (const NamedState& state : of_ranks) add(pieces, all, state);
-    NamedState of_bucket = whole_of(all, pieces, bucket);  // on all ranks: what is missing is thrown on all
-    if (!keep) continue;
-    for (auto& one : of_bucket) whole.push_back(std::move(one));
+    together.here([&] {
+      if (!keep) return;
+      std::vector<NamedState> states;
+      for (const IValue& state : of_ranks) states.push_back(unpacked_state(state));
+      Pieces pieces;
+      for (const NamedState& state : states) add(pieces, all, state);
+      for (auto& one : whole_of(all, pieces, bucket)) whole.push_back(std::move(one));
+    });
   }
+  together.agree();
   std::map<std::string, std::size_t, std::less<>> item;
   for (std::size_t i = 0; i < all.parameters.size(); ++i) item.emplace(all.parameters[i].name, i);
   std::stable_sort(whole.begin(), whole.end(), [&](const auto& a, const auto& b) {
@@ -231,35 +176,35 @@ NamedState whole_state(const DividedParameters& all, const NamedState& own, bool
 NamedState own_state(const DividedParameters& all, const std::vector<NamedState>& given,
                      NamedState& undivided) {
   const at::NoGradGuard no_grad;
-  const std::vector<IValue> many = gather_values(all, IValue(static_cast<std::int64_t>(given.size())));
-  const bool from_first =
-      std::any_of(many.begin(), many.end(), [](const IValue& n) { return n.toInt() == 0; });
-  if (from_first && many.front().toInt() == 0)
+  Together together(all.group, all.device());
+  const std::vector<std::int64_t> many = together.tell(static_cast<std::int64_t>(given.size()));
+  const bool from_first = std::find(many.begin(), many.end(), 0) != many.end();
+  if (from_first && many.front() == 0)
     throw ConfigError(
         "rank 0 was given no state to load, and another rank neither: give it to rank 0, or to all ranks");
   Pieces pieces;
-  agree(all, [&] {
+  together.here([&] {
     for (const NamedState& state : given) add(pieces, all, state);
   });
   NamedState own;
-  if (!from_first) {
-    agree(all, [&] {
-      for (std::size_t bucket = 0; bucket < all.layout.buckets.size(); ++bucket)
-        add_own(own, all, pieces, bucket);
-    });
-    return own;
-  }
   for (std::size_t bucket = 0; bucket < all.layout.buckets.size(); ++bucket) {
-    NamedState whole;
-    agree(all, [&] {
-      if (all.group->getRank() == 0) whole = whole_of(all, pieces, bucket);
+    if (!from_first) {
+      together.here([&] { add_own(own, all, pieces, bucket); });
+      continue;
+    }
+    const IValue sent = together.broadcast([&] { return packed_state(whole_of(all, pieces, bucket)); });
+    together.here([&] {
+      const NamedState whole = unpacked_state(sent);
+      Pieces of_first;
+      add(of_first, all, whole);
+      add_own(own, all, of_first, bucket);
     });
-    whole = unpacked_state(broadcast_value(all, packed_state(whole)));
-    Pieces of_first;
-    add(of_first, all, whole);
-    add_own(own, all, of_first, bucket);
   }
-  undivided = unpacked_state(broadcast_value(all, packed_state(undivided)));
+  if (from_first) {
+    const IValue sent = together.broadcast([&] { return packed_state(undivided); });
+    together.here([&] { undivided = unpacked_state(sent); });
+  }
+  together.agree();
   return own;
 }
 

@@ -13,7 +13,15 @@
 
 namespace reef {
 
-/// Parameters that are trained, and which rank keeps what of them.
+/// Elements [first, last) of a parameter, under the name of that part of it or, not divided, its own.
+struct KeptElements {
+  std::size_t item;
+  std::int64_t first;
+  std::int64_t last;
+  std::string name;
+};
+
+/// Parameters, and which rank keeps what of them.
 struct DividedParameters {
   std::vector<ReducedParameter> parameters;  ///< items of the layout: the module's last first
   ShardLayout layout;
@@ -21,6 +29,8 @@ struct DividedParameters {
   ProcessGroupPtr group;
 
   c10::Device device() const;
+  /// What this rank keeps of a bucket; every rank keeps what has no elements.
+  std::vector<KeptElements> kept(std::size_t bucket) const;
 };
 
 /// What is kept for parameters or parts, by their names.
@@ -39,12 +49,7 @@ NamedState whole_state(const DividedParameters& all, const NamedState& own, bool
 NamedState own_state(const DividedParameters& all, const std::vector<NamedState>& given,
                      NamedState& undivided);
 
-/// Does it, and throws on all ranks if any has thrown: what that one says.
+/// Does it, and throws on all ranks if any has thrown (see Together).
 void agree(const DividedParameters& all, const std::function<void()>& work);
-
-/// Every rank's value, on every rank.
-std::vector<c10::IValue> gather_values(const DividedParameters& all, const c10::IValue& own);
-/// Rank 0's value.
-c10::IValue broadcast_value(const DividedParameters& all, const c10::IValue& of_first);
 
 }  // namespace reef

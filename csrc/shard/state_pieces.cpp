@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <sstream>
 
 #include "reef/error.h"
 #include "reef/shard_layout.h"
+#include "shard/flat.h"
 
 namespace reef {
 namespace {
@@ -85,17 +87,19 @@ const c10::IValue& find(const StateSubject& subject, const StateValues& values, 
                     "; give the pieces of one checkpoint");
 }
 
-Tensor shaped(const StateSubject& subject, const Tensor& flat) {
-  const Tensor& like = subject.parameter;
-  if (!flat.is_floating_point() || flat.numel() != like.numel()) return flat;
-  return at::empty_strided(like.sizes(), like.strides(), flat.options())
-      .copy_(flat.as_strided(like.sizes(), like.strides()));
+// Codes of few bits and scales have one dimension, though they may be as many as elements.
+bool has_shape(const std::string& key, const Tensor& value) {
+  return value.dim() > 1 || ((value.is_floating_point() || value.is_complex()) && !key.ends_with("_scale"));
 }
 
-}  // namespace
+struct Joined {
+  std::string key;
+  c10::IValue value;
+  bool shaped;  ///< where they are as many as elements
+};
 
-StateValues part_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
-                        const std::vector<StatePiece>& pieces) {
+std::vector<Joined> joined(const StateSubject& subject, std::int64_t first, std::int64_t last,
+                           const std::vector<StatePiece>& pieces) {
   struct Taken {
     const StatePiece* piece;
     std::int64_t last;
@@ -112,30 +116,90 @@ StateValues part_values(const StateSubject& subject, std::int64_t first, std::in
     at = std::min(last, found->last);
     taken.push_back({&*found, at});
   }
-  StateValues values;
+  std::vector<Joined> values;
   for (const auto& [key, value] : *taken.front().piece->values) {
     if (!value.isTensor() || value.toTensor().dim() == 0) {
-      values.emplace_back(key, value.isTensor() ? c10::IValue(value.toTensor().clone()) : value);
+      // Of the one element, or of the parameter as a whole.
+      values.push_back({key, value.isTensor() ? c10::IValue(value.toTensor().clone()) : value, false});
       continue;
     }
     std::vector<Tensor> flat;
+    bool shaped = false;
     std::int64_t at = first;
     for (const auto& [piece, until] : taken) {
       const Tensor of_piece = find(subject, *piece->values, key).toTensor();
+      shaped |= has_shape(key, of_piece);
       flat.push_back(cut(subject, key, *piece, of_piece, at, until));
       at = until;
     }
-    values.emplace_back(key, at::cat(flat));
+    values.push_back({key, at::cat(flat), shaped});
+  }
+  return values;
+}
+
+}  // namespace
+
+StateValues part_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
+                        const std::vector<StatePiece>& pieces) {
+  StateValues values;
+  for (auto& [key, value, shaped] : joined(subject, first, last, pieces))
+    values.emplace_back(std::move(key), std::move(value));
+  return values;
+}
+
+StateValues kept_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
+                        const std::vector<StatePiece>& pieces) {
+  StateValues values;
+  for (auto& [key, value, shaped] : joined(subject, first, last, pieces)) {
+    if (shaped && value.toTensor().numel() == last - first)
+      value = value.toTensor().view(part_shape(subject.parameter, last - first));
+    values.emplace_back(std::move(key), std::move(value));
   }
   return values;
 }
 
 StateValues whole_values(const StateSubject& subject, const std::vector<StatePiece>& pieces) {
-  StateValues values = part_values(subject, 0, subject.parameter.numel(), pieces);
-  for (auto& [key, value] : values) {
-    if (value.isTensor() && value.toTensor().dim() == 1) value = shaped(subject, value.toTensor());
+  const Tensor& like = subject.parameter;
+  StateValues values;
+  for (auto& [key, value, shaped] : joined(subject, 0, like.numel(), pieces)) {
+    if (shaped && value.toTensor().numel() == like.numel()) {
+      const Tensor flat = value.toTensor();
+      value = at::empty_strided(like.sizes(), like.strides(), flat.options())
+                  .copy_(flat.as_strided(like.sizes(), like.strides()));
+    }
+    values.emplace_back(std::move(key), std::move(value));
   }
   return values;
+}
+
+void check_by_element(const StateSubject& subject, const StatePiece& piece) {
+  const Tensor& like = subject.parameter;
+  const std::int64_t elements = piece.last - piece.first;
+  for (const auto& [key, value] : *piece.values) {
+    const auto refuse = [&, key = key](const std::string& what) {
+      std::ostringstream text;
+      text << "state " << (key.empty() ? "" : key + " ") << "of " << subject.name << " is " << what
+           << ", and " << elements << " elements of a parameter of shape " << like.sizes()
+           << " are kept for: it is not by element, so it cannot be divided; take an optimizer that steps "
+              "each "
+              "element by itself, or stage replicate";
+      throw ConfigError(text.str());
+    };
+    if (value.isTensorList() ||
+        (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensor()))
+      refuse("a list of tensors");
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0) continue;
+    const Tensor& tensor = value.toTensor();
+    const bool same =
+        tensor.numel() == elements && (tensor.dim() == 1 || tensor.sizes() == part_shape(like, elements) ||
+                                       (elements == like.numel() && tensor.sizes() == like.sizes()));
+    const bool codes = tensor.dim() == 1 && (tensor.scalar_type() == at::kByte || key.ends_with("_scale")) &&
+                       entries_of_tile(elements, tensor.numel()).has_value();
+    if (same || codes) continue;
+    std::ostringstream shape;
+    shape << "a tensor of shape " << tensor.sizes();
+    refuse(shape.str());
+  }
 }
 
 std::string piece_name(const std::string& parameter, std::int64_t first, std::int64_t last) {

@@ -35,7 +35,16 @@ struct StateSubject {
 StateValues part_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
                         const std::vector<StatePiece>& pieces);
 
-/// For all of a parameter. Floating-point numbers, as many as it has elements, have its sizes and strides.
+/// The same for what a rank keeps. Numbers, as many as elements, have the shape of the part.
+StateValues kept_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
+                        const std::vector<StatePiece>& pieces);
+
+/// Throws ConfigError if the piece has a value that is neither by element nor of the parameter as a whole: a
+/// tensor of another shape than the parameter, its part or the codes and scales of so many elements, or a
+/// list.
+void check_by_element(const StateSubject& subject, const StatePiece& piece);
+
+/// For all of a parameter. Numbers, as many as it has elements, have its sizes and strides.
 StateValues whole_values(const StateSubject& subject, const std::vector<StatePiece>& pieces);
 
 /// "name[first:last]", or "name" for the whole: the range in it, or [0, elements) and the name as it is.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "reef/export.h"
 
@@ -20,11 +21,16 @@ struct Part {
 
 /// Notes it on the tensor itself: what is detached from it is the same part, and what operators make of it is
 /// none. Optimizers of reef::optim step a part as they would have stepped it in the whole, bit for bit, if
-/// `first` is a multiple of kShardAlignment, and refuse what needs the whole. Throws ConfigError if the
-/// elements do not lie in the whole, or the copy is negative.
-REEF_API void set_part(const at::Tensor& tensor, const Part& part);
+/// `first` is a multiple of kShardAlignment, and refuse what needs the whole. `whole_shape`: of the whole, if
+/// it has other than one dimension. Throws ConfigError if the elements do not lie in the whole, the copy is
+/// negative, or the shape is one of another number of elements.
+REEF_API void set_part(const at::Tensor& tensor, const Part& part,
+                       at::OptionalIntArrayRef whole_shape = std::nullopt);
 
 /// Nothing for a tensor that is whole.
 REEF_API std::optional<Part> part_of(const at::Tensor& tensor);
+
+/// The shape of what the tensor is a part of; of a tensor that is whole its own.
+REEF_API std::vector<std::int64_t> whole_shape_of(const at::Tensor& tensor);
 
 }  // namespace reef

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,7 +40,7 @@ enum class Buffers : std::uint8_t {
 /// Parameters that are computed with in 16 bits, and kept and stepped in float32 (1710.03740, section 3.1).
 struct MixedPrecision {
   /// What float32 parameters of the module become, frozen ones too: at::kBFloat16 or at::kHalf. Inputs and
-  /// buffers are left to the program.
+  /// buffers are left to the program. What frozen ones were is kept, divided as the stage divides parts.
   at::ScalarType parameters = at::kBFloat16;
   /// In what gradients are added up, over passes and over ranks, and travel: at::kFloat, or what the
   /// parameter is, which sends half the bytes and rounds after each addition.
@@ -102,14 +103,27 @@ class REEF_API Shard {
   Shard& operator=(const Shard&) = delete;
 
   /// What this rank's optimizer steps. kReplicate: the module's parameters that require a gradient, in order,
-  /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them,
-  /// one-dimensional (see part.h), in memory of its own; parameters that other ranks keep are left out.
-  /// Gradients appear here when backward is over, and the module's parameters have stand-ins for them, which
-  /// nobody can read: clearing one clears the gradients of its parts. The first element of a part is a
+  /// or, with MixedPrecision or offload, masters of them. Else this rank's part of each of them (see part.h),
+  /// in memory of its own: as many, and in as many dimensions, on every rank, all dimensions but the last
+  /// being 1, and without elements where other ranks keep all of it. whole_shape_of() says the parameter's
+  /// shape. Gradients appear here when backward is over, and the module's parameters have stand-ins for them,
+  /// which nobody can read: clearing one clears the gradients of its parts. The first element of a part is a
   /// multiple of kShardAlignment elements into its parameter.
   const std::vector<at::Tensor>& parameters() const;
   /// Of each of these, the module's name for it; of a part: name[first:last].
   const std::vector<std::string>& names() const;
+
+  /// Of an optimizer: parameters(), as many of them, to which a rule has given the same key.
+  struct ParameterGroup {
+    std::string key;
+    std::vector<at::Tensor> parameters;
+  };
+  /// Called with a parameter's name in the module and its whole shape.
+  using GroupRule = std::function<std::string(const std::string& name, at::IntArrayRef whole_shape)>;
+  /// parameters() in groups, in the order in which their keys first come: the same groups on every rank, and
+  /// those of one process. All ranks call this alike. Throws ConfigError on all if the rule gives a parameter
+  /// different keys on them, or throws on one.
+  std::vector<ParameterGroup> param_groups(const GroupRule& rule) const;
 
   /// While one lives, backward adds gradients up on this rank and sends nothing. All ranks do so alike.
   class REEF_API NoSync {
@@ -130,35 +144,40 @@ class REEF_API Shard {
 
   /// States of the module and of the optimizer that steps parameters(): whole, as one process would have
   /// them, or what this rank keeps of them. Either is loaded at any stage, by any number of ranks, from any
-  /// number of files, bit for bit. All ranks call these alike, but for the sharded ones; what is wrong on one
-  /// rank is thrown on all, as ConfigError, before anything has changed (a torch::optim optimizer may have
-  /// changed in part). They throw RankFailed.
+  /// number of files, bit for bit. All ranks call these alike, but for the sharded ones. What is wrong on one
+  /// rank (memory that runs out, too) is thrown on all: there as it was, on the others as ConfigError, which
+  /// says which rank it is and why; nothing has changed then. They throw RankFailed.
 
   /// Copies on the CPU, under every name, which a budget does not move. rank0_only: an empty one on other
   /// ranks. A rank sends what it keeps to each other rank; memory beside what is returned: two buckets.
   StateDict full_state_dict(bool rank0_only = false);
   /// parameters() by names() (masters, if there are any), and what all ranks have: frozen parameters and
-  /// buffers. Shares their memory.
+  /// buffers. Shares their memory. With MixedPrecision, of frozen ones this rank's part of what they were.
   StateDict sharded_state_dict() const;
   /// Of one full state dict, or of the sharded ones of all ranks of the run that saved them. If any rank
   /// gives none, or empty ones, all are given what rank 0 has. Nothing may be missing, or be there besides.
   void load_state_dict(const std::vector<StateDict>& given);
 
   /// What an optimizer over the whole parameters would keep, which it can load: states that are by element
-  /// are put together, codes of few bits, too, and parameters of a group are in the module's order.
+  /// are put together, codes of few bits, too, and parameters of a group are in the module's order. Refused:
+  /// states that are not by element, and optimizers whose classes, groups or options differ between ranks.
   OptimizerState full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only = false);
   OptimizerState sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const;
   /// As load_state_dict(). What does not name its parameters (a file of torch::optim) has those that require
-  /// a gradient, in the module's order.
+  /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing.
   void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
-  /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and what
-  /// is returned has its ids.
+  /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and of
+  /// options the keys alone, and what is returned has its ids.
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
 
   /// Clears the gradients of parts whose parameters' gradients were cleared (module.zero_grad()), which the
   /// next backward does by itself: to be called where a step comes before that. Python's optimizers do.
   void clear_gradients();
+
+  /// For what a program does on all ranks alike: throws ConfigError on all if any says that it has `failed`
+  /// (empty: it has not), but on those that have; or if they do not give the same optimizer's `rule`.
+  void agree_with_ranks(const std::string& failed, const std::string& rule = "") const;
 
   /// kParameters: how many bytes of gathered parameters may stay now; the same on all ranks.
   std::int64_t resident_bytes() const;
@@ -188,7 +207,8 @@ class REEF_API Shard {
 /// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others.
 /// The group must outlive what is returned, the module need not. Throws ConfigError on every rank if the
 /// ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that another
-/// Shard has, and ignored ones that are none, and RankFailed.
+/// Shard has, those that would no longer share memory with another parameter or a buffer, and ignored ones
+/// that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

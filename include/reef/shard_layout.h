@@ -40,6 +40,8 @@ struct ShardLayout {
   std::int64_t elements(std::size_t bucket) const { return ranks * buckets[bucket].slice_elements; }
   /// What `rank` keeps of a bucket, in order. Items without elements are in nobody's slice.
   REEF_API std::vector<ShardPiece> pieces(std::size_t bucket, int rank) const;
+  /// The same, but of every item of the bucket: elements [0, 0) of what others keep, where the slice begins.
+  REEF_API std::vector<ShardPiece> parts(std::size_t bucket, int rank) const;
 };
 
 /// Every item, and every slice, begins at a multiple of so many elements, so that a block of an optimizer's

@@ -262,7 +262,7 @@ Trained train_inside(std::uint64_t budget_bytes, std::optional<std::int64_t> res
     train(net, optimizer, step++, looks);
     if (bytes_between_steps == 0) return;
     const torch::NoGradGuard no_grad;  // a page, as it is made of one
-    sharded.parameters()[0].narrow(0, 0, 1).expand({bytes_between_steps / 4}).add(1);
+    sharded.parameters()[0].flatten().narrow(0, 0, 1).expand({bytes_between_steps / 4}).add(1);
   };
   while (step <= steps_to_settle) train_and_look();
   Trained trained;

@@ -9,7 +9,8 @@ from ranks import run_ranks
 
 import reef
 
-PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "shard_state_ranks.py")
+RANKS = Path(__file__).resolve().parents[1] / "distributed"
+PROGRAM, KINDS, WRONG = (str(RANKS / f"shard_{which}_ranks.py") for which in ("state", "kinds", "wrong"))
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(3, 2), (1, 3)])
@@ -47,3 +48,17 @@ def test_what_does_not_fit_is_refused():
         sharded.load_optimizer_state_dict(two, swapped)
     with pytest.raises(ValueError, match=r"none of the shard's parameters\(\)"):
         sharded.full_optimizer_state_dict(torch.optim.SGD(layer.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_kind_of_parameter_is_saved_and_grouped_as_in_one_process(ranks, tmp_path):
+    result = run_ranks([KINDS, str(tmp_path)], ranks)
+    assert result.ok, result.report()
+    assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_wrong_on_one_rank_is_heard_of_on_all(ranks):
+    result = run_ranks([WRONG], ranks)
+    assert result.ok, result.report()
+    assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)

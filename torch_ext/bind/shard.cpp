@@ -53,6 +53,13 @@ struct Shard : torch::CustomClassHolder {
 };
 using Self = c10::intrusive_ptr<Shard>;
 
+/// An optimizer's state that has been found to be one: made before ranks wait for each other.
+struct OptimizerState : torch::CustomClassHolder {
+  explicit OptimizerState(reef::OptimizerState given) : state(std::move(given)) {}
+  reef::OptimizerState state;
+};
+using HeldState = c10::intrusive_ptr<OptimizerState>;
+
 // What Python makes of an optimizer's state_dict, and takes: tuples in tuples.
 using c10::IValue;
 const auto& elements_of(const IValue& tuple) { return tuple.toTupleRef().elements(); }
@@ -99,11 +106,25 @@ IValue data_of(const reef::OptimizerState& state) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reef, m) {
+  m.class_<OptimizerState>("OptimizerState").def(torch::init([](const IValue& data) {
+    return c10::make_intrusive<OptimizerState>(state_of(data));
+  }));
   m.class_<Shard>("Shard")
       .def("parameters", [](const Self& self) { return self->shard.parameters(); })
       .def("names", [](const Self& self) { return self->shard.names(); })
       .def("gather", [](const Self& self) { self->shard.gather(); })
       .def("clear_gradients", [](const Self& self) { self->shard.clear_gradients(); })
+      .def("agree", [](const Self& self, const std::string& failed,
+                       const std::string& rule) { self->shard.agree_with_ranks(failed, rule); })
+      .def("param_groups",
+           [](const Self& self, const std::vector<std::string>& keys) {
+             std::size_t next = 0;
+             std::vector<std::vector<at::Tensor>> groups;
+             for (auto& group : self->shard.param_groups(
+                      [&](const std::string&, at::IntArrayRef) { return keys.at(next++); }))
+               groups.push_back(std::move(group.parameters));
+             return groups;
+           })
       .def("full_state_dict",
            [](const Self& self, bool rank0_only) { return self->shard.full_state_dict(rank0_only); })
       .def("sharded_state_dict", [](const Self& self) { return self->shard.sharded_state_dict(); })
@@ -112,14 +133,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              self->shard.load_state_dict(given);
            })
       .def("full_optimizer_state",
-           [](const Self& self, const IValue& own, bool rank0_only) {
-             return data_of(self->shard.full_optimizer_state(state_of(own), rank0_only));
+           [](const Self& self, const HeldState& own, bool rank0_only) {
+             return data_of(self->shard.full_optimizer_state(own->state, rank0_only));
            })
       .def("own_optimizer_state",
-           [](const Self& self, const IValue& own, const std::vector<IValue>& given) {
+           [](const Self& self, const HeldState& own, const std::vector<HeldState>& given) {
              std::vector<reef::OptimizerState> states;
-             for (const IValue& one : given) states.push_back(state_of(one));
-             return data_of(self->shard.own_optimizer_state(state_of(own), std::move(states)));
+             for (const HeldState& one : given) states.push_back(one->state);
+             return data_of(self->shard.own_optimizer_state(own->state, std::move(states)));
            })
       .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })

@@ -25,7 +25,7 @@ from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
-from .part import Part, part_of, set_part
+from .part import Part, part_of, set_part, whole_shape_of
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
 from .schedule import (
     CHAIN_SOLVERS,
@@ -123,4 +123,5 @@ __all__ = [
     "shard_of",
     "simulate",
     "unpin",
+    "whole_shape_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,15 +17,21 @@ class Part(NamedTuple):
     """Where several ranks have the same part: which of them this is. Sums over ranks take number 0."""
 
 
-def set_part(tensor: torch.Tensor, part: Part) -> None:
+def set_part(tensor: torch.Tensor, part: Part, whole_shape: Sequence[int] | None = None) -> None:
     """Notes it on the tensor itself: what is detached from it is the same part, and what operators make of it is none.
     Optimizers of reef.optim step a part as they would have stepped it in the whole, bit for bit, if ``first`` is a multiple
-    of 256, and refuse what needs the whole. Raises ValueError if the elements do not lie in the whole, or ``copy`` is
-    negative."""
-    torch.ops.reef.set_part(tensor, *part)
+    of 256, and refuse what needs the whole. ``whole_shape``: of the whole, if it has other than one dimension. Raises
+    ValueError if the elements do not lie in the whole, ``copy`` is negative, or the shape is one of another number of
+    elements."""
+    torch.ops.reef.set_part(tensor, *part, None if whole_shape is None else list(whole_shape))
 
 
 def part_of(tensor: torch.Tensor) -> Part | None:
     """None for a tensor that is whole."""
     found = torch.ops.reef.part_of(tensor)
     return Part(*found) if found else None
+
+
+def whole_shape_of(tensor: torch.Tensor) -> torch.Size:
+    """The shape of what the tensor is a part of; of a tensor that is whole its own."""
+    return torch.Size(torch.ops.reef.whole_shape_of(tensor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
-from .part import part_of
-from .shard_state import data_of, dict_of, with_names
+from .part import part_of, whole_shape_of
+from .shard_optimizer import refuse_whole_rules
+from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
 
@@ -54,14 +55,41 @@ class Shard:
 
     def parameters(self) -> list[torch.Tensor]:
         """What this rank's optimizer steps. At stage ``"replicate"`` the module's own parameters that require a
-        gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them,
-        one-dimensional (see ``part_of``), in memory of its own. Gradients appear here when backward is over; the module's own
-        parameters have stand-ins for them, which nobody can read, and clearing one clears the gradients of its parts."""
+        gradient, or, with ``mixed_precision`` or ``offload``, masters of them; else this rank's part of each of them (see
+        ``part_of``), in memory of its own: as many, and in as many dimensions, on every rank, all dimensions but the last
+        being 1, and without elements where other ranks keep all of it. ``whole_shape_of`` says the parameter's shape.
+        Gradients appear here when backward is over; the module's own parameters have stand-ins for them, which nobody can
+        read, and clearing one clears the gradients of its parts."""
         return self._shard.parameters()
 
     def names(self) -> list[str]:
         """Of each of these, the module's name for it; of a part ``name[first:last]``."""
         return self._shard.names()
+
+    def param_groups(self, rule: Callable[[str, torch.Size], Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """``parameters()`` in groups for an optimizer. ``rule`` is called with each parameter's name in the module and its
+        whole shape, and gives the options of its group. Parameters with equal options are one group, in the order in which
+        these first come: the same groups on every rank, and those of one process. All ranks call this alike. ::
+
+            groups = sharded.param_groups(lambda name, shape: {"weight_decay": 0.1 if len(shape) > 1 else 0.0})
+            optimizer = torch.optim.AdamW(groups, lr=1e-3)
+
+        Raises ValueError on all ranks if the rule gives anything but options, raises on one rank, or gives other options
+        on another."""
+        found: list[dict[str, Any]] = []
+        keys: list[str] = []
+        with self._on_all():
+            for part, name in zip(self.parameters(), self.names(), strict=True):
+                whole = name if part_of(part) is None else name.rpartition("[")[0]
+                options = rule(whole, whole_shape_of(part))
+                if not isinstance(options, Mapping) or "params" in options:
+                    raise ValueError(f"param_groups: the rule gives {options!r} for {whole}; give a dict of options")
+                if options not in found:
+                    found.append(dict(options))
+                number = found.index(dict(options))
+                keys.append(f"{found[number]} (group {number})")
+        groups = self._shard.param_groups(keys)
+        return [{"params": params, **options} for params, options in zip(groups, found, strict=True)]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -90,13 +118,14 @@ class Shard:
         """What ``module.state_dict()`` would be in one process, as copies on the CPU. All ranks call this; ``rank0_only``:
         an empty one on the others. A rank sends what it keeps to each other rank."""
         whole = self._shard.full_state_dict(rank0_only)
-        return {key: whole.get(key, value) for key, value in self._module.state_dict().items()} if whole else {}
+        with self._on_all():
+            return {key: whole.get(key, value) for key, value in self._module.state_dict().items()} if whole else {}
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """What this rank keeps: ``parameters()`` by ``names()``, and what all ranks have. Shares their memory."""
         kept, module = self._shard.sharded_state_dict(), self._module.state_dict()
         hidden = {name for name, _ in self._module.named_buffers(remove_duplicate=False)} - module.keys()
-        other = {key: value for key, value in module.items() if _is_extra(key)}
+        other = {key: value for key, value in module.items() if is_extra(key)}
         return {**{key: value for key, value in kept.items() if key not in hidden}, **other}
 
     def load_state_dict(self, *state_dicts: Mapping[str, Any]) -> None:
@@ -104,11 +133,12 @@ class Shard:
         ``mmap=True``: a rank reads what it keeps). All ranks call this; if any gives nothing, all are given what rank 0 has.
         Raises ValueError on all ranks, before anything has changed, if something is missing, unknown or of another shape on
         one of them."""
-        persistent = self._module.state_dict().keys()
-        hidden = {n: b for n, b in self._module.named_buffers(remove_duplicate=False) if n not in persistent}
-        given = [{**hidden, **{k: v for k, v in each.items() if not _is_extra(k)}} for each in state_dicts if each]
+        with self._on_all():
+            persistent = self._module.state_dict().keys()
+            hidden = {n: b for n, b in self._module.named_buffers(remove_duplicate=False) if n not in persistent}
+            given = [{**hidden, **tensors_of(each)} for each in state_dicts if each]
         self._shard.load_state_dict(given)
-        if extra := {k: v for each in state_dicts for k, v in each.items() if _is_extra(k)}:
+        if extra := {k: v for each in state_dicts for k, v in each.items() if is_extra(k)}:
             self._module.load_state_dict(extra, strict=False)
 
     def full_optimizer_state_dict(
@@ -116,7 +146,9 @@ class Shard:
     ) -> dict[str, Any]:
         """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
         module's order, with their ``param_names``. As ``full_state_dict``."""
-        own = data_of(self.sharded_optimizer_state_dict(optimizer))
+        with self._on_all(optimizer):
+            refuse_whole_rules(optimizer)
+            own = held(self.sharded_optimizer_state_dict(optimizer))
         whole = self._shard.full_optimizer_state(own, rank0_only)
         return dict_of(whole, named=True) if whole[0] else {}
 
@@ -127,10 +159,29 @@ class Shard:
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
         """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
-        the module's order."""
-        own = data_of(with_names(optimizer, self._names(), states=False))
-        data = self._shard.own_optimizer_state(own, [data_of(dict(each)) for each in state_dicts])
-        optimizer.load_state_dict(dict_of(data, named=False))
+        the module's order. Of an optimizer of the same rule, by its options and states."""
+        with self._on_all(optimizer):
+            refuse_whole_rules(optimizer)
+            own = held(with_names(optimizer, self._names(), states=False))
+            given = [held(dict(each)) for each in state_dicts]
+        data = self._shard.own_optimizer_state(own, given)
+        before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+        try:
+            with self._on_all():
+                optimizer.load_state_dict(dict_of(data, named=False))
+        except BaseException:
+            optimizer.__setstate__(before)
+            raise
+
+    @contextlib.contextmanager
+    def _on_all(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+        """What is raised on one rank is raised on all, and so are optimizers of different classes."""
+        try:
+            yield
+        except Exception as error:
+            self._shard.agree(f"{type(error).__name__}: {error}", "")
+            raise
+        self._shard.agree("", "" if optimizer is None else type(optimizer).__qualname__)
 
     def _names(self) -> dict[int, str]:
         return {id(p): name for p, name in zip(self.parameters(), self.names(), strict=True)}
@@ -146,33 +197,18 @@ class Shard:
         return self._shard.sent_bytes()
 
 
-# By the names of their classes, here and in other libraries: what they do to an element depends on others of its parameter.
-_NOT_BY_ELEMENT = frozenset({"Adafactor", "CAME", "LAMB", "LARS", "LBFGS", "Lamb", "Lars", "Muon", "Shampoo", "SOAP"})
-
-
 def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     """Clears what the module's zero_grad() has cleared, and refuses an optimizer that would treat parts as if they were
     whole parameters."""
     for native in list(_of_module.values()):
         if native.shard is not None:
             native.shard.clear_gradients()
-    if type(optimizer).__name__ in _NOT_BY_ELEMENT and any(
-        part_of(p) is not None for group in optimizer.param_groups for p in group["params"]
-    ):
-        raise ValueError(
-            f"{type(optimizer).__name__} was given parts of parameters that reef.shard divides, and needs whole ones: take an "
-            'optimizer that steps each element by itself (SGD, Adam and their like), or stage "replicate"'
-        )
+    refuse_whole_rules(optimizer)
 
 
 # What modules keep: they need not be told to keep what shard() returns.
 _of_module: weakref.WeakKeyDictionary[torch.nn.Module, _Native] = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []  # of all optimizers, from the first shard on
-
-
-def _is_extra(key: str) -> bool:
-    """What a module gives besides tensors: torch's get_extra_state()."""
-    return key.endswith("_extra_state")
 
 
 def shard(

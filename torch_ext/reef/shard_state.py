@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 Data = tuple[tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...], tuple[Any, ...]]
 """Groups: ids, names, options. And what each id has, by key."""
+
+
+def held(state_dict: dict[str, Any]) -> torch.ScriptObject:
+    """Raises ValueError for what is not an optimizer's state dict, or cannot be sent to other ranks."""
+    try:
+        return torch.classes.reef.OptimizerState(data_of(state_dict))
+    except (RuntimeError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"an optimizer's state has something that cannot be sent to other ranks: {error}") from error
 
 
 def data_of(state_dict: dict[str, Any]) -> Data:
@@ -33,8 +42,22 @@ def dict_of(data: Data, *, named: bool) -> dict[str, Any]:
     }
 
 
+def tensors_of(state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Raises ValueError for what is no tensor, and nothing that modules save besides."""
+    for key, value in state_dict.items():
+        if not isinstance(key, str) or not (isinstance(value, torch.Tensor) or is_extra(key)):
+            raise ValueError(f"the state that is loaded has {key!r} of {type(value).__name__}; give a module's state dict")
+    return {key: value for key, value in state_dict.items() if not is_extra(key)}
+
+
+def is_extra(key: str) -> bool:
+    """What a module gives besides tensors: torch's get_extra_state()."""
+    return key.endswith("_extra_state")
+
+
 def with_names(optimizer: torch.optim.Optimizer, names: dict[int, str], *, states: bool) -> dict[str, Any]:
-    """The optimizer's state dict, in which groups say whose states they are. ``names`` by the tensors' id()."""
+    """The optimizer's state dict, in which groups say whose states they are; or without ``states``, the keys of their options
+    alone. ``names`` by the tensors' id()."""
     found = optimizer.state_dict() if states else {"state": {}, "param_groups": _numbered(optimizer)}
     for group, own in zip(found["param_groups"], optimizer.param_groups, strict=True):
         unknown = [i for i, p in enumerate(own["params"]) if id(p) not in names]
@@ -49,4 +72,6 @@ def with_names(optimizer: torch.optim.Optimizer, names: dict[int, str], *, state
 
 def _numbered(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     numbers = iter(range(sum(len(group["params"]) for group in optimizer.param_groups)))
-    return [{"params": [next(numbers) for _ in group["params"]]} for group in optimizer.param_groups]
+    return [
+        {**dict.fromkeys(group), "params": [next(numbers) for _ in group["params"]]} for group in optimizer.param_groups
+    ]
