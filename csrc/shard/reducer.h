@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -50,6 +51,9 @@ class Reducer {
   void set_parts(const std::vector<KeptPart>& parts) {
     parts_ = std::vector<Part>(parts.begin(), parts.end());
   }
+  /// Called at the end of each pass that is reduced, before its last gradients are sent: where it throws, all
+  /// ranks abandon the pass.
+  void when_reducing(std::function<void()> reducing) { reducing_ = std::move(reducing); }
   /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
   void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
   /// Called before gradients of parts are given.
@@ -147,8 +151,7 @@ class Reducer {
   void send_the_rest();
   bool has_other_owners(std::size_t bucket);
   void keep_sums();
-  void throw_if_abandoned(int by_rank);
-  void leave_pass();
+  [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
   void end_step();
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
@@ -161,6 +164,7 @@ class Reducer {
   std::vector<Item> items_;
   std::vector<Bucket> buckets_;
   std::vector<Part> parts_;
+  std::function<void()> reducing_ = [] {};
   std::function<void()> reduced_ = [] {};
   std::function<void()> giving_ = [] {};
   Gathers gathers_;
@@ -170,8 +174,8 @@ class Reducer {
   bool in_pass_ = false;
   bool has_gradients_ = false;  ///< in this pass: memory for them is there
   bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced
-  std::uint8_t clears_ = 0;  ///< a sum over the parts whose gradients were cleared after passes in no_sync
-  bool lent_ = false;        ///< gradients of parts
+  std::uint8_t clears_ = 0;     ///< a sum over the parts whose gradients were cleared after passes in no_sync
+  bool lent_ = false;           ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
     SliceExchange exchange;

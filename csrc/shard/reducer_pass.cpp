@@ -60,11 +60,16 @@ void Reducer::ready(std::size_t number) {
   send_whole_buckets();
 }
 
-// An error in its first nodes ends a pass, too.
+// An error in its first nodes ends a pass, too. Autograd forgets who listens to a parameter that gets memory
+// of another dtype.
 void Reducer::graph_begins() {
   const std::lock_guard lock(mutex_);
   if (in_pass_) return;
-  const auto reached = [](const Item& item) { return graph_runs(*item.accumulator); };
+  const auto reached = [](const Item& item) {
+    if (graph_runs(*item.accumulator)) return true;
+    const auto now = torch::autograd::impl::try_get_grad_accumulator(item.parameter.tensor);
+    return now != nullptr && now != item.accumulator && graph_runs(*now);
+  };
   if (std::any_of(items_.begin(), items_.end(), reached)) begin_pass();
 }
 
@@ -97,12 +102,20 @@ void Reducer::finish() {
   }
   try {
     if (!syncing_) {
-      if (gathers_.answer) throw_if_abandoned(who_abandons(false));
+      const int by_rank = gathers_.answer ? who_abandons(false) : group_->getSize();
+      if (by_rank < group_->getSize()) leave_pass(by_rank, nullptr);
       return keep_sums();
     }
+    std::exception_ptr wrong;
+    try {
+      reducing_();
+    } catch (...) {
+      wrong = std::current_exception();
+    }
+    const bool abandons = lost_sums_ || wrong != nullptr;
     send_the_rest();
-    const std::vector<bool> used = used_anywhere(/*abandons=*/lost_sums_);
-    if (used.back()) throw_if_abandoned(who_abandons(lost_sums_));
+    const std::vector<bool> used = used_anywhere(abandons);
+    if (used.back()) leave_pass(who_abandons(abandons), wrong);
     forget_sums();
     giving_();
     lent_ = false;
@@ -125,25 +138,20 @@ void Reducer::keep_sums() {
   in_pass_ = has_gradients_ = false;
 }
 
-// By this rank, or the ranks' number if it is by none.
-void Reducer::throw_if_abandoned(int by_rank) {
-  if (by_rank == group_->getSize()) return;
-  leave_pass();
+// All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters.
+void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
+  if (gathers_.abandon_pass) {
+    gathers_.abandon_pass();
+    who_abandons(false);
+  }
+  if (syncing_) end_step();
+  if (wrong != nullptr) std::rethrow_exception(wrong);
   throw PassAbandoned(
       "rank " + std::to_string(group_->getRank()) + ": backward has failed on rank " +
           std::to_string(by_rank) +
           ", whose error says why, so this pass is abandoned on every rank, and what passes in no_sync had "
           "added up before it: clear the gradients, and go on with the next batch.",
       by_rank);
-}
-
-// All ranks know that it is abandoned, and go on when none waits for parameters any more.
-void Reducer::leave_pass() {
-  if (gathers_.abandon_pass) {
-    gathers_.abandon_pass();
-    who_abandons(false);
-  }
-  if (syncing_) end_step();
 }
 
 void Reducer::end_step() {
@@ -242,8 +250,7 @@ void Reducer::abandon() noexcept {
       used_anywhere(/*abandons=*/true);
     }
     if (gathers_.answer || (syncing_ && options_.stage != Stage::kParameters)) {
-      who_abandons(true);
-      leave_pass();
+      leave_pass(who_abandons(true), nullptr);
     }
   } catch (...) {  // the next pass finds the same, if the others are gone
   }

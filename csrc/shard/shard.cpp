@@ -17,6 +17,7 @@
 #include "shard/agreement.h"
 #include "shard/dtypes.h"
 #include "shard/gatherer.h"
+#include "shard/module_now.h"
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
 #include "shard/shared_memory.h"
@@ -115,25 +116,6 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   broadcast(tensors, group);
 }
 
-void make_alike(const Shard::Named& buffers, Buffers how, const ProcessGroupPtr& group) {
-  if (how == Buffers::kLocal) return;
-  std::vector<Tensor> of_first, of_all;
-  for (const auto& [name, tensor] : buffers)
-    (how == Buffers::kMean && tensor.is_floating_point() ? of_all : of_first).push_back(tensor);
-  if (!of_all.empty()) all_reduce(of_all, group, Reduction::kMean);
-  if (!of_first.empty()) broadcast(of_first, group);
-}
-
-Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
-  Shard::Named all;
-  for (const auto& item : given) all.emplace_back(item.key(), item.value());
-  return all;
-}
-
-}  // namespace
-
-namespace {
-
 std::mutex& claims_mutex() {
   static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
   return *mutex;
@@ -159,25 +141,6 @@ ClaimedParameters::~ClaimedParameters() {
   for (const c10::TensorImpl* const parameter : parameters_) claims().erase(parameter);
 }
 
-void Shard::Parts::check_module() const {
-  for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
-    const auto& [name, tensor] = divided.parameters[i];
-    const bool same =
-        memory.empty() || tensor.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
-    if (same && reducer->hears_of(i)) continue;
-    throw ConfigError("parameter " + name +
-                      " has been given other memory since reef::shard (by torch::load into the module, or by "
-                      "set_data): load before it, or by Shard::load_state_dict().");
-  }
-  for (const auto& [name, tensor] : frozen) {
-    if (!tensor.requires_grad()) continue;
-    throw ConfigError(
-        "parameter " + name +
-        " requires a gradient and did not when reef::shard was called, so each rank has one of its "
-        "own: call reef::shard once more when it does (C++: destroy the Shard first; Python: end()).");
-  }
-}
-
 void Shard::Parts::wait_for_update() const {
   if (update != nullptr) update->wait();
 }
@@ -185,8 +148,21 @@ void Shard::Parts::finish_update() const {
   if (update != nullptr) update->finish();
 }
 
+// What becomes of the module's buffers when gradients have been reduced.
+void Shard::Parts::make_alike() {
+  if (options.buffers == Buffers::kLocal) return;
+  look_at_buffers();
+  std::vector<Tensor> of_first, of_all;
+  for (const auto& [name, tensor] : without_repetition(all_buffers)) {
+    const bool has_mean = options.buffers == Buffers::kMean && tensor.is_floating_point();
+    (has_mean ? of_all : of_first).push_back(tensor);
+  }
+  if (!of_all.empty()) all_reduce(of_all, divided.group, Reduction::kMean);
+  if (!of_first.empty()) broadcast(of_first, divided.group);
+}
+
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
-             const ShardOptions& options)
+             const ShardOptions& options, ModuleNow module_now)
     : parts_(std::make_unique<Parts>()) {
   if (!group)
     throw ConfigError("reef::shard was given no process group: make one with reef::init_process_group.");
@@ -228,17 +204,17 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
+  parts_->module_now = std::move(module_now);
+  parts_->options = options;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
   if (!has_parts(options)) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
       parts_->names.push_back(it->name);
     }
-    parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options)
-        .when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
-          parts->check_module();
-          make_alike(buffers, how, group);
-        });
+    Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
+    reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
+    reducer.when_reduced([parts = parts_.get()] { parts->make_alike(); });
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -263,9 +239,9 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     reducer.answer_gathers({[&gatherer] { gatherer.answer(); }, [&gatherer] { gatherer.tell_failed(); },
                             [&gatherer] { gatherer.abandon_pass(); }});
   }
-  reducer.when_reduced([parts = parts_.get(), buffers, group, how = options.buffers] {
-    parts->check_module();
-    make_alike(buffers, how, group);
+  reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
+  reducer.when_reduced([parts = parts_.get()] {
+    parts->make_alike();
     parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
   });
@@ -302,7 +278,7 @@ Shard::NoSync::~NoSync() {
 }
 
 Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group, const ShardOptions& options) {
-  return {named(module.named_parameters()), named(module.named_buffers()), group, options};
+  return {named(module.named_parameters()), named(module.named_buffers()), group, options, look_at(module)};
 }
 
 }  // namespace reef

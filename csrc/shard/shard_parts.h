@@ -32,9 +32,16 @@ class ClaimedParameters {
 };
 
 struct Shard::Parts {
-  /// Throws ConfigError if the module is not what it was: a parameter has other memory, autograd has
-  /// forgotten who listens, or a parameter that had no gradient requires one now.
-  void check_module() const;
+  /// Throws ConfigError if the module is not what it was: a parameter is another, or has other memory,
+  /// autograd has forgotten who listens, or a parameter that had no gradient requires one now.
+  void check_parameters() const;
+  /// Takes its buffers as they are now.
+  void look_at_buffers();
+  void check_module();  ///< both
+  /// What becomes of buffers when gradients have been reduced.
+  void make_alike();
+  /// The shard's, without a look at the module.
+  StateDict full_state_dict(bool rank0_only) const;
   /// Until no update of parts is under way.
   void wait_for_update() const;
   /// And parameters become what parts are. All ranks alike.
@@ -46,6 +53,8 @@ struct Shard::Parts {
   std::vector<std::string> names;
   Named all_parameters;  ///< under every name
   Named all_buffers;
+  ModuleNow module_now;
+  ShardOptions options;
   Named frozen;  ///< parameters without a gradient that are not left to each rank
   DividedParameters divided;
   Frozen16 frozen16;

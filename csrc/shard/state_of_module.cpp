@@ -95,34 +95,36 @@ struct Known {
 }  // namespace
 
 StateDict Shard::full_state_dict(bool rank0_only) {
+  agree(parts_->divided, [&] { parts_->check_module(); });
+  return parts_->full_state_dict(rank0_only);
+}
+
+StateDict Shard::Parts::full_state_dict(bool rank0_only) const {
   const at::NoGradGuard no_grad;
-  const Parts& parts = *parts_;
   NamedState own;
-  agree(parts.divided, [&] {
-    parts.check_module();
-    parts.wait_for_update();
-    for (std::size_t i = 0; i < parts.names.size(); ++i)
-      own.emplace_back(parts.names[i], value(parts.parameters[i]));
+  agree(divided, [&] {
+    wait_for_update();
+    for (std::size_t i = 0; i < names.size(); ++i) own.emplace_back(names[i], value(parameters[i]));
   });
-  const bool keep = !rank0_only || parts.divided.group->getRank() == 0;
+  const bool keep = !rank0_only || divided.group->getRank() == 0;
   std::map<std::string, Tensor> whole;
-  for (auto& [name, values] : whole_state(parts.divided, own, keep))
+  for (auto& [name, values] : whole_state(divided, own, keep))
     whole.emplace(name, values.front().second.toTensor());
   own.clear();
-  if (const DividedParameters& frozen = parts.frozen16.divided(); !frozen.parameters.empty()) {
-    agree(parts.divided, [&] { own = parts.frozen16.own(); });
-    for (auto& [name, values] : whole_state(frozen, own, keep))
+  if (const DividedParameters& rounded = frozen16.divided(); !rounded.parameters.empty()) {
+    agree(divided, [&] { own = frozen16.own(); });
+    for (auto& [name, values] : whole_state(rounded, own, keep))
       whole.emplace(name, values.front().second.toTensor());
   }
   StateDict dict;
-  agree(parts.divided, [&] {
+  agree(divided, [&] {
     if (!keep) return;
-    const Known known(parts.all_parameters, parts.all_buffers, parts.divided, parts.frozen16.divided());
-    for (const auto& [name, tensor] : parts.all_parameters) {
+    const Known known(all_parameters, all_buffers, divided, frozen16.divided());
+    for (const auto& [name, tensor] : all_parameters) {
       const auto found = whole.find(known.first_name.at(name));
       dict.insert(name, found != whole.end() ? found->second : copy_on_cpu(tensor));  // alike
     }
-    for (const auto& [name, tensor] : parts.all_buffers) dict.insert(name, copy_on_cpu(tensor));
+    for (const auto& [name, tensor] : all_buffers) dict.insert(name, copy_on_cpu(tensor));
   });
   return dict;
 }

@@ -93,7 +93,15 @@ class REEF_API Shard {
  public:
   /// Tensors by name: parameters (leaves; the same tensor twice is one parameter) and buffers.
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
-  Shard(const Named& parameters, const Named& buffers, ProcessGroupPtr group, const ShardOptions& options);
+  /// How a module is looked at when it may have changed: each may be empty.
+  struct ModuleNow {
+    /// Throws ConfigError if the module's parameters are not those that it had.
+    std::function<void()> check_parameters;
+    /// What it has now (a program may assign others); nothing, if the module is gone.
+    std::function<std::optional<Named>()> buffers;
+  };
+  Shard(const Named& parameters, const Named& buffers, ProcessGroupPtr group, const ShardOptions& options,
+        ModuleNow module_now = {});
   /// Parameters stay as they are and whole, on every rank: after kParameters if they have been gathered. The
   /// last gather must be over; see gather().
   ~Shard();
@@ -141,6 +149,14 @@ class REEF_API Shard {
   /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
   /// RankFailed. kParameters: all of them are in memory then, until operators need others.
   void gather();
+
+  /// Takes up what has become of the module since shard(): parameters that are new, gone, frozen or not, in
+  /// other memory or of another dtype, other buffers. As if the module were sharded anew, but masters keep
+  /// their bits; parameters() are new tensors, so make the optimizer anew. Memory meanwhile, where there are
+  /// masters: two copies of a full state dict. All ranks alike. Throws as shard() does, and then the module
+  /// is whole and no longer sharded, and ConfigError beside a DelayedUpdate or in no_sync.
+  void refresh(torch::nn::Module& module);
+  void refresh(const Named& parameters, const Named& buffers, ModuleNow module_now = {});
 
   /// States of the module and of the optimizer that steps parameters(): whole, as one process would have
   /// them, or what this rank keeps of them. Either is loaded at any stage, by any number of ranks, from any
@@ -200,8 +216,9 @@ class REEF_API Shard {
 ///     torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
 ///     // and the training loop as it was
 ///
-/// The module's parameters keep their memory: torch::load into the module replaces it, so load before, or by
-/// load_state_dict(); gather() and the state dicts refuse to go on then, with ConfigError.
+/// The module stays what it is: parameters that are replaced, added, unfrozen or given other memory
+/// (torch::load into the module) are refused with ConfigError at the end of the next pass that is reduced,
+/// and by gather() and the state dicts; refresh() takes such a change up. Buffers may be replaced.
 ///
 /// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
 /// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others.

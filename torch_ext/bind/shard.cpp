@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "python_function.h"
 #include "reduction.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
@@ -42,6 +43,18 @@ reef::Shard::Named named(const std::vector<std::string>& names, const std::vecto
   reef::Shard::Named all;
   for (std::size_t i = 0; i < names.size(); ++i) all.emplace_back(names[i], tensors[i]);
   return all;
+}
+
+// Two of Python's functions, by their numbers.
+reef::Shard::ModuleNow module_now(std::int64_t check, std::int64_t buffers,
+                                  const std::vector<std::string>& buffer_names) {
+  using reef::bind::PythonFunction;
+  return {[call = PythonFunction(check)] { call({}); },
+          [call = PythonFunction(buffers), buffer_names]() -> std::optional<reef::Shard::Named> {
+            const std::vector<at::Tensor> now = call({});
+            if (now.size() != buffer_names.size()) return std::nullopt;  // the module is gone
+            return named(buffer_names, now);
+          }};
 }
 
 struct Shard : torch::CustomClassHolder {
@@ -113,6 +126,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("parameters", [](const Self& self) { return self->shard.parameters(); })
       .def("names", [](const Self& self) { return self->shard.names(); })
       .def("gather", [](const Self& self) { self->shard.gather(); })
+      .def(
+          "refresh",
+          [](const Self& self, const std::vector<at::Tensor>& parameters,
+             const std::vector<std::string>& parameter_names, const std::vector<at::Tensor>& buffers,
+             const std::vector<std::string>& buffer_names, std::int64_t check_now, std::int64_t buffers_now) {
+            self->shard.refresh(named(parameter_names, parameters), named(buffer_names, buffers),
+                                module_now(check_now, buffers_now, buffer_names));
+          })
       .def("clear_gradients", [](const Self& self) { self->shard.clear_gradients(); })
       .def("agree", [](const Self& self, const std::string& failed,
                        const std::string& rule) { self->shard.agree_with_ranks(failed, rule); })
@@ -167,7 +188,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "str sum_order, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
-      "ScalarType mixed_sums, bool offload) -> "
+      "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
       "__torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
@@ -175,7 +196,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const std::string& reduction, const std::string& sum_order,
          std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
          const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
-         std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload) {
+         std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
+         std::int64_t check_now, std::int64_t buffers_now) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
         const reef::ShardOptions options{.stage = stage_of(stage),
@@ -189,6 +211,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          .mixed_precision = mixed,
                                          .offload = offload};
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
-                                          group, options);
+                                          group, options, module_now(check_now, buffers_now, buffer_names));
       });
 }

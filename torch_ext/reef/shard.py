@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
+from .shard_module import look_at
 from .shard_optimizer import refuse_whole_rules
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
@@ -35,8 +36,9 @@ class MixedPrecision:
 class _Native:
     """What is shared by the objects that stand for one module's shard; None once it has ended."""
 
-    def __init__(self, shard: torch.ScriptObject) -> None:
+    def __init__(self, shard: torch.ScriptObject, parameters: dict[str, torch.Tensor]) -> None:
         self.shard: torch.ScriptObject | None = shard
+        self.parameters = parameters  # of the module, by name
 
 
 class Shard:
@@ -80,7 +82,7 @@ class Shard:
         keys: list[str] = []
         with self._on_all():
             for part, name in zip(self.parameters(), self.names(), strict=True):
-                whole = name if part_of(part) is None else name.rpartition("[")[0]
+                whole = _whole_name(part, name)
                 options = rule(whole, whole_shape_of(part))
                 if not isinstance(options, Mapping) or "params" in options:
                     raise ValueError(f"param_groups: the rule gives {options!r} for {whole}; give a dict of options")
@@ -105,6 +107,36 @@ class Shard:
         self._shard.gather()
         self._native.shard = None
         del _of_module[self._module]
+
+    def refresh(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Takes up what has become of the module since: parameters that are new, gone, frozen or not, in other memory or of
+        another dtype, other buffers. As if the module were sharded anew, but masters keep their bits. ``parameters()`` are new
+        tensors then: make the optimizer anew, or give it here. It then has the new parts of what it had, with their states, and
+        not of what is gone; what is new goes into a group of it by ``add_param_group``, as ever. All ranks call this alike.
+
+        Raises ValueError on all ranks as ``shard`` does, and then the module is whole and no longer sharded."""
+        states = None if optimizer is None else self.full_optimizer_state_dict(optimizer)
+        tensors, names, buffers, buffer_names = _tensors_of(self._module)
+        before, self._native.parameters = self._native.parameters, dict(zip(names, tensors, strict=True))
+        try:
+            self._shard.refresh(tensors, names, buffers, buffer_names, *look_at(self._module, buffer_names))
+        except BaseException:
+            self._native.shard = None
+            raise
+        if optimizer is None or states is None:
+            return
+        parts = {_whole_name(part, name): part for part, name in zip(self.parameters(), self.names(), strict=True)}
+        for own, saved in zip(optimizer.param_groups, states["param_groups"], strict=True):
+            kept = {name: n for name, n in zip(saved["param_names"], saved["params"], strict=True) if name in parts}
+            own["params"] = [parts[name] for name in kept]
+            saved["param_names"], saved["params"] = list(kept), list(kept.values())
+            for name, number in kept.items():
+                if before[name] is not self._native.parameters[name]:
+                    states["state"].pop(number, None)
+        present = {number for saved in states["param_groups"] for number in saved["params"]}
+        states["state"] = {number: values for number, values in states["state"].items() if number in present}
+        optimizer.state.clear()
+        self.load_optimizer_state_dict(optimizer, states)
 
     def gather(self) -> None:
         """Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself when an
@@ -211,6 +243,16 @@ _of_module: weakref.WeakKeyDictionary[torch.nn.Module, _Native] = weakref.WeakKe
 _hooks: list[Any] = []  # of all optimizers, from the first shard on
 
 
+def _whole_name(part: torch.Tensor, name: str) -> str:
+    return name if part_of(part) is None else name.rpartition("[")[0]
+
+
+def _tensors_of(module: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[torch.Tensor], list[str]]:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return list(parameters.values()), list(parameters), list(buffers.values()), list(buffers)
+
+
 def shard(
     module: torch.nn.Module,
     group: torch.distributed.ProcessGroup | None = None,
@@ -266,14 +308,12 @@ def shard(
     if isinstance(mixed_precision, torch.dtype):
         mixed_precision = MixedPrecision(mixed_precision)
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    statistics = dict(module.named_buffers(remove_duplicate=False))
+    parameters, parameter_names, statistics, names = _tensors_of(module)
     made = torch.ops.reef.shard(
-        list(parameters.values()), list(parameters), list(statistics.values()), list(statistics), group.boxed(),
-        stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
-        shard_degree, buffers, list(ignored), *mixed, offload,
+        parameters, parameter_names, statistics, names, group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
+        shard_degree, buffers, list(ignored), *mixed, offload, *look_at(module, names),
     )  # fmt: skip
-    _of_module[module] = _Native(made)
+    _of_module[module] = _Native(made, dict(zip(parameter_names, parameters, strict=True)))
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
     return Shard(_of_module[module], module)

@@ -1,0 +1,138 @@
+#include "shard/module_now.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reef/error.h"
+#include "shard/shard_parts.h"
+
+namespace reef {
+
+using at::Tensor;
+
+Shard::Named named(const torch::OrderedDict<std::string, Tensor>& given) {
+  Shard::Named all;
+  for (const auto& item : given) all.emplace_back(item.key(), item.value());
+  return all;
+}
+
+namespace {
+
+constexpr const char* kRefresh = ": call the shard's refresh(), and make the optimizer anew.";
+
+void check_same(const Shard::Named& before, const Shard::Named& now) {
+  const auto tensor_of = [](const Shard::Named& all, const std::string& name) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    return found == all.end() ? nullptr : found->second.unsafeGetTensorImpl();
+  };
+  for (const auto& [name, tensor] : now) {
+    if (tensor_of(before, name) == tensor.unsafeGetTensorImpl()) continue;
+    throw ConfigError("parameter " + name +
+                      " of the module is not one that it had when reef::shard was called" + kRefresh);
+  }
+  for (const auto& [name, tensor] : before) {
+    if (tensor_of(now, name) != nullptr) continue;
+    throw ConfigError("parameter " + name + " is not the module's any more" + kRefresh);
+  }
+}
+
+}  // namespace
+
+Shard::ModuleNow look_at(torch::nn::Module& module) {
+  const std::weak_ptr<torch::nn::Module> weak = module.weak_from_this();
+  if (weak.expired()) return {};
+  const auto check = [weak, before = named(module.named_parameters()), tensors = module.parameters()] {
+    const auto alive = weak.lock();
+    if (alive == nullptr) return;
+    const auto same = [](const Tensor& a, const Tensor& b) { return a.is_same(b); };
+    const std::vector<Tensor> now = alive->parameters();
+    if (std::equal(now.begin(), now.end(), tensors.begin(), tensors.end(), same)) return;
+    check_same(before, named(alive->named_parameters()));
+  };
+  const auto buffers = [weak]() -> std::optional<Shard::Named> {
+    const auto alive = weak.lock();
+    if (alive == nullptr) return std::nullopt;
+    return named(alive->named_buffers());
+  };
+  return {check, buffers};
+}
+
+void Shard::Parts::check_parameters() const {
+  for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
+    const auto& [name, tensor] = divided.parameters[i];
+    const bool same =
+        memory.empty() || tensor.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
+    if (same && reducer->hears_of(i)) continue;
+    throw ConfigError(
+        "parameter " + name +
+        " has been given other memory since reef::shard (by torch::load into the module, by double() or the "
+        "like, or by set_data): do that before it, load by Shard::load_state_dict(), or call refresh().");
+  }
+  for (const auto& [name, tensor] : frozen) {
+    if (!tensor.requires_grad()) continue;
+    throw ConfigError("parameter " + name +
+                      " requires a gradient and did not when reef::shard was called, so each rank has one of "
+                      "its own" +
+                      kRefresh);
+  }
+  if (module_now.check_parameters) module_now.check_parameters();
+}
+
+void Shard::Parts::look_at_buffers() {
+  if (!module_now.buffers) return;
+  if (auto now = module_now.buffers()) all_buffers = std::move(*now);
+}
+
+void Shard::Parts::check_module() {
+  check_parameters();
+  look_at_buffers();
+}
+
+void Shard::refresh(torch::nn::Module& module) {
+  refresh(named(module.named_parameters()), named(module.named_buffers()), look_at(module));
+}
+
+void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow module_now) {
+  const at::NoGradGuard no_grad;
+  Parts& old = *parts_;
+  if (old.update != nullptr || old.no_sync > 0)
+    throw ConfigError("refresh() was called beside a DelayedUpdate or in no_sync: end that first.");
+  // Masters have bits that the module's parameters do not.
+  std::map<std::string, Tensor> masters;
+  if (old.options.mixed_precision) {
+    const StateDict before = old.full_state_dict(/*rank0_only=*/false);
+    for (const auto& [name, tensor] : old.all_parameters) masters[name] = before.at(name);
+    for (std::size_t i = 0; i < old.divided.parameters.size(); ++i) {
+      const auto& [name, tensor] = old.divided.parameters[i];
+      if (tensor.storage().unsafeGetStorageImpl() != old.memory[i].unsafeGetStorageImpl())
+        masters.erase(name);
+    }
+    for (const auto& [name, tensor] : parameters) {
+      const auto was = std::find_if(old.all_parameters.begin(), old.all_parameters.end(),
+                                    [&, n = &name](const auto& entry) { return entry.first == *n; });
+      if (was == old.all_parameters.end() || !was->second.is_same(tensor)) masters.erase(name);
+    }
+  }
+  if (old.gatherer) old.gatherer->gather();
+  const ShardOptions options = old.options;
+  const ProcessGroupPtr group = old.divided.group;
+  parts_.reset();
+  *this = Shard(parameters, buffers, group, options, std::move(module_now));
+  if (masters.empty()) return;
+  StateDict now = full_state_dict();
+  for (const auto& [name, values] : masters) {
+    if (now.contains(name)) now.insert_or_assign(name, values);
+  }
+  load_state_dict({now});
+}
+
+}  // namespace reef
