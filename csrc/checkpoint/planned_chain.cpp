@@ -24,8 +24,11 @@ using at::Tensor;
 
 std::string kind_of(const Tensor& input) {
   std::ostringstream kind;
-  kind << input.sizes() << ' ' << input.scalar_type() << ' ' << input.device() << ' ' << input.requires_grad()
-       << ' ' << at::autocast::is_autocast_enabled(input.device().type());
+  const c10::DeviceType device = input.device().type();
+  kind << input.sizes() << ' ' << input.suggest_memory_format() << input.is_contiguous() << ' '
+       << input.scalar_type() << ' ' << input.device() << ' ' << input.requires_grad() << ' ';
+  if (at::autocast::is_autocast_enabled(device)) kind << at::autocast::get_autocast_dtype(device);
+  kind << ' ';
   return kind.str();
 }
 
@@ -59,11 +62,16 @@ ChainPlan planned(const ChainProfile& profile, std::int64_t budget_bytes, const 
 }  // namespace
 
 struct PlannedChain::State {
-  /// What has been found for a kind of input, and chosen for budgets.
+  /// What has been found for a kind of input and stages as they were, and chosen for budgets.
   struct Known {
-    Chain chain;  ///< with stages joined
+    std::vector<std::size_t> parts;  ///< of stages that were joined; of the stages themselves nothing is kept
     ChainProfile profile;
-    std::map<std::int64_t, ChainPlan> plans;
+    std::map<std::int64_t, std::shared_ptr<const ChainPlan>> plans;
+    std::uint64_t used = 0;  ///< when, in calls
+  };
+  struct Found {
+    std::vector<std::size_t> parts;
+    std::shared_ptr<const ChainPlan> plan;
   };
 
   Chain chain;
@@ -71,48 +79,77 @@ struct PlannedChain::State {
   PlannedChainOptions options;
   std::mutex mutex;
   std::map<std::string, Known> by_kind;
+  std::uint64_t calls = 0;
 
-  // With the lock held. What throws is not remembered.
-  Known& known(const Tensor& input) {
-    const std::string kind = kind_of(input);
+  Found find(const Chain& now, const Tensor& input, std::int64_t budget_bytes) {
+    now.check_current();
+    const std::lock_guard guard(mutex);
+    Known& of = known(now, input);
+    of.used = ++calls;
+    if (const auto plan = of.plans.find(budget_bytes); plan != of.plans.end())
+      return {of.parts, plan->second};
+    if (of.plans.size() == kMostPlans) of.plans.clear();
+    auto plan = std::make_shared<const ChainPlan>(planned(of.profile, budget_bytes, options.solver));
+    return {of.parts, of.plans.emplace(budget_bytes, std::move(plan)).first->second};
+  }
+
+ private:
+  static constexpr std::size_t kMostKinds = 64;
+  static constexpr std::size_t kMostPlans = 16;
+
+  // With the lock held. What throws is not remembered. Ranks may differ in which gradients they have, and
+  // must find the same.
+  Known& known(const Chain& now, const Tensor& input) {
+    const std::string kind = kind_of(input) + now.state(/*gradients=*/group == nullptr);
     if (const auto found = by_kind.find(kind); found != by_kind.end()) return found->second;
-    Known of{chain, {}, {}};
-    ChainProfile own = profile_chain(of.chain, input, options.profile);
+    Chain joined = now;
+    ChainProfile own = profile_chain(joined, input, options.profile);
     if (options.tier) {
       own.tier_speed = options.tier_speed.bytes_per_second > 0 ? options.tier_speed
                                                                : measured(own, options.tier, input.device());
       const TierUse use = options.tier->use();
       own.tier_capacity_bytes = use.capacity_bytes - use.used_bytes;
     }
-    of.profile = agreed(own, group, input.device());
+    Known of{joined.parts(), agreed(own, group, input.device()), {}, 0};
+    if (by_kind.size() == kMostKinds) {
+      by_kind.erase(std::min_element(by_kind.begin(), by_kind.end(), [](const auto& a, const auto& b) {
+        return a.second.used < b.second.used;
+      }));
+    }
     return by_kind.emplace(kind, std::move(of)).first->second;
-  }
-  const ChainPlan& plan(Known& of, std::int64_t budget_bytes) const {
-    if (const auto found = of.plans.find(budget_bytes); found != of.plans.end()) return found->second;
-    return of.plans.emplace(budget_bytes, planned(of.profile, budget_bytes, options.solver)).first->second;
   }
 };
 
 PlannedChain::PlannedChain(Chain chain, const PlannedChainOptions& options)
     : PlannedChain(std::move(chain), ProcessGroupPtr(), options) {}
 PlannedChain::PlannedChain(Chain chain, const ProcessGroupPtr& group, const PlannedChainOptions& options)
-    : state_(new State{std::move(chain), group, options, {}, {}}) {}
+    : state_(new State) {
+  state_->chain = std::move(chain);
+  state_->group = group;
+  state_->options = options;
+}
 PlannedChain::~PlannedChain() = default;
 PlannedChain::PlannedChain(PlannedChain&&) noexcept = default;
 PlannedChain& PlannedChain::operator=(PlannedChain&&) noexcept = default;
 
 Tensor PlannedChain::operator()(const Tensor& input, std::int64_t budget_bytes) {
-  if (!at::GradMode::is_enabled()) return state_->chain(input);
-  std::unique_lock lock(state_->mutex);
-  State::Known& of = state_->known(input);
-  const Schedule& schedule = state_->plan(of, budget_bytes).schedule;
-  lock.unlock();  // neither changes any more
-  return run(of.chain, schedule, input, state_->options.checkpoint, state_->options.tier);
+  return (*this)(state_->chain, input, budget_bytes);
 }
 
-const ChainPlan& PlannedChain::plan(const Tensor& input, std::int64_t budget_bytes) {
-  const std::lock_guard lock(state_->mutex);
-  return state_->plan(state_->known(input), budget_bytes);
+Tensor PlannedChain::operator()(const Chain& now, const Tensor& input, std::int64_t budget_bytes) {
+  if (!at::GradMode::is_enabled()) return now(input);
+  const State::Found found = state_->find(now, input, budget_bytes);
+  Chain joined = now;
+  joined.join_to(found.parts);
+  return run(joined, found.plan->schedule, input, state_->options.checkpoint, state_->options.tier);
+}
+
+ChainPlan PlannedChain::plan(const Tensor& input, std::int64_t budget_bytes) {
+  return plan(state_->chain, input, budget_bytes);
+}
+
+ChainPlan PlannedChain::plan(const Chain& now, const Tensor& input, std::int64_t budget_bytes) {
+  return *state_->find(now, input, budget_bytes).plan;
 }
 
 std::string ChainPlan::text() const {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -57,6 +58,9 @@ struct GradientSource final : ta::Node {
   Pass made;
 };
 
+/// Bytes, by parameter.
+using NewGradients = std::unordered_map<const c10::TensorImpl*, std::uint64_t>;
+
 /// A stage's backward pass. Its gradients go nowhere, so no hook of a parameter runs.
 class Backward {
  public:
@@ -78,17 +82,18 @@ class Backward {
           open.push_back(edge.function.get());
         } else if (std::find(to_.begin(), to_.end(), edge) == to_.end()) {
           to_.push_back(edge);
-          stays_.push_back(leaf != nullptr && !leaf->variable.is_same(input) &&
-                           !leaf->variable.grad().defined());
+          const bool stays =
+              leaf != nullptr && !leaf->variable.is_same(input) && !leaf->variable.grad().defined();
+          stays_.push_back(stays ? leaf->variable.unsafeGetTensorImpl() : nullptr);
         }
       }
     }
   }
 
-  /// Gives the bytes of gradients that parameters did not have before. `begins` is called when the gradient
-  /// of the output is there.
-  std::uint64_t run(const Pass& begins) {
-    if (to_.empty()) return 0;
+  /// Gives the bytes of gradients that parameters did not have before, by parameter. `begins` is called when
+  /// the gradient of the output is there.
+  NewGradients run(const Pass& begins) {
+    if (to_.empty()) return {};
     const Tensor none = at::empty({0}, options_);
     auto source = compat::make_node<GradientSource, decltype(ta::Edge::function)>(std::exchange(from_, {}),
                                                                                   sizes_, options_, begins);
@@ -96,9 +101,9 @@ class Backward {
     const ta::variable_list gradients =
         ta::Engine::get_default_engine().execute({ta::Edge(source, 0)}, {none}, /*keep_graph=*/false,
                                                  /*create_graph=*/false, /*accumulate_grad=*/false, to_);
-    std::uint64_t bytes = 0;
+    NewGradients bytes;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (stays_[i] && gradients[i].defined()) bytes += gradients[i].nbytes();
+      if (stays_[i] != nullptr && gradients[i].defined()) bytes[stays_[i]] = gradients[i].nbytes();
     }
     return bytes;
   }
@@ -108,7 +113,7 @@ class Backward {
   at::TensorOptions options_;
   ta::Edge from_;
   ta::edge_list to_;
-  std::vector<bool> stays_;  ///< of each of these, whether a parameter keeps what arrives
+  std::vector<const c10::TensorImpl*> stays_;  ///< of each of these, the parameter that keeps what arrives
 };
 
 /// One stage, on one input.
@@ -136,6 +141,7 @@ class StageMeasurement {
 
   const StageProfile& profile() const { return profile_; }
   const Tensor& output() const { return output_; }
+  const NewGradients& gradients() const { return gradients_; }
 
  private:
   struct Seconds {
@@ -237,7 +243,8 @@ class StageMeasurement {
     output.reset();
     profile_.tape_bytes = more();
     begin();
-    profile_.gradient_bytes = backward.run(begin);
+    gradients_ = backward.run(begin);
+    for (const auto& [parameter, bytes] : gradients_) profile_.gradient_bytes += bytes;
     profile_.backward_bytes = peak();
 
     begin();
@@ -264,8 +271,19 @@ class StageMeasurement {
   c10::Device device_;
   Surroundings surroundings_{devices_of({input_})};
   StageProfile profile_;
+  NewGradients gradients_;
   Tensor output_;
 };
+
+// What stages share gets its gradient from the one that goes backward first; the others add to it.
+void count_once(ChainProfile& profile, const std::vector<NewGradients>& gradients) {
+  std::unordered_set<const c10::TensorImpl*> there;
+  for (std::size_t stage = profile.stages.size(); stage-- > 0;) {
+    for (const auto& [parameter, bytes] : gradients[stage]) {
+      if (!there.insert(parameter).second) profile.stages[stage].gradient_bytes -= bytes;
+    }
+  }
+}
 
 /// Whether the stage writes into its input, or its output is a part of it.
 struct Sharing {
@@ -291,9 +309,11 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
   if (options.repeats < 1)
     throw ConfigError("profile_chain: " + std::to_string(options.repeats) +
                       " repeats measure nothing; give 3, say");
+  chain.check_current();
   ChainProfile profile;
   std::vector<Tensor> inputs{
       input.detach().requires_grad_(input.requires_grad())};  // of this stage, and the one before
+  std::vector<NewGradients> gradients;                        // of each stage
   for (std::size_t stage = 0; stage < chain.size();) {
     const Sharing sharing = sharing_of(chain, stage, inputs.back());
     if (stage == 0 && sharing.writes) {
@@ -304,14 +324,17 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
       chain.join(stage--);
       inputs.pop_back();
       profile.stages.pop_back();
+      gradients.pop_back();
       continue;
     }
     StageMeasurement measured(chain, stage, inputs.back(), options.repeats);
     profile.stages.push_back(measured.profile());
+    gradients.push_back(measured.gradients());
     inputs.push_back(measured.output());
     if (inputs.size() > 2) inputs.erase(inputs.begin());
     ++stage;
   }
+  count_once(profile, gradients);
   check(profile);
   return profile;
 }

@@ -237,6 +237,7 @@ void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
 
 Tensor run(const Chain& chain, const Schedule& schedule, const Tensor& input,
            const CheckpointOptions& options, const std::shared_ptr<Tier>& tier) {
+  chain.check_current();
   check_legal(chain, schedule, tier != nullptr);
   if (!at::GradMode::is_enabled()) return chain(input);
   return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier)->forward(input);

@@ -14,9 +14,9 @@
 namespace reef {
 namespace {
 
-/// Module, whether it trains, the group, and what is asked for besides the budget.
-using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool, std::string,
-                       const void*, double, double>;
+/// Module, the group, and what is asked for besides the budget.
+using Key = std::tuple<const void*, const void*, ChainSolver, std::uint32_t, bool, std::string, const void*,
+                       double, double>;
 
 struct Entry {
   std::weak_ptr<torch::nn::Module> module;
@@ -36,10 +36,11 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   const std::lock_guard lock(*mutex);
   std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
   Entry& entry =
-      (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver, options.solver.slots,
+      (*all)[{modules.get(), group.get(), options.solver.solver, options.solver.slots,
               options.checkpoint.check_values, names_of(options.checkpoint.devices), options.tier.get(),
               options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
-  if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(modules), group, options)};
+  // Without stages, which are those that there are at each call.
+  if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(), group, options)};
   return entry.chain;
 }
 
@@ -53,18 +54,17 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at:
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
                                  std::int64_t budget_bytes, const ProcessGroupPtr& group,
                                  const PlannedChainOptions& options) {
-  return (*chain_of(modules, group, options))(input, budget_bytes);
+  return (*chain_of(modules, group, options))(Chain(modules), input, budget_bytes);
 }
 
-const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                         std::int64_t budget_bytes, const PlannedChainOptions& options) {
+ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input, std::int64_t budget_bytes,
+                  const PlannedChainOptions& options) {
   return plan_of(modules, input, budget_bytes, ProcessGroupPtr(), options);
 }
 
-const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                         std::int64_t budget_bytes, const ProcessGroupPtr& group,
-                         const PlannedChainOptions& options) {
-  return chain_of(modules, group, options)->plan(input, budget_bytes);
+ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input, std::int64_t budget_bytes,
+                  const ProcessGroupPtr& group, const PlannedChainOptions& options) {
+  return chain_of(modules, group, options)->plan(Chain(modules), input, budget_bytes);
 }
 
 }  // namespace reef
