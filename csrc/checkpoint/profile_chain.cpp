@@ -11,12 +11,14 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "chain/terms.h"
+#include "checkpoint/captured.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
@@ -142,6 +144,7 @@ class StageMeasurement {
   const StageProfile& profile() const { return profile_; }
   const Tensor& output() const { return output_; }
   const NewGradients& gradients() const { return gradients_; }
+  std::uint64_t state_bytes() const { return state_bytes_; }
 
  private:
   struct Seconds {
@@ -221,18 +224,28 @@ class StageMeasurement {
     const Tensor from = input();
     begin();
     {
-      const auto tape = new_tape();
-      const SavedTensorScope scope(Tape::recording(tape, Tape::Keep::kNothing));
-      Tensor output = run(from);
-      output_ = output.detach().requires_grad_(output.requires_grad());
+      Captured captured;
+      {
+        const auto tape = new_tape();
+        const SavedTensorScope scope(Tape::recording(tape, Tape::Keep::kNothing));
+        const Captured::FirstRun finding(captured, Captured::FirstRun::For::kMeasurement);
+        Tensor output = run(from);
+        output_ = output.detach().requires_grad_(output.requires_grad());
+      }
+      state_bytes_ = captured.bytes();
     }
     profile_.output_bytes = more();
     profile_.forward_bytes = peak();
 
     const auto tape = new_tape();
     const std::uint64_t began = at::sequence_number::peek();
+    Captured captured;
     begin();
-    Tensor output = taped(tape, from);
+    Tensor output;
+    {
+      const Captured::FirstRun finding(captured, Captured::FirstRun::For::kMeasurement);
+      output = taped(tape, from);
+    }
     profile_.taped_bytes = peak();
     const auto holds = [&](const Tensor& tensor) {
       return tensor.has_storage() && tape->references(*tensor.storage().unsafeGetStorageImpl()) > 0;
@@ -241,14 +254,18 @@ class StageMeasurement {
     profile_.tape_has_output = profile_.output_bytes > 0 && holds(output);
     Backward backward(output, from, began);
     output.reset();
-    profile_.tape_bytes = more();
+    profile_.tape_bytes = more() - std::min(more(), captured.bytes());
     begin();
     gradients_ = backward.run(begin);
     for (const auto& [parameter, bytes] : gradients_) profile_.gradient_bytes += bytes;
     profile_.backward_bytes = peak();
 
     begin();
-    tape->retake([&] { run(input()); }, Tape::Stop::kOnceWhole);
+    {
+      const WritesUndone undone;
+      const Captured::SecondRun finding(captured, "profile_chain: " + profile_.name);
+      tape->retake([&] { run(input()); }, Tape::Stop::kOnceWhole);
+    }
     profile_.retape_bytes = peak();
     settle();
   }
@@ -272,6 +289,7 @@ class StageMeasurement {
   Surroundings surroundings_{devices_of({input_})};
   StageProfile profile_;
   NewGradients gradients_;
+  std::uint64_t state_bytes_ = 0;
   Tensor output_;
 };
 
@@ -314,6 +332,7 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
   std::vector<Tensor> inputs{
       input.detach().requires_grad_(input.requires_grad())};  // of this stage, and the one before
   std::vector<NewGradients> gradients;                        // of each stage
+  std::vector<std::uint64_t> state_bytes;
   for (std::size_t stage = 0; stage < chain.size();) {
     const Sharing sharing = sharing_of(chain, stage, inputs.back());
     if (stage == 0 && sharing.writes) {
@@ -325,16 +344,19 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
       inputs.pop_back();
       profile.stages.pop_back();
       gradients.pop_back();
+      state_bytes.pop_back();
       continue;
     }
     StageMeasurement measured(chain, stage, inputs.back(), options.repeats);
     profile.stages.push_back(measured.profile());
     gradients.push_back(measured.gradients());
+    state_bytes.push_back(measured.state_bytes());
     inputs.push_back(measured.output());
     if (inputs.size() > 2) inputs.erase(inputs.begin());
     ++stage;
   }
   count_once(profile, gradients);
+  profile.state_bytes = std::accumulate(state_bytes.begin(), state_bytes.end(), std::uint64_t{0});
   check(profile);
   return profile;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/captured.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/tier_copy.h"
@@ -49,8 +50,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     if (tier && Pager::running(input.device()) == nullptr) lane_.emplace(tier, input.device());
     const auto lock = std::make_shared<std::recursive_mutex>();
     for (std::uint32_t i = 1; i <= schedule_.stages; ++i) {
-      stages_[i].tape = std::make_unique<Tape>(
-          "run: stage " + std::to_string(i) + " (" + chain_.name(i - 1) + ")", options.check_values, lock);
+      stages_[i].tape = std::make_unique<Tape>(what(i), options.check_values, lock);
       stages_[i].tape->set_wanted([this, i] { advance_to(i); });
     }
   }
@@ -79,14 +79,20 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     Tensor output;  ///< while the schedule keeps it
     bool input_requires_grad = false;
     std::optional<Surroundings> then;
+    Captured captured;
     std::unique_ptr<TierCopy> output_copy, tape_copy;
   };
+
+  std::string what(std::uint32_t stage) const {
+    return "run: stage " + std::to_string(stage) + " (" + chain_.name(stage - 1) + ")";
+  }
 
   Tensor first(const ScheduleOp& op, const Tensor& value) {
     const auto keep = op.kind == Kind::kTaped ? Tape::Keep::kTensors : Tape::Keep::kNothing;
     const std::shared_ptr<Tape> tape(shared_from_this(),
                                      stages_[op.stage].tape.get());  // the graph holds all of this
     const SavedTensorScope scope(Tape::recording(tape, keep));
+    const Captured::FirstRun finding(stages_[op.stage].captured);
     return chain_.run(op.stage - 1, value);
   }
 
@@ -195,6 +201,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     const Tensor input = input_of(op.stage);
     const SurroundingsScope as_then(*stage.then);
     const WritesUndone undone;
+    const Captured::SecondRun finding(stage.captured, what(op.stage));
     const CategoryScope activations(Category::kActivation);
     const at::AutoGradMode grad_mode(true);
     if (op.kind == Kind::kForward) {

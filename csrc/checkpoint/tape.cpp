@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "checkpoint/captured.h"
 #include "checkpoint/writes_undone.h"
 #include "observer/call.h"
 #include "reef/error.h"
@@ -71,6 +72,7 @@ class Tape::RetakingHook final : public torch::autograd::SavedVariableHooks {
   RetakingHook(Tape& tape, Stop stop) : tape_(tape), stop_(stop) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
+    Captured::SecondRun::check_innermost();
     tensor_ = tensor.detach();
     const std::size_t index = tape_.tensors_.size();
     tape_.expect(index, tensor_);

@@ -91,6 +91,15 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                  [call = PythonFunction(function)](const at::Tensor& input) { return call({input}).at(0); },
                  [of = std::move(state)](bool) { return of; });  // a chain is made anew for each call
            })
+      .def("parts",
+           [](const Self& self) {
+             const std::vector<std::size_t> parts = self->chain.parts();
+             return std::vector<std::int64_t>(parts.begin(), parts.end());
+           })
+      .def("join_to",
+           [](const Self& self, const std::vector<std::int64_t>& parts) {
+             self->chain.join_to({parts.begin(), parts.end()});
+           })
       .def("names", [](const Self& self) {
         std::vector<std::string> names;
         for (std::size_t i = 0; i < self->chain.size(); ++i) names.push_back(self->chain.name(i));

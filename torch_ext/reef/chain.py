@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from ._carried import Carried
 from ._function import modules_of, number_of
 from .bytes import _bytes
 from .schedule import ChainProfile, Schedule, ScheduleCost
@@ -49,7 +50,9 @@ class Chain:
         for ``tier`` meanwhile, if it says so. Gradients are bit for bit those of the plain call. Raises ValueError if the
         schedule is not legal for this chain, or needs a tier, or if the Sequential has other layers by now."""
         self._check_current()
-        return torch.ops.reef.run_chain(self._chain, schedule.json(), x, check_values, tier and tier._tier)
+        chain = _chain_of(self._places, gradients=True)  # of this run: it knows what its stages have found
+        chain.join_to(self._chain.parts())
+        return torch.ops.reef.run_chain(chain, schedule.json(), x, check_values, tier and tier._tier)
 
     def _check_current(self) -> None:
         modules = None if self._of is None else self._of()
@@ -75,7 +78,7 @@ def _places(stages: torch.nn.Sequential | Iterable[Stage]) -> list[tuple[str, St
 def _chain_of(places: list[tuple[str, Stage]], gradients: bool):
     chain = torch.classes.reef.Chain()
     for name, stage in places:
-        chain.add(name, number_of(lambda x, stage=stage: [stage(x)]), _state_of(stage, gradients))
+        chain.add(name, number_of(lambda x, stage=Carried(stage): [stage(x)]), _state_of(stage, gradients))
     return chain
 
 
