@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
@@ -8,10 +9,13 @@
 #include <utility>
 
 #include "checkpoint/captured.h"
+#include "checkpoint/run.h"
+#include "checkpoint/run_meter.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/tier_copy.h"
 #include "checkpoint/writes_undone.h"
+#include "observer/call.h"
 #include "page/pager.h"
 #include "reef/chain.h"
 #include "reef/error.h"
@@ -40,7 +44,7 @@ class Forgotten final : public torch::autograd::SavedVariableHooks {
 class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
  public:
   ScheduleRun(Chain chain, Schedule schedule, const Tensor& input, const CheckpointOptions& options,
-              const std::shared_ptr<Tier>& tier)
+              const std::shared_ptr<Tier>& tier, std::function<void(std::uint64_t)> needed)
       : chain_(std::move(chain)),
         schedule_(std::move(schedule)),
         input_(input, /*is_output=*/false),
@@ -48,6 +52,8 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         stages_(chain_.size() + 2) {
     // Inside a budget its pager moves memory, and would move the same.
     if (tier && Pager::running(input.device()) == nullptr) lane_.emplace(tier, input.device());
+    const auto slot = slot_of(input.device());
+    if (needed && slot && Pager::running(input.device()) == nullptr) meter_.emplace(*slot, std::move(needed));
     const auto lock = std::make_shared<std::recursive_mutex>();
     for (std::uint32_t i = 1; i <= schedule_.stages; ++i) {
       stages_[i].tape = std::make_unique<Tape>(what(i), options.check_values, lock);
@@ -65,11 +71,13 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         value = first(op, value);
         stage.then->forget_unmoved_generators();
         stage.output = value.detach();
+        output_bytes_ = value.nbytes();
       } else {
         keep_house(op);
       }
     }
     ++position_;
+    if (meter_) meter_->leave();
     return value;
   }
 
@@ -162,6 +170,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   }
 
   void advance_to(std::uint32_t stage) {
+    if (meter_) meter_->come_back(output_bytes_);
     const ScheduleOp wanted{Kind::kBackward, stage};
     for (bool again = false; schedule_.operations[position_] != wanted; ++position_) {
       if (position_ + 1 == schedule_.operations.size() && !again) {
@@ -177,6 +186,20 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
       }
     }
     arrive_for_backward(stage);
+    if (meter_ && stage == 1) end_measurement();
+  }
+
+  // The first stage's backward pass is the last of the run's, if nothing is behind it.
+  void end_measurement() {
+    if (stages_[1].input_requires_grad || !in_backward()) {
+      meter_->end();
+      meter_.reset();
+    } else if (!std::exchange(ends_, true)) {
+      torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] {
+        self->meter_->end();
+        self->meter_.reset();
+      });
+    }
   }
 
   void begin_again() {
@@ -222,6 +245,9 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   std::optional<TierLane> lane_;  ///< before what is copied by it
   std::vector<Stage> stages_;     ///< from 1; the last stands for the program
   std::size_t position_ = 0;      ///< of the next operation
+  std::optional<RunMeter> meter_;
+  std::uint64_t output_bytes_ = 0;
+  bool ends_ = false;
 };
 
 // Sizes do not matter to whether it is legal.
@@ -244,10 +270,17 @@ void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
 
 Tensor run(const Chain& chain, const Schedule& schedule, const Tensor& input,
            const CheckpointOptions& options, const std::shared_ptr<Tier>& tier) {
+  return run_measured(chain, schedule, input, options, tier, {});
+}
+
+Tensor run_measured(const Chain& chain, const Schedule& schedule, const Tensor& input,
+                    const CheckpointOptions& options, const std::shared_ptr<Tier>& tier,
+                    std::function<void(std::uint64_t)> needed) {
   chain.check_current();
   check_legal(chain, schedule, tier != nullptr);
   if (!at::GradMode::is_enabled()) return chain(input);
-  return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier)->forward(input);
+  return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier, std::move(needed))
+      ->forward(input);
 }
 
 }  // namespace reef

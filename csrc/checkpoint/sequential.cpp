@@ -15,8 +15,8 @@ namespace reef {
 namespace {
 
 /// Module, the group, and what is asked for besides the budget.
-using Key = std::tuple<const void*, const void*, ChainSolver, std::uint32_t, bool, std::string, const void*,
-                       double, double>;
+using Key = std::tuple<const void*, const void*, ChainSolver, std::uint32_t, bool, bool, std::string,
+                       const void*, double, double>;
 
 struct Entry {
   std::weak_ptr<torch::nn::Module> module;
@@ -37,8 +37,8 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
   Entry& entry =
       (*all)[{modules.get(), group.get(), options.solver.solver, options.solver.slots,
-              options.checkpoint.check_values, names_of(options.checkpoint.devices), options.tier.get(),
-              options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
+              options.checkpoint.check_values, options.price_sizes, names_of(options.checkpoint.devices),
+              options.tier.get(), options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
   // Without stages, which are those that there are at each call.
   if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(), group, options)};
   return entry.chain;

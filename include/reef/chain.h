@@ -111,6 +111,7 @@ struct ChainPlan {
   ScheduleCost cost;
   std::uint64_t budget_bytes = 0;
   std::uint64_t natural_peak_bytes = 0;
+  bool is_priced = false;  ///< its profile is an upper bound, from inputs of other sizes
 
   /// "24 stages within 200 MiB: peak 199 MiB of 410 MiB, 9.1 % more time", and what moves to a tier
   REEF_API std::string text() const;
@@ -124,11 +125,17 @@ struct PlannedChainOptions {
   std::shared_ptr<Tier> tier = {};
   /// 0 bytes a second: measured when a chain is profiled, with as much as the largest tape, 16 MiB at most.
   TierSpeed tier_speed = {};
+  /// Whether inputs whose sizes are near or between those of inputs that have been profiled may be planned
+  /// for without a profile of their own, by an upper bound of their bytes. It holds where bytes grow with
+  /// each size like sums or maxima of its powers of up to 2.
+  bool price_sizes = true;
 };
 
 /// A chain that is profiled and planned for when it meets an input of another shape, dtype or device, and
 /// when its stages are no longer what they were (see Chain::state): a layer replaced, added, frozen or
-/// unfrozen, one that trains or no longer does. The 64 last profiles are kept. Thread-safe.
+/// unfrozen, one that trains or no longer does. Inputs of sizes near or between those that it has met are not
+/// profiled but priced; if a run has needed more than it was given, a warning says so, and from then on each
+/// size is profiled. 64 kinds of stages and inputs are kept, with 64 profiles of each. Thread-safe.
 class REEF_API PlannedChain {
  public:
   explicit PlannedChain(Chain chain, const PlannedChainOptions& options = {});
@@ -154,7 +161,7 @@ class REEF_API PlannedChain {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 /// modules->forward(input) as a PlannedChain of the layers that there are now. The first call with such an

@@ -40,13 +40,14 @@ std::shared_ptr<reef::Tier> tier_of(const OptionalTier& tier) { return tier ? (*
 struct Planned : torch::CustomClassHolder {
   Planned(const std::string& solver, std::int64_t slots, std::int64_t repeats, bool check_values,
           const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& group, const OptionalTier& tier,
-          std::vector<double> tier_speed)
+          std::vector<double> tier_speed, bool price_sizes)
       : planned(reef::Chain(), group.value_or(nullptr),
                 {.solver = solver_of(solver, slots, 0),
                  .profile = {.repeats = static_cast<int>(repeats)},
                  .checkpoint = {.check_values = check_values},
                  .tier = tier_of(tier),
-                 .tier_speed = {tier_speed.at(0), tier_speed.at(1)}}) {}
+                 .tier_speed = {tier_speed.at(0), tier_speed.at(1)},
+                 .price_sizes = price_sizes}) {}
   reef::PlannedChain planned;
 };
 
@@ -109,7 +110,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<Planned>("PlannedChain")
       .def(torch::init<const std::string&, std::int64_t, std::int64_t, bool,
                        const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>&, const OptionalTier&,
-                       std::vector<double>>());
+                       std::vector<double>, bool>());
 
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def("profile_chain(__torch__.torch.classes.reef.Chain chain, Tensor input, int repeats) -> str",
@@ -133,10 +134,10 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
   m.def(
       "plan_of_chain(__torch__.torch.classes.reef.PlannedChain planned, __torch__.torch.classes.reef.Chain "
-      "chain, Tensor input, int budget_bytes) -> (str, str, str)",
+      "chain, Tensor input, int budget_bytes) -> (str, str, str, bool)",
       [](const PlannedSelf& self, const Self& chain, const at::Tensor& input, std::int64_t budget_bytes) {
         const reef::ChainPlan plan = self->planned.plan(chain->chain, input, budget_bytes);
-        return std::make_tuple(plan.profile.json(), plan.schedule.json(), plan.text());
+        return std::make_tuple(plan.profile.json(), plan.schedule.json(), plan.text(), plan.is_priced);
       });
 
   m.def("chain_solvers() -> str[]", [] {

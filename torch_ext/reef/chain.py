@@ -111,6 +111,8 @@ class ChainPlan:
     profile: ChainProfile
     schedule: Schedule
     text: str
+    is_priced: bool = False
+    """Its profile is an upper bound, from inputs of other sizes."""
 
     @property
     def cost(self) -> ScheduleCost:
@@ -123,7 +125,9 @@ class ChainPlan:
 class PlannedChain:
     """A chain that is profiled and planned for when it meets an input of another shape, dtype or device, and when its stages
     are no longer what they were: a layer replaced, added, taken out, frozen or unfrozen, one that trains or no longer does.
-    The 64 last profiles are kept. Of callables that are no modules, modules are found that they are methods of or refer
+    Inputs of sizes near or between those that it has met are not profiled but priced, by an upper bound of their bytes,
+    unless ``price_sizes`` is false; if a run has needed more than it was given, a warning says so, and from then on each
+    size is profiled. 64 kinds of stages and inputs are kept, with 64 profiles of each. Of callables that are no modules, modules are found that they are methods of or refer
     to as variables of an enclosing function. ``group``: ranks
     train together, and all take rank 0's profile. ``tier``: outputs and tapes may also be moved there, where that is faster
     than computing them once more; its speed is measured if it is not given. Stages live as long as this does, whatever they
@@ -140,12 +144,13 @@ class PlannedChain:
         group: torch.distributed.ProcessGroup | None = None,
         tier: Tier | None = None,
         tier_speed: TierSpeed = TierSpeed(),
+        price_sizes: bool = True,
     ) -> None:
         boxed = None if group is None else group.boxed()
         self._stages = stages if isinstance(stages, torch.nn.Sequential) else list(stages)
         self._gradients = group is None  # ranks may differ in which they have, and must find the same
         self._planned = torch.classes.reef.PlannedChain(
-            solver, slots, repeats, check_values, boxed, tier and tier._tier, list(tier_speed)
+            solver, slots, repeats, check_values, boxed, tier and tier._tier, list(tier_speed), price_sizes
         )
 
     def __call__(self, x: torch.Tensor, budget: str | int) -> torch.Tensor:
@@ -163,8 +168,8 @@ class PlannedChain:
 
     def _plan(self, stages, x: torch.Tensor, budget: str | int) -> ChainPlan:
         chain = _chain_of(_places(stages), self._gradients)
-        profile, schedule, text = torch.ops.reef.plan_of_chain(self._planned, chain, x, _bytes(budget))
-        return ChainPlan(ChainProfile.from_json(profile), Schedule.from_json(schedule), text)
+        profile, schedule, text, priced = torch.ops.reef.plan_of_chain(self._planned, chain, x, _bytes(budget))
+        return ChainPlan(ChainProfile.from_json(profile), Schedule.from_json(schedule), text, priced)
 
 
 _planned: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, PlannedChain]] = weakref.WeakKeyDictionary()
@@ -179,10 +184,11 @@ def checkpoint_sequential(
     check_values: bool = False,
     group: torch.distributed.ProcessGroup | None = None,
     tier: Tier | None = None,
+    price_sizes: bool = True,
 ) -> torch.Tensor:
     """``modules(x)`` as a ``PlannedChain`` of the layers that there are now. The first call with such an input and such layers
     profiles the chain, which takes the time of some steps; what it finds is kept as long as the modules live."""
-    return _planned_chain(modules, solver, check_values, group, tier)._run(modules, x, budget)
+    return _planned_chain(modules, solver, check_values, group, tier, price_sizes)._run(modules, x, budget)
 
 
 def plan_of(
@@ -194,14 +200,17 @@ def plan_of(
     check_values: bool = False,
     group: torch.distributed.ProcessGroup | None = None,
     tier: Tier | None = None,
+    price_sizes: bool = True,
 ) -> ChainPlan:
     """What ``checkpoint_sequential`` has chosen, or chooses now."""
-    return _planned_chain(modules, solver, check_values, group, tier)._plan(modules, x, budget)
+    return _planned_chain(modules, solver, check_values, group, tier, price_sizes)._plan(modules, x, budget)
 
 
-def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool, group, tier) -> PlannedChain:
+def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool, group, tier, price_sizes: bool) -> PlannedChain:
     known = _planned.setdefault(modules, {})
-    key = (solver, check_values, group, tier)
+    key = (solver, check_values, group, tier, price_sizes)
     if key not in known:  # without stages, which are those that there are at each call
-        known[key] = PlannedChain([], solver=solver, check_values=check_values, group=group, tier=tier)
+        known[key] = PlannedChain(
+            [], solver=solver, check_values=check_values, group=group, tier=tier, price_sizes=price_sizes
+        )
     return known[key]
