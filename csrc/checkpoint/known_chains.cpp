@@ -83,8 +83,11 @@ bool KnownChains::failed(Kind& kind, const Sizes& sizes) {
     case State::kMeasured:
       found->second.state = State::kStale;
       return true;
-    case State::kStale:
     case State::kRenewed:
+      found->second.state = State::kFlawed;
+      return true;
+    case State::kStale:
+    case State::kFlawed:
       return false;
   }
   return false;

@@ -18,8 +18,9 @@ class KnownChains {
  public:
   using Sizes = std::vector<std::int64_t>;
 
-  /// kStale: a run has needed more than it was given; it is to be measured once more, and only once.
-  enum class State : std::uint8_t { kPriced, kMeasured, kStale, kRenewed };
+  /// kStale: a run has needed more than it was given; it is to be measured once more. kFlawed: so
+  /// it did after that; it is kept as it is.
+  enum class State : std::uint8_t { kPriced, kMeasured, kStale, kRenewed, kFlawed };
   struct Shape {
     State state = State::kMeasured;
     std::vector<std::size_t> parts;  ///< of stages that were joined; of the stages themselves nothing is kept

@@ -39,6 +39,8 @@ ObservedRun::ObservedRun(Kind kind) : outer_(innermost()), kind_(kind), observat
 }
 ObservedRun::~ObservedRun() { innermost() = outer_; }
 
+OperatorObservation ObservedRun::observation() { return OperatorObservation(listener()); }
+
 // A second run is made in grad mode; without it, something else is run inside.
 bool ObservedRun::innermost_is_again() {
   const ObservedRun* const run = innermost();

@@ -28,6 +28,9 @@ class ObservedRun {
   /// Whether the innermost of this thread is one that is undone or made again.
   static bool innermost_is_again();
 
+  /// While what it gives lives, runs begin and end without asking LibTorch to be heard anew.
+  static OperatorObservation observation();
+
   /// Throws what has failed while it heard of an operator, whose caller does not hear of that.
   void check() const {
     if (failure_) std::rethrow_exception(failure_);

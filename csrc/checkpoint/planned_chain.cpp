@@ -76,6 +76,7 @@ struct PlannedChain::State {
   PlannedChainOptions options;
   std::mutex mutex;
   KnownChains known;
+  bool said = false;  ///< to this rank
 
   // What throws is not remembered. Ranks may differ in which gradients they have, and must find the same.
   Found find(const Chain& now, const Tensor& input, std::int64_t budget_bytes) {
@@ -96,7 +97,7 @@ struct PlannedChain::State {
     return {name, shape->parts, plan(*shape, budget_bytes)};
   }
 
-  // With several ranks, which may have needed more on one, it is only said.
+  // With several ranks it is only said, once: one rank may have needed more, and all must find the same.
   void needed(const std::string& name, const KnownChains::Sizes& sizes, const ChainPlan& plan,
               std::uint64_t bytes) {
     const std::uint64_t allowed = plan.budget_bytes + plan.budget_bytes / kTolerated +
@@ -106,20 +107,22 @@ struct PlannedChain::State {
     {
       const std::lock_guard guard(mutex);
       KnownChains::Kind* const kind = known.known(name);
-      if (kind == nullptr || !KnownChains::failed(*kind, sizes)) return;
-      if (group) kind->prices = true;
+      if (group ? std::exchange(said, true) : kind == nullptr || !KnownChains::failed(*kind, sizes)) return;
     }
     const auto text = [](std::uint64_t count) { return format_bytes(static_cast<std::int64_t>(count)); };
-    TORCH_WARN(
-        "PlannedChain: with an input of sizes ", c10::IntArrayRef(sizes), ", ", text(bytes),
-        " were alive at once where ", text(plan.budget_bytes), " were given and ", text(plan.cost.peak_bytes),
-        " planned. ",
-        plan.is_priced
-            ? "The plan was priced from inputs of other sizes, so these stages' bytes do not grow with "
-              "sizes as sums and maxima of powers do, or something else has needed memory meanwhile; "
-              "from now on each size is profiled. Give more bytes, or price_sizes = false from the start."
-            : "The stages no longer do what they did when they were profiled, which is done once more, or "
-              "something else has needed memory meanwhile; give more bytes.");
+    const char* const why =
+        group ? "Ranks that must find the same profile nothing anew; give more bytes."
+        : plan.is_priced
+            ? "The plan was priced from inputs of other sizes, so these stages' bytes do not grow with sizes "
+              "as "
+              "sums and maxima of powers do, or something else has needed memory meanwhile; from now on each "
+              "size is profiled. Give more bytes, or price_sizes = false from the start."
+            : "The stages do not do what they did when they were profiled, which is done once more and no "
+              "more "
+              "than once, or something else has needed memory meanwhile; give more bytes.";
+    TORCH_WARN("PlannedChain: with an input of sizes ", c10::IntArrayRef(sizes), ", ", text(bytes),
+               " were alive at once where ", text(plan.budget_bytes), " were given and ",
+               text(plan.cost.peak_bytes), " planned. ", why);
   }
 
  private:

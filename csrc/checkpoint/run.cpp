@@ -62,6 +62,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   }
 
   Tensor forward(Tensor value) {
+    const OperatorObservation observing = ObservedRun::observation();
     for (; schedule_.operations[position_].kind != Kind::kLoss; ++position_) {
       const ScheduleOp& op = schedule_.operations[position_];
       Stage& stage = stages_[op.stage];

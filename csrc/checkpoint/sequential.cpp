@@ -14,12 +14,12 @@
 namespace reef {
 namespace {
 
-/// Module, the group, and what is asked for besides the budget.
+/// First layer, the group, and what is asked for besides the budget.
 using Key = std::tuple<const void*, const void*, ChainSolver, std::uint32_t, bool, bool, std::string,
                        const void*, double, double>;
 
 struct Entry {
-  std::weak_ptr<torch::nn::Module> module;
+  std::weak_ptr<torch::nn::Module> first;
   std::shared_ptr<PlannedChain> chain;
 };
 
@@ -34,13 +34,15 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   static auto* const mutex = new std::mutex;
   static auto* const all = new std::map<Key, Entry>;
   const std::lock_guard lock(*mutex);
-  std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
+  std::erase_if(*all, [](const auto& entry) { return entry.second.first.expired(); });
+  const std::shared_ptr<torch::nn::Module> first =
+      modules->is_empty() ? modules.ptr() : modules->begin()->ptr();  // another Sequential may have them, too
   Entry& entry =
-      (*all)[{modules.get(), group.get(), options.solver.solver, options.solver.slots,
+      (*all)[{first.get(), group.get(), options.solver.solver, options.solver.slots,
               options.checkpoint.check_values, options.price_sizes, names_of(options.checkpoint.devices),
               options.tier.get(), options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
   // Without stages, which are those that there are at each call.
-  if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(), group, options)};
+  if (!entry.chain) entry = {first, std::make_shared<PlannedChain>(Chain(), group, options)};
   return entry.chain;
 }
 

@@ -186,6 +186,19 @@ def test_a_sequential_with_a_forward_of_its_own_is_refused():
         reef.checkpoint_sequential(Residual(nn.Linear(4, 4)), torch.randn(2, 4), "1MiB")
 
 
+def test_a_part_of_a_sequential_is_known_the_next_time():
+    calls = []
+    net, x = network(4)
+    net[1].register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(2):  # without gradients, and with
+        reef.checkpoint_sequential(net[:3], x, "1GiB").sum().backward()
+    calls.clear()
+    reef.checkpoint_sequential(net[:3], x, "1GiB").sum().backward()
+    assert len(calls) == 1
+    assert len(reef.plan_of(net[:2], x, "1GiB").profile.stages) == 2
+    assert len(reef.plan_of(net, x, "1GiB").profile.stages) == 4
+
+
 def test_layers_that_have_gone_are_not_kept():
     net, x = network(3)
     reef.checkpoint_sequential(net, x, "1GiB").sum().backward()

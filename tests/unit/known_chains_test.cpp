@@ -65,6 +65,7 @@ TEST(KnownChains, WhatHasNotHeldIsNotPricedAnyMoreAndMeasuredAgainOnce) {
   EXPECT_FALSE(KnownChains::failed(kind, {100}));
   EXPECT_EQ(known.find(kind, {100}), nullptr);
   EXPECT_EQ(known.keep(kind, {100}, {1}, of_length(120)).state, State::kRenewed);
+  EXPECT_TRUE(KnownChains::failed(kind, {100}));
   EXPECT_FALSE(KnownChains::failed(kind, {100}));
   EXPECT_EQ(known.find(kind, {100})->profile.stages[0].output_bytes, 120U);
 }

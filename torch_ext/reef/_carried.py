@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,8 @@ def _replaced(before: list[tuple[dict, dict]]) -> list[tuple[dict, str, Any]]:
     """Of what was there before and is another tensor now, or none, what it was."""
     found = []
     for of, then in before:
+        if len(of) == len(then) and all(map(operator.is_, of.values(), then.values())):
+            continue
         for name in of.keys() | then.keys():
             was, is_now = then.get(name, _MISSING), of.get(name, _MISSING)
             if was is not is_now and (isinstance(was, torch.Tensor) or isinstance(is_now, torch.Tensor)):

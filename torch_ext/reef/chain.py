@@ -207,7 +207,8 @@ def plan_of(
 
 
 def _planned_chain(modules: torch.nn.Sequential, solver: str, check_values: bool, group, tier, price_sizes: bool) -> PlannedChain:
-    known = _planned.setdefault(modules, {})
+    # By the first layer: a part of a Sequential, net[:4], is another object each time.
+    known = _planned.setdefault(next(iter(modules._modules.values()), modules), {})
     key = (solver, check_values, group, tier, price_sizes)
     if key not in known:  # without stages, which are those that there are at each call
         known[key] = PlannedChain(
