@@ -48,6 +48,14 @@ bool ObservedRun::innermost_is_again() {
          (run->kind_ == Kind::kUndone || (run->kind_ == Kind::kAgain && at::GradMode::is_enabled()));
 }
 
+bool ObservedRun::is_unfinished(const at::Tensor& saved) {
+  const ObservedRun* const run = innermost();
+  if (run == nullptr || !saved.defined() || !saved.has_storage()) return false;
+  const c10::StorageImpl& storage = *saved.storage().unsafeGetStorageImpl();
+  return run->has_made(storage) &&
+         std::find(run->writing_.begin(), run->writing_.end(), &storage) != run->writing_.end();
+}
+
 ObservedRun::Unobserved::Unobserved() : innermost_(std::exchange(innermost(), nullptr)) {}
 ObservedRun::Unobserved::~Unobserved() { innermost() = innermost_; }
 
@@ -55,10 +63,13 @@ void ObservedRun::begins(const OperatorCall& call) noexcept {
   if (depth_++ > 0) return;
   try {
     given_.clear();  // arguments are gone when it ends
-    for (const c10::IValue& input : call.call.inputs()) {
-      any_tensor(input, [&](const at::Tensor& tensor) {
-        if (tensor.defined() && tensor.has_storage())
-          given_.push_back(tensor.storage().unsafeGetStorageImpl());
+    writing_.clear();
+    const auto inputs = call.call.inputs();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      any_tensor(inputs[i], [&](const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.has_storage()) return false;
+        given_.push_back(tensor.storage().unsafeGetStorageImpl());
+        if (call.op.says_it_writes(i)) writing_.push_back(given_.back());
         return false;
       });
     }
@@ -71,6 +82,7 @@ void ObservedRun::begins(const OperatorCall& call) noexcept {
 // What an operator gives is new, unless it is what it was given.
 void ObservedRun::ends(const OperatorCall& call) noexcept {
   if (depth_ == 0 || --depth_ > 0) return;  // 0: it began before this did
+  writing_.clear();
   for (const c10::IValue& output : call.call.outputs()) {
     any_tensor(output, [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return false;

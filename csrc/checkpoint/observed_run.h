@@ -22,6 +22,10 @@ class ObservedRun {
   ObservedRun(const ObservedRun&) = delete;
   ObservedRun& operator=(const ObservedRun&) = delete;
 
+  /// Whether the operator that runs in the innermost of this thread still has to write into `saved`, which
+  /// autograd saves before it does. Not of memory that was there before: what was left there is put back.
+  static bool is_unfinished(const at::Tensor& saved);
+
   /// Memory. Weak, so that no address comes a second time.
   using Made = std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>;
 
@@ -87,7 +91,8 @@ class ObservedRun {
   Kind kind_;
   int depth_ = 0;
   std::exception_ptr failure_;
-  std::vector<const c10::StorageImpl*> given_;  ///< to the operator that runs
+  std::vector<const c10::StorageImpl*> given_;    ///< to the operator that runs
+  std::vector<const c10::StorageImpl*> writing_;  ///< of these, what it writes
   Made made_;
   OperatorObservation observation_;
 };

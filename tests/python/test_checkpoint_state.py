@@ -143,6 +143,10 @@ def norm_by_hand(m, x):
     return (y - y.mean(0)).sin()
 
 
+def noise_that_is_saved_before_it_is_drawn(m, x):
+    return nn.functional.rrelu(m.linear(x), training=True)
+
+
 WAYS = [way for way in list(globals().values()) if getattr(way, "__module__", "") == __name__ and callable(way) and way is not Stateful]
 
 
@@ -155,6 +159,7 @@ def network(way, count=3):
 
 
 def left(net, inputs, call, pattern):
+    torch.manual_seed(5)
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     if pattern == "one after the other":
         for x in inputs * 2:
