@@ -60,8 +60,12 @@ struct GradientSource final : ta::Node {
   Pass made;
 };
 
-/// Bytes, by parameter.
-using NewGradients = std::unordered_map<const c10::TensorImpl*, std::uint64_t>;
+/// What backward makes for a parameter, and whether that has no gradient to which it would be added.
+struct NewGradient {
+  std::uint64_t bytes;
+  bool is_first;
+};
+using NewGradients = std::unordered_map<const c10::TensorImpl*, NewGradient>;
 
 /// A stage's backward pass. Its gradients go nowhere, so no hook of a parameter runs.
 class Backward {
@@ -84,15 +88,14 @@ class Backward {
           open.push_back(edge.function.get());
         } else if (std::find(to_.begin(), to_.end(), edge) == to_.end()) {
           to_.push_back(edge);
-          const bool stays =
-              leaf != nullptr && !leaf->variable.is_same(input) && !leaf->variable.grad().defined();
-          stays_.push_back(stays ? leaf->variable.unsafeGetTensorImpl() : nullptr);
+          const bool is_parameter = leaf != nullptr && !leaf->variable.is_same(input);
+          parameters_.push_back(is_parameter ? leaf->variable : Tensor());
         }
       }
     }
   }
 
-  /// Gives the bytes of gradients that parameters did not have before, by parameter. `begins` is called when
+  /// Gives the gradients that it makes for parameters. `begins` is called when
   /// the gradient of the output is there.
   NewGradients run(const Pass& begins) {
     if (to_.empty()) return {};
@@ -105,7 +108,9 @@ class Backward {
                                                  /*create_graph=*/false, /*accumulate_grad=*/false, to_);
     NewGradients bytes;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (stays_[i] != nullptr && gradients[i].defined()) bytes[stays_[i]] = gradients[i].nbytes();
+      const Tensor& parameter = parameters_[i];
+      if (!parameter.defined() || !gradients[i].defined()) continue;
+      bytes[parameter.unsafeGetTensorImpl()] = {gradients[i].nbytes(), !parameter.grad().defined()};
     }
     return bytes;
   }
@@ -115,7 +120,7 @@ class Backward {
   at::TensorOptions options_;
   ta::Edge from_;
   ta::edge_list to_;
-  std::vector<const c10::TensorImpl*> stays_;  ///< of each of these, the parameter that keeps what arrives
+  std::vector<Tensor> parameters_;  ///< of each of these, to which it belongs, if one
 };
 
 /// One stage, on one input.
@@ -257,7 +262,9 @@ class StageMeasurement {
     profile_.tape_bytes = more() - std::min(more(), captured.bytes());
     begin();
     gradients_ = backward.run(begin);
-    for (const auto& [parameter, bytes] : gradients_) profile_.gradient_bytes += bytes;
+    for (const auto& [parameter, gradient] : gradients_) {
+      if (gradient.is_first) profile_.gradient_bytes += gradient.bytes;
+    }
     profile_.backward_bytes = peak();
 
     begin();
@@ -293,12 +300,20 @@ class StageMeasurement {
   Tensor output_;
 };
 
-// What stages share gets its gradient from the one that goes backward first; the others add to it.
+// What stages share gets its gradient when the last of them has gone backward: autograd holds what they have
+// made so far from the first one on, also where there is a gradient to which it is added then.
 void count_once(ChainProfile& profile, const std::vector<NewGradients>& gradients) {
+  std::unordered_map<const c10::TensorImpl*, int> stages_of;
+  for (const NewGradients& of_stage : gradients) {
+    for (const auto& [parameter, gradient] : of_stage) ++stages_of[parameter];
+  }
   std::unordered_set<const c10::TensorImpl*> there;
   for (std::size_t stage = profile.stages.size(); stage-- > 0;) {
-    for (const auto& [parameter, bytes] : gradients[stage]) {
-      if (!there.insert(parameter).second) profile.stages[stage].gradient_bytes -= bytes;
+    for (const auto& [parameter, gradient] : gradients[stage]) {
+      if (stages_of[parameter] == 1) continue;
+      std::uint64_t& bytes = profile.stages[stage].gradient_bytes;
+      if (gradient.is_first) bytes -= gradient.bytes;
+      if (there.insert(parameter).second) bytes += gradient.bytes;
     }
   }
 }
