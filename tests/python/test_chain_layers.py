@@ -179,13 +179,24 @@ def test_a_chain_of_layers_that_are_no_longer_there_is_refused():
         chain.run(schedule, x)
 
 
-def test_a_sequential_with_a_forward_of_its_own_is_refused():
+def test_a_sequential_with_a_forward_or_hooks_of_its_own_is_refused():
     class Residual(nn.Sequential):
         def forward(self, x):
             return x + super().forward(x)
 
+    x = torch.randn(2, 4)
     with pytest.raises(ValueError, match="a forward of its own"):
-        reef.checkpoint_sequential(Residual(nn.Linear(4, 4)), torch.randn(2, 4), "1MiB")
+        reef.checkpoint_sequential(Residual(nn.Linear(4, 4)), x, "1MiB")
+    net = nn.Sequential(nn.Linear(4, 4))
+    net[0].register_forward_hook(lambda _, __, y: y * 2)  # of a layer: part of the stage
+    assert torch.equal(reef.checkpoint_sequential(net, x, "1MiB"), net(x))
+    hook = net.register_forward_hook(lambda _, __, y: y + 1)
+    with pytest.raises(ValueError, match="hooks of its own"):
+        reef.checkpoint_sequential(net, x, "1MiB")
+    hook.remove()
+    net.forward = lambda x: x
+    with pytest.raises(ValueError, match="a forward of its own"):
+        reef.PlannedChain(net)(x, "1MiB")
 
 
 def test_a_part_of_a_sequential_is_known_the_next_time():

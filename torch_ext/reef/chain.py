@@ -66,11 +66,12 @@ class Chain:
 def _places(stages: torch.nn.Sequential | Iterable[Stage]) -> list[tuple[str, Stage]]:
     if not isinstance(stages, torch.nn.Sequential):
         return [(str(index), stage) for index, stage in enumerate(stages)]
-    own = type(stages)
-    if own.forward is not torch.nn.Sequential.forward:
+    hooks = (stages._forward_hooks, stages._forward_pre_hooks, stages._backward_hooks, stages._backward_pre_hooks)
+    has_own = type(stages).forward is not torch.nn.Sequential.forward or "forward" in stages.__dict__
+    if has_own or any(hooks):
         raise ValueError(
-            f"{own.__name__} has a forward of its own, which a chain of its layers would leave out; give a plain Sequential, "
-            "or a list of callables that do what it does"
+            f"{type(stages).__name__} has {'a forward' if has_own else 'hooks'} of its own, which a chain of its layers would leave "
+            "out; give a plain Sequential, or a list of callables that do what it does"
         )
     return list(stages._modules.items())  # named_children() gives a module once
 
