@@ -103,8 +103,10 @@ std::string ChainProfile::json() const {
   }
   const json::object speed{{"bytes_per_second", tier_speed.bytes_per_second},
                            {"work_share", tier_speed.work_share}};
-  return json::serialize(json::object{
-      {"stages", std::move(all)}, {"tier_speed", speed}, {"tier_capacity_bytes", tier_capacity_bytes}});
+  return json::serialize(json::object{{"stages", std::move(all)},
+                                      {"state_bytes", state_bytes},
+                                      {"tier_speed", speed},
+                                      {"tier_capacity_bytes", tier_capacity_bytes}});
 }
 
 ChainProfile chain_profile_from_json(std::string_view text) {
@@ -114,6 +116,7 @@ ChainProfile chain_profile_from_json(std::string_view text) {
   ChainProfile profile;
   const json::object speed = read(kWhat, "tier_speed", [&] { return chain.at("tier_speed").as_object(); });
   profile.tier_speed = {real(speed, kWhat, "bytes_per_second"), real(speed, kWhat, "work_share")};
+  profile.state_bytes = count(chain, kWhat, "state_bytes");
   profile.tier_capacity_bytes = count(chain, kWhat, "tier_capacity_bytes");
   for (const json::value& each : read(kWhat, "stages", [&] { return chain.at("stages").as_array(); })) {
     const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });

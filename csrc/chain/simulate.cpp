@@ -28,7 +28,9 @@ class ChainSimulation {
         named_(stages() + 2),
         taped_(stages() + 2),
         outputs_(stages() + 2),
-        tapes_(stages() + 2) {}
+        tapes_(stages() + 2) {
+    load_.tape_bytes = profile_.state_bytes;
+  }
 
   ScheduleCost run() {
     for (at_ = 0; at_ < schedule_.operations.size(); ++at_) step(schedule_.operations[at_]);

@@ -1,7 +1,9 @@
 #include "reef/chain_solver.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "chain/solvers.h"
 #include "reef/bytes.h"
@@ -105,6 +107,33 @@ Schedule offload(const ChainProfile& profile, std::uint64_t budget_bytes) {
   refuse(ChainSolver::kOffload, budget_bytes, least_with_transfers(profile, all));
 }
 
+// Without what is there whatever the schedule.
+Schedule planned(const ChainProfile& profile, std::uint64_t budget_bytes, const ChainSolverOptions& options) {
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  switch (options.solver) {
+    case ChainSolver::kStoreAll:
+      return fastest(profile, budget_bytes, options.solver, {store_all(profile)});
+    case ChainSolver::kPeriodic:
+      return fastest(profile, budget_bytes, options.solver, periodic_schedules(stages));
+    case ChainSolver::kRevolve:
+      return fastest(profile, budget_bytes, options.solver, revolve_schedules(stages));
+    case ChainSolver::kDynamic:
+      return dynamic(profile, budget_bytes, options);
+    case ChainSolver::kOffload:
+      return offload(profile, budget_bytes);
+    case ChainSolver::kCombined:
+      return combined(profile, budget_bytes, options);
+    case ChainSolver::kExact:
+      break;
+  }
+  if (stages > kExactStages) {
+    throw ConfigError("plan_chain: solver 'exact' searches all schedules, which " + std::to_string(stages) +
+                      " stages have too many of; at most " + std::to_string(kExactStages) +
+                      ", or use solver 'dynamic'");
+  }
+  return search(profile, budget_bytes, options.solver);
+}
+
 }  // namespace
 
 std::string_view name(ChainSolver solver) {
@@ -131,34 +160,19 @@ Schedule plan_chain(const ChainProfile& profile, std::uint64_t budget_bytes,
                     const ChainSolverOptions& options) {
   check(profile);
   if (options.slots == 0) throw ConfigError("plan_chain: 0 slots hold nothing; give 500, say");
-  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
-  switch (options.solver) {
-    case ChainSolver::kStoreAll:
-      return fastest(profile, budget_bytes, options.solver, {store_all(profile)});
-    case ChainSolver::kPeriodic:
-      return fastest(profile, budget_bytes, options.solver, periodic_schedules(stages));
-    case ChainSolver::kRevolve:
-      return fastest(profile, budget_bytes, options.solver, revolve_schedules(stages));
-    case ChainSolver::kDynamic:
-      return dynamic(profile, budget_bytes, options);
-    case ChainSolver::kOffload:
-      return offload(profile, budget_bytes);
-    case ChainSolver::kCombined:
-      return combined(profile, budget_bytes, options);
-    case ChainSolver::kExact:
-      break;
+  ChainProfile movable = profile;
+  const std::uint64_t stays = std::exchange(movable.state_bytes, 0);
+  try {
+    return planned(movable, budget_bytes - std::min(budget_bytes, stays), options);
+  } catch (const BudgetError& error) {
+    refuse(options.solver, budget_bytes, error.smallest_budget_bytes() + stays);
   }
-  if (stages > kExactStages) {
-    throw ConfigError("plan_chain: solver 'exact' searches all schedules, which " + std::to_string(stages) +
-                      " stages have too many of; at most " + std::to_string(kExactStages) +
-                      ", or use solver 'dynamic'");
-  }
-  return search(profile, budget_bytes, options.solver);
 }
 
 std::uint64_t minimum_bytes(const ChainProfile& profile) {
   check(profile);
-  return profile.stages.size() <= kSearchedStages ? exact_minimum_bytes(profile) : least_peak(profile).bytes;
+  return profile.state_bytes + (profile.stages.size() <= kSearchedStages ? exact_minimum_bytes(profile)
+                                                                         : least_peak(profile).bytes);
 }
 
 std::uint64_t natural_peak_bytes(const ChainProfile& profile) {

@@ -11,11 +11,14 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "chain/terms.h"
+#include "checkpoint/captured.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
@@ -57,6 +60,13 @@ struct GradientSource final : ta::Node {
   Pass made;
 };
 
+/// What backward makes for a parameter, and whether that has no gradient to which it would be added.
+struct NewGradient {
+  std::uint64_t bytes;
+  bool is_first;
+};
+using NewGradients = std::unordered_map<const c10::TensorImpl*, NewGradient>;
+
 /// A stage's backward pass. Its gradients go nowhere, so no hook of a parameter runs.
 class Backward {
  public:
@@ -78,17 +88,17 @@ class Backward {
           open.push_back(edge.function.get());
         } else if (std::find(to_.begin(), to_.end(), edge) == to_.end()) {
           to_.push_back(edge);
-          stays_.push_back(leaf != nullptr && !leaf->variable.is_same(input) &&
-                           !leaf->variable.grad().defined());
+          const bool is_parameter = leaf != nullptr && !leaf->variable.is_same(input);
+          parameters_.push_back(is_parameter ? leaf->variable : Tensor());
         }
       }
     }
   }
 
-  /// Gives the bytes of gradients that parameters did not have before. `begins` is called when the gradient
-  /// of the output is there.
-  std::uint64_t run(const Pass& begins) {
-    if (to_.empty()) return 0;
+  /// Gives the gradients that it makes for parameters. `begins` is called when
+  /// the gradient of the output is there.
+  NewGradients run(const Pass& begins) {
+    if (to_.empty()) return {};
     const Tensor none = at::empty({0}, options_);
     auto source = compat::make_node<GradientSource, decltype(ta::Edge::function)>(std::exchange(from_, {}),
                                                                                   sizes_, options_, begins);
@@ -96,9 +106,11 @@ class Backward {
     const ta::variable_list gradients =
         ta::Engine::get_default_engine().execute({ta::Edge(source, 0)}, {none}, /*keep_graph=*/false,
                                                  /*create_graph=*/false, /*accumulate_grad=*/false, to_);
-    std::uint64_t bytes = 0;
+    NewGradients bytes;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (stays_[i] && gradients[i].defined()) bytes += gradients[i].nbytes();
+      const Tensor& parameter = parameters_[i];
+      if (!parameter.defined() || !gradients[i].defined()) continue;
+      bytes[parameter.unsafeGetTensorImpl()] = {gradients[i].nbytes(), !parameter.grad().defined()};
     }
     return bytes;
   }
@@ -108,7 +120,7 @@ class Backward {
   at::TensorOptions options_;
   ta::Edge from_;
   ta::edge_list to_;
-  std::vector<bool> stays_;  ///< of each of these, whether a parameter keeps what arrives
+  std::vector<Tensor> parameters_;  ///< of each of these, to which it belongs, if one
 };
 
 /// One stage, on one input.
@@ -136,6 +148,8 @@ class StageMeasurement {
 
   const StageProfile& profile() const { return profile_; }
   const Tensor& output() const { return output_; }
+  const NewGradients& gradients() const { return gradients_; }
+  std::uint64_t state_bytes() const { return state_bytes_; }
 
  private:
   struct Seconds {
@@ -215,18 +229,28 @@ class StageMeasurement {
     const Tensor from = input();
     begin();
     {
-      const auto tape = new_tape();
-      const SavedTensorScope scope(Tape::recording(tape, Tape::Keep::kNothing));
-      Tensor output = run(from);
-      output_ = output.detach().requires_grad_(output.requires_grad());
+      Captured captured;
+      {
+        const auto tape = new_tape();
+        const SavedTensorScope scope(Tape::recording(tape, Tape::Keep::kNothing));
+        const Captured::FirstRun finding(captured, Captured::FirstRun::For::kMeasurement);
+        Tensor output = run(from);
+        output_ = output.detach().requires_grad_(output.requires_grad());
+      }
+      state_bytes_ = captured.bytes();
     }
     profile_.output_bytes = more();
     profile_.forward_bytes = peak();
 
     const auto tape = new_tape();
     const std::uint64_t began = at::sequence_number::peek();
+    Captured captured;
     begin();
-    Tensor output = taped(tape, from);
+    Tensor output;
+    {
+      const Captured::FirstRun finding(captured, Captured::FirstRun::For::kMeasurement);
+      output = taped(tape, from);
+    }
     profile_.taped_bytes = peak();
     const auto holds = [&](const Tensor& tensor) {
       return tensor.has_storage() && tape->references(*tensor.storage().unsafeGetStorageImpl()) > 0;
@@ -235,13 +259,20 @@ class StageMeasurement {
     profile_.tape_has_output = profile_.output_bytes > 0 && holds(output);
     Backward backward(output, from, began);
     output.reset();
-    profile_.tape_bytes = more();
+    profile_.tape_bytes = more() - std::min(more(), captured.bytes());
     begin();
-    profile_.gradient_bytes = backward.run(begin);
+    gradients_ = backward.run(begin);
+    for (const auto& [parameter, gradient] : gradients_) {
+      if (gradient.is_first) profile_.gradient_bytes += gradient.bytes;
+    }
     profile_.backward_bytes = peak();
 
     begin();
-    tape->retake([&] { run(input()); }, Tape::Stop::kOnceWhole);
+    {
+      const WritesUndone undone;
+      const Captured::SecondRun finding(captured, "profile_chain: " + profile_.name);
+      tape->retake([&] { run(input()); }, Tape::Stop::kOnceWhole);
+    }
     profile_.retape_bytes = peak();
     settle();
   }
@@ -264,8 +295,28 @@ class StageMeasurement {
   c10::Device device_;
   Surroundings surroundings_{devices_of({input_})};
   StageProfile profile_;
+  NewGradients gradients_;
+  std::uint64_t state_bytes_ = 0;
   Tensor output_;
 };
+
+// What stages share gets its gradient when the last of them has gone backward: autograd holds what they have
+// made so far from the first one on, also where there is a gradient to which it is added then.
+void count_once(ChainProfile& profile, const std::vector<NewGradients>& gradients) {
+  std::unordered_map<const c10::TensorImpl*, int> stages_of;
+  for (const NewGradients& of_stage : gradients) {
+    for (const auto& [parameter, gradient] : of_stage) ++stages_of[parameter];
+  }
+  std::unordered_set<const c10::TensorImpl*> there;
+  for (std::size_t stage = profile.stages.size(); stage-- > 0;) {
+    for (const auto& [parameter, gradient] : gradients[stage]) {
+      if (stages_of[parameter] == 1) continue;
+      std::uint64_t& bytes = profile.stages[stage].gradient_bytes;
+      if (gradient.is_first) bytes -= gradient.bytes;
+      if (there.insert(parameter).second) bytes += gradient.bytes;
+    }
+  }
+}
 
 /// Whether the stage writes into its input, or its output is a part of it.
 struct Sharing {
@@ -291,9 +342,12 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
   if (options.repeats < 1)
     throw ConfigError("profile_chain: " + std::to_string(options.repeats) +
                       " repeats measure nothing; give 3, say");
+  chain.check_current();
   ChainProfile profile;
   std::vector<Tensor> inputs{
       input.detach().requires_grad_(input.requires_grad())};  // of this stage, and the one before
+  std::vector<NewGradients> gradients;                        // of each stage
+  std::vector<std::uint64_t> state_bytes;
   for (std::size_t stage = 0; stage < chain.size();) {
     const Sharing sharing = sharing_of(chain, stage, inputs.back());
     if (stage == 0 && sharing.writes) {
@@ -304,14 +358,20 @@ ChainProfile profile_chain(Chain& chain, const Tensor& input, const ChainProfile
       chain.join(stage--);
       inputs.pop_back();
       profile.stages.pop_back();
+      gradients.pop_back();
+      state_bytes.pop_back();
       continue;
     }
     StageMeasurement measured(chain, stage, inputs.back(), options.repeats);
     profile.stages.push_back(measured.profile());
+    gradients.push_back(measured.gradients());
+    state_bytes.push_back(measured.state_bytes());
     inputs.push_back(measured.output());
     if (inputs.size() > 2) inputs.erase(inputs.begin());
     ++stage;
   }
+  count_once(profile, gradients);
+  profile.state_bytes = std::accumulate(state_bytes.begin(), state_bytes.end(), std::uint64_t{0});
   check(profile);
   return profile;
 }

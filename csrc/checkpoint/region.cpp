@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/captured.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
@@ -18,6 +19,7 @@ struct CheckpointRegion::State {
   class Rerun;
   std::shared_ptr<Rerun> rerun;
   std::optional<SavedTensorScope> scope;
+  std::optional<Captured::FirstRun> first;
 };
 
 /// What is needed to run the function once more. Lives as long as the graph has something of it.
@@ -30,6 +32,7 @@ class CheckpointRegion::State::Rerun {
   }
 
   Surroundings& surroundings() { return surroundings_; }
+  Captured& captured() { return captured_; }
 
   void fill(Tape& tape) {
     if (tape.is_whole()) return;
@@ -40,8 +43,10 @@ class CheckpointRegion::State::Rerun {
     }
     const SurroundingsScope as_then(surroundings_);
     const WritesUndone undone;
+    const Captured::SecondRun finding(captured_, "checkpoint");
     const CategoryScope activations(Category::kActivation);
     tape.retake([&] { function_(inputs); }, Tape::Stop::kOnceWhole);
+    undone.check();
   }
 
  private:
@@ -49,6 +54,7 @@ class CheckpointRegion::State::Rerun {
   /// Made before the region begins: an outer region packs them.
   std::vector<torch::autograd::SavedVariable> inputs_;
   Surroundings surroundings_;
+  Captured captured_;
 };
 
 CheckpointRegion::CheckpointRegion(std::function<void(const std::vector<Tensor>&)> function,
@@ -61,10 +67,12 @@ CheckpointRegion::CheckpointRegion(std::function<void(const std::vector<Tensor>&
   state_ = std::make_unique<State>();
   state_->rerun = std::move(rerun);
   state_->scope.emplace(Tape::recording(tape, Tape::Keep::kNothing));
+  state_->first.emplace(state_->rerun->captured());
 }
 
 CheckpointRegion::~CheckpointRegion() {
   if (state_ == nullptr) return;
+  state_->first.reset();
   state_->scope.reset();
   state_->rerun->surroundings().forget_unmoved_generators();
 }

@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
@@ -7,10 +8,14 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/captured.h"
+#include "checkpoint/run.h"
+#include "checkpoint/run_meter.h"
 #include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/tier_copy.h"
 #include "checkpoint/writes_undone.h"
+#include "observer/call.h"
 #include "page/pager.h"
 #include "reef/chain.h"
 #include "reef/error.h"
@@ -39,7 +44,7 @@ class Forgotten final : public torch::autograd::SavedVariableHooks {
 class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
  public:
   ScheduleRun(Chain chain, Schedule schedule, const Tensor& input, const CheckpointOptions& options,
-              const std::shared_ptr<Tier>& tier)
+              const std::shared_ptr<Tier>& tier, std::function<void(std::uint64_t)> needed)
       : chain_(std::move(chain)),
         schedule_(std::move(schedule)),
         input_(input, /*is_output=*/false),
@@ -47,15 +52,17 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         stages_(chain_.size() + 2) {
     // Inside a budget its pager moves memory, and would move the same.
     if (tier && Pager::running(input.device()) == nullptr) lane_.emplace(tier, input.device());
+    const auto slot = slot_of(input.device());
+    if (needed && slot && Pager::running(input.device()) == nullptr) meter_.emplace(*slot, std::move(needed));
     const auto lock = std::make_shared<std::recursive_mutex>();
     for (std::uint32_t i = 1; i <= schedule_.stages; ++i) {
-      stages_[i].tape = std::make_unique<Tape>(
-          "run: stage " + std::to_string(i) + " (" + chain_.name(i - 1) + ")", options.check_values, lock);
+      stages_[i].tape = std::make_unique<Tape>(what(i), options.check_values, lock);
       stages_[i].tape->set_wanted([this, i] { advance_to(i); });
     }
   }
 
   Tensor forward(Tensor value) {
+    const OperatorObservation observing = ObservedRun::observation();
     for (; schedule_.operations[position_].kind != Kind::kLoss; ++position_) {
       const ScheduleOp& op = schedule_.operations[position_];
       Stage& stage = stages_[op.stage];
@@ -65,11 +72,13 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
         value = first(op, value);
         stage.then->forget_unmoved_generators();
         stage.output = value.detach();
+        output_bytes_ = value.nbytes();
       } else {
         keep_house(op);
       }
     }
     ++position_;
+    if (meter_) meter_->leave();
     return value;
   }
 
@@ -79,14 +88,20 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     Tensor output;  ///< while the schedule keeps it
     bool input_requires_grad = false;
     std::optional<Surroundings> then;
+    Captured captured;
     std::unique_ptr<TierCopy> output_copy, tape_copy;
   };
+
+  std::string what(std::uint32_t stage) const {
+    return "run: stage " + std::to_string(stage) + " (" + chain_.name(stage - 1) + ")";
+  }
 
   Tensor first(const ScheduleOp& op, const Tensor& value) {
     const auto keep = op.kind == Kind::kTaped ? Tape::Keep::kTensors : Tape::Keep::kNothing;
     const std::shared_ptr<Tape> tape(shared_from_this(),
                                      stages_[op.stage].tape.get());  // the graph holds all of this
     const SavedTensorScope scope(Tape::recording(tape, keep));
+    const Captured::FirstRun finding(stages_[op.stage].captured);
     return chain_.run(op.stage - 1, value);
   }
 
@@ -156,6 +171,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   }
 
   void advance_to(std::uint32_t stage) {
+    if (meter_) meter_->come_back(output_bytes_);
     const ScheduleOp wanted{Kind::kBackward, stage};
     for (bool again = false; schedule_.operations[position_] != wanted; ++position_) {
       if (position_ + 1 == schedule_.operations.size() && !again) {
@@ -171,6 +187,20 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
       }
     }
     arrive_for_backward(stage);
+    if (meter_ && stage == 1) end_measurement();
+  }
+
+  // The first stage's backward pass is the last of the run's, if nothing is behind it.
+  void end_measurement() {
+    if (stages_[1].input_requires_grad || !in_backward()) {
+      meter_->end();
+      meter_.reset();
+    } else if (!std::exchange(ends_, true)) {
+      torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] {
+        self->meter_->end();
+        self->meter_.reset();
+      });
+    }
   }
 
   void begin_again() {
@@ -195,6 +225,7 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
     const Tensor input = input_of(op.stage);
     const SurroundingsScope as_then(*stage.then);
     const WritesUndone undone;
+    const Captured::SecondRun finding(stage.captured, what(op.stage));
     const CategoryScope activations(Category::kActivation);
     const at::AutoGradMode grad_mode(true);
     if (op.kind == Kind::kForward) {
@@ -215,6 +246,9 @@ class ScheduleRun : public std::enable_shared_from_this<ScheduleRun> {
   std::optional<TierLane> lane_;  ///< before what is copied by it
   std::vector<Stage> stages_;     ///< from 1; the last stands for the program
   std::size_t position_ = 0;      ///< of the next operation
+  std::optional<RunMeter> meter_;
+  std::uint64_t output_bytes_ = 0;
+  bool ends_ = false;
 };
 
 // Sizes do not matter to whether it is legal.
@@ -237,9 +271,17 @@ void check_legal(const Chain& chain, const Schedule& schedule, bool has_tier) {
 
 Tensor run(const Chain& chain, const Schedule& schedule, const Tensor& input,
            const CheckpointOptions& options, const std::shared_ptr<Tier>& tier) {
+  return run_measured(chain, schedule, input, options, tier, {});
+}
+
+Tensor run_measured(const Chain& chain, const Schedule& schedule, const Tensor& input,
+                    const CheckpointOptions& options, const std::shared_ptr<Tier>& tier,
+                    std::function<void(std::uint64_t)> needed) {
+  chain.check_current();
   check_legal(chain, schedule, tier != nullptr);
   if (!at::GradMode::is_enabled()) return chain(input);
-  return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier)->forward(input);
+  return std::make_shared<ScheduleRun>(chain, schedule, input, options, tier, std::move(needed))
+      ->forward(input);
 }
 
 }  // namespace reef

@@ -14,12 +14,12 @@
 namespace reef {
 namespace {
 
-/// Module, whether it trains, the group, and what is asked for besides the budget.
-using Key = std::tuple<const void*, bool, const void*, ChainSolver, std::uint32_t, bool, std::string,
+/// First layer, the group, and what is asked for besides the budget.
+using Key = std::tuple<const void*, const void*, ChainSolver, std::uint32_t, bool, bool, std::string,
                        const void*, double, double>;
 
 struct Entry {
-  std::weak_ptr<torch::nn::Module> module;
+  std::weak_ptr<torch::nn::Module> first;
   std::shared_ptr<PlannedChain> chain;
 };
 
@@ -34,12 +34,15 @@ std::shared_ptr<PlannedChain> chain_of(const torch::nn::Sequential& modules, con
   static auto* const mutex = new std::mutex;
   static auto* const all = new std::map<Key, Entry>;
   const std::lock_guard lock(*mutex);
-  std::erase_if(*all, [](const auto& entry) { return entry.second.module.expired(); });
+  std::erase_if(*all, [](const auto& entry) { return entry.second.first.expired(); });
+  const std::shared_ptr<torch::nn::Module> first =
+      modules->is_empty() ? modules.ptr() : modules->begin()->ptr();  // another Sequential may have them, too
   Entry& entry =
-      (*all)[{modules.get(), modules->is_training(), group.get(), options.solver.solver, options.solver.slots,
-              options.checkpoint.check_values, names_of(options.checkpoint.devices), options.tier.get(),
-              options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
-  if (!entry.chain) entry = {modules.ptr(), std::make_shared<PlannedChain>(Chain(modules), group, options)};
+      (*all)[{first.get(), group.get(), options.solver.solver, options.solver.slots,
+              options.checkpoint.check_values, options.price_sizes, names_of(options.checkpoint.devices),
+              options.tier.get(), options.tier_speed.bytes_per_second, options.tier_speed.work_share}];
+  // Without stages, which are those that there are at each call.
+  if (!entry.chain) entry = {first, std::make_shared<PlannedChain>(Chain(), group, options)};
   return entry.chain;
 }
 
@@ -53,18 +56,17 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at:
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
                                  std::int64_t budget_bytes, const ProcessGroupPtr& group,
                                  const PlannedChainOptions& options) {
-  return (*chain_of(modules, group, options))(input, budget_bytes);
+  return (*chain_of(modules, group, options))(Chain(modules), input, budget_bytes);
 }
 
-const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                         std::int64_t budget_bytes, const PlannedChainOptions& options) {
+ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input, std::int64_t budget_bytes,
+                  const PlannedChainOptions& options) {
   return plan_of(modules, input, budget_bytes, ProcessGroupPtr(), options);
 }
 
-const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                         std::int64_t budget_bytes, const ProcessGroupPtr& group,
-                         const PlannedChainOptions& options) {
-  return chain_of(modules, group, options)->plan(input, budget_bytes);
+ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input, std::int64_t budget_bytes,
+                  const ProcessGroupPtr& group, const PlannedChainOptions& options) {
+  return chain_of(modules, group, options)->plan(Chain(modules), input, budget_bytes);
 }
 
 }  // namespace reef

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "checkpoint/captured.h"
 #include "checkpoint/writes_undone.h"
 #include "observer/call.h"
 #include "reef/error.h"
@@ -71,11 +72,15 @@ class Tape::RetakingHook final : public torch::autograd::SavedVariableHooks {
   RetakingHook(Tape& tape, Stop stop) : tape_(tape), stop_(stop) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
+    Captured::SecondRun::check_innermost();
     tensor_ = tensor.detach();
     const std::size_t index = tape_.tensors_.size();
     tape_.expect(index, tensor_);
     tape_.tensors_.push_back(tensor_);
-    if (stop_ == Stop::kOnceWhole && index + 1 == tape_.saved_.size()) throw Whole();
+    if (stop_ != Stop::kOnceWhole || index + 1 < tape_.saved_.size()) return;
+    // Such as the noise of rrelu: then the function runs to its end, which is not far.
+    const auto& all = tape_.tensors_;
+    if (std::none_of(all.begin(), all.end(), ObservedRun::is_unfinished)) throw Whole();
   }
   at::Tensor call_unpack_hook() override { return tensor_; }
 
@@ -143,8 +148,9 @@ std::vector<c10::Storage> Tape::own_storages() const {
 
 Tape::Saved Tape::describe(const at::Tensor& tensor) const {
   std::uint64_t hash = 0;
-  const bool opaque =
-      tensor.layout() != c10::kStrided || tensor.scalar_type() == at::kByte;  // workspaces have gaps
+  const bool opaque = tensor.layout() != c10::kStrided ||
+                      tensor.scalar_type() == at::kByte ||  // workspaces have gaps
+                      ObservedRun::is_unfinished(tensor);
   if (checks_values_ && !opaque) {
     const at::NoGradGuard no_grad;
     const at::Tensor plain = tensor.detach().contiguous().cpu();

@@ -2,88 +2,58 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
-#include "observer/call.h"
+#include "reef/checkpoint.h"
 
 namespace reef {
 namespace {
 
-/// Of this thread, the innermost; nullptr while it works itself.
-thread_local WritesUndone* current = nullptr;
+thread_local WritesUndone* innermost_undone = nullptr;  ///< of this thread, the innermost
 
 }  // namespace
 
-class WritesUndone::Listener final : public OperatorListener {
- public:
-  bool needs_outputs() const override { return true; }
-
-  bool begins(OperatorCall& call) override {
-    if (current == nullptr || !call.op.touches_memory()) return false;
-    if (current->depth_++ == 0) current->about_to_run(call);
-    return true;
-  }
-
-  void ends(OperatorCall& call) noexcept override {
-    if (current != nullptr && --current->depth_ == 0) current->has_run(call);
-  }
-};
-
-// Never destroyed: an operator that it heard begin may end at any time.
-WritesUndone::Listener& WritesUndone::listener() {
-  static auto* const one = new Listener;
-  return *one;
+WritesUndone::WritesUndone() : ObservedRun(Kind::kUndone), outer_scope_(innermost_undone) {
+  innermost_undone = this;
 }
-
-WritesUndone::WritesUndone() : outer_(current), observation_(listener()) { current = this; }
 
 WritesUndone::~WritesUndone() {
-  current = nullptr;
+  const Unobserved unobserved;
   const at::NoGradGuard no_grad;
-  std::for_each(written_.rbegin(), written_.rend(), [](const Written& written) {
-    at::Tensor(written.tensor.variable_data()).copy_(written.before);  // and its version counter stays
-  });
-  current = outer_;
+  for (const auto& [storage, copy] : written_) copy.put_back();
+  for (auto version = versions_.rbegin(); version != versions_.rend(); ++version) {
+    version->counter.set_version(version->then);
+  }
+  innermost_undone = outer_scope_;
 }
+
+bool WritesUndone::is_in_force() { return innermost_undone != nullptr; }
 
 bool WritesUndone::puts_back(const at::Tensor& tensor) {
-  if (current == nullptr) return false;
-  return std::any_of(current->written_.begin(), current->written_.end(),
-                     [&](const Written& written) { return written.tensor.is_alias_of(tensor); });
-}
-
-void WritesUndone::about_to_run(const OperatorCall& call) {
-  const auto inputs = call.call.inputs();
-  for (std::size_t i = 0; i < inputs.size() && call.op.writes_arguments != 0; ++i) {
-    if (!call.op.writes(i)) continue;
-    any_tensor(inputs[i], [&](const at::Tensor& tensor) {
-      about_to_write(tensor);
-      return false;
-    });
-  }
-}
-
-void WritesUndone::has_run(const OperatorCall& call) {
-  if (call.op.writes_arguments != 0) return;  // what it gives is not new
-  for (const c10::IValue& output : call.call.outputs()) {
-    any_tensor(output, [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.has_storage()) made_.insert(tensor.storage().unsafeGetStorageImpl());
-      return false;
-    });
-  }
+  return innermost_undone != nullptr && tensor.has_storage() &&
+         innermost_undone->written_.contains(tensor.storage().unsafeGetStorageImpl());
 }
 
 // What has been made since is written as often as one likes.
-void WritesUndone::about_to_write(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage() || tensor.requires_grad()) return;
-  if (made_.contains(tensor.storage().unsafeGetStorageImpl())) return;
-  for (const Written& written : written_) {
-    if (written.tensor.is_same(tensor)) return;
-  }
-  current = nullptr;
-  const at::NoGradGuard no_grad;
-  written_.push_back({tensor, tensor.clone()});
-  current = this;
+void WritesUndone::about_to_run(const OperatorCall& call) {
+  if (call.op.writes_arguments == 0) return;
+  found_in(call, [&](const at::Tensor& tensor, std::size_t argument) {
+    // Of parameters only what an operator says: of one that may lie, copying them all would cost too much.
+    const bool writes = tensor.requires_grad() ? call.op.says_it_writes(argument) : call.op.writes(argument);
+    if (writes && tensor.is_leaf()) about_to_write(tensor);
+  });
 }
+
+void WritesUndone::about_to_write(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) {
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    versions_.push_back({counter, counter.current_version()});
+  }
+  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  if (written_.contains(storage)) return;
+  const Unobserved unobserved;
+  written_.emplace(storage, StorageCopy(tensor.storage()));
+}
+
+bool is_undone() { return WritesUndone::is_in_force(); }
+bool is_run_again() { return ObservedRun::innermost_is_again(); }
 
 }  // namespace reef

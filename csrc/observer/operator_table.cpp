@@ -38,12 +38,14 @@ bool is_of_torch(const c10::FunctionSchema& schema) {
 }
 
 // Schemas of LibTorch's own operators tell the truth about what is written, except for batch norm's
-// statistics. Of others nothing is known.
-bool may_write(const c10::FunctionSchema& schema, std::size_t argument) {
+// statistics. Of others nothing is known; collectives say nothing.
+bool says_it_writes(const c10::FunctionSchema& schema, std::size_t argument) {
   const c10::Argument& what = schema.arguments()[argument];
   if (what.alias_info() != nullptr && what.alias_info()->isWrite()) return true;
-  if (what.name() == "running_mean" || what.name() == "running_var") return true;
-  return !is_of_torch(schema);
+  return what.name() == "running_mean" || what.name() == "running_var" || schema.name().starts_with("c10d::");
+}
+bool may_write(const c10::FunctionSchema& schema, std::size_t argument) {
+  return says_it_writes(schema, argument) || !is_of_torch(schema);
 }
 
 // A kernel that only calls other operators: it is registered for no backend.
@@ -74,7 +76,9 @@ Entry* describe(const at::RecordFunction& call, std::string_view name, std::stri
   op.makes_alike = name.ends_with("_like") || name == "aten::clone";
   op.is_collective = name.starts_with("c10d::");
   for (std::size_t i = 0; i < schema->arguments().size(); ++i) {
-    if (may_write(*schema, i)) op.writes_arguments |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
+    const std::uint64_t bit = std::uint64_t{1} << std::min<std::size_t>(i, 63);
+    if (may_write(*schema, i)) op.writes_arguments |= bit;
+    if (says_it_writes(*schema, i)) op.says_it_writes_arguments |= bit;
   }
   op.is_composite = is_composite(*schema);
   op.is_view = is_view(*schema);

@@ -24,11 +24,16 @@ struct Operator {
   bool is_of_torch = false;      ///< of the aten or prims namespace: its schema tells the truth
   bool makes_alike = false;      ///< zeros_like, clone and so on: the result is of the argument's kind
   std::uint64_t writes_arguments = 0;  ///< bit i: argument i is written; the last bit is for all after it too
+  /// The same, where the schemas of others than LibTorch are taken at their word.
+  std::uint64_t says_it_writes_arguments = 0;
 
   /// It has a kernel that reads or writes memory.
   bool touches_memory() const { return is_operator && !is_composite && !is_view; }
   bool writes(std::size_t argument) const {
     return (writes_arguments >> std::min<std::size_t>(argument, 63) & 1) != 0;
+  }
+  bool says_it_writes(std::size_t argument) const {
+    return (says_it_writes_arguments >> std::min<std::size_t>(argument, 63) & 1) != 0;
   }
 };
 

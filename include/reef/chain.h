@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "reef/tier.h"
 
 namespace torch::nn {
+class Module;
 class Sequential;
 }  // namespace torch::nn
 
@@ -29,13 +31,17 @@ namespace reef {
 class REEF_API Chain {
  public:
   using Stage = std::function<at::Tensor(const at::Tensor&)>;
+  /// Says as text what a stage's costs depend on besides its input, as it is now. `gradients`: and which
+  /// parameters have one.
+  using State = std::function<std::string(bool gradients)>;
 
   Chain() = default;
   explicit Chain(const std::vector<Stage>& stages);
-  /// A stage for each module of `modules`, which are shared, named as they are there.
+  /// A stage for each place of `modules`, a module that stands at several among them; the modules are shared,
+  /// and named as they are there. Throws ConfigError where it is used after a layer was added.
   explicit Chain(const torch::nn::Sequential& modules);
 
-  void add(std::string name, Stage stage);
+  void add(std::string name, Stage stage, State state = {});
   std::size_t size() const { return links_.size(); }
   const std::string& name(std::size_t stage) const { return links_.at(stage).name; }  ///< from 0
   at::Tensor run(std::size_t stage, const at::Tensor& input) const { return links_.at(stage).stage(input); }
@@ -44,14 +50,30 @@ class REEF_API Chain {
 
   /// Makes one of two stages, from 0: `stage` and the one before it.
   void join(std::size_t stage);
+  /// Of how many stages that were added each of them consists.
+  std::vector<std::size_t> parts() const;
+  /// Joins stages until these are its parts. Throws ConfigError if they are not of so many stages.
+  void join_to(const std::vector<std::size_t>& parts);
+
+  /// What all stages say of themselves. A plan holds as long as it stays the same.
+  std::string state(bool gradients) const;
+  /// Throws ConfigError if what the stages were made from has others now.
+  void check_current() const;
 
  private:
   struct Link {
     std::string name;
     Stage stage;
+    State state;
+    std::size_t parts = 1;
   };
   std::vector<Link> links_;
+  std::function<void()> check_;
 };
+
+/// The State of a stage that is a module: which modules it has, whether they train, and of their parameters
+/// and buffers shapes, dtypes, devices and what requires a gradient.
+REEF_API std::string chain_state_of(const std::shared_ptr<torch::nn::Module>& module, bool gradients);
 
 struct ChainProfileOptions {
   /// Each time is the median of so many, after one that is not counted.
@@ -89,6 +111,7 @@ struct ChainPlan {
   ScheduleCost cost;
   std::uint64_t budget_bytes = 0;
   std::uint64_t natural_peak_bytes = 0;
+  bool is_priced = false;  ///< its profile is an upper bound, from inputs of other sizes
 
   /// "24 stages within 200 MiB: peak 199 MiB of 410 MiB, 9.1 % more time", and what moves to a tier
   REEF_API std::string text() const;
@@ -102,10 +125,17 @@ struct PlannedChainOptions {
   std::shared_ptr<Tier> tier = {};
   /// 0 bytes a second: measured when a chain is profiled, with as much as the largest tape, 16 MiB at most.
   TierSpeed tier_speed = {};
+  /// Whether inputs whose sizes are near or between those of inputs that have been profiled may be planned
+  /// for without a profile of their own, by an upper bound of their bytes. It holds where bytes grow with
+  /// each size like sums or maxima of its powers of up to 2.
+  bool price_sizes = true;
 };
 
-/// A chain that is profiled and planned for when it meets an input of another shape, dtype or device.
-/// Thread-safe.
+/// A chain that is profiled and planned for when it meets an input of another shape, dtype or device, and
+/// when its stages are no longer what they were (see Chain::state): a layer replaced, added, frozen or
+/// unfrozen, one that trains or no longer does. Inputs of sizes near or between those that it has met are not
+/// profiled but priced; if a run has needed more than it was given, a warning says so, and from then on each
+/// size is profiled. 64 kinds of stages and inputs are kept, with 64 profiles of each. Thread-safe.
 class REEF_API PlannedChain {
  public:
   explicit PlannedChain(Chain chain, const PlannedChainOptions& options = {});
@@ -122,29 +152,32 @@ class REEF_API PlannedChain {
   /// before, gradients of parameters included where there were none, and are as fast as a schedule for that
   /// makes them. Throws BudgetError, with the smallest budget that would do, and as profile_chain() does.
   at::Tensor operator()(const at::Tensor& input, std::int64_t budget_bytes);
+  /// The same of `now`, whose stages need not be those that it was called with before.
+  at::Tensor operator()(const Chain& now, const at::Tensor& input, std::int64_t budget_bytes);
 
-  /// What that has chosen, or chooses now, for such an input. Good as long as this lives.
-  const ChainPlan& plan(const at::Tensor& input, std::int64_t budget_bytes);
+  /// What that has chosen, or chooses now, for such an input.
+  ChainPlan plan(const at::Tensor& input, std::int64_t budget_bytes);
+  ChainPlan plan(const Chain& now, const at::Tensor& input, std::int64_t budget_bytes);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
-/// modules->forward(input) as a PlannedChain. The first call with such an input profiles the chain, which
-/// takes the time of some steps; what it finds is kept as long as the modules live.
+/// modules->forward(input) as a PlannedChain of the layers that there are now. The first call with such an
+/// input and such layers profiles the chain, which takes the time of some steps; what it finds is kept as
+/// long as the modules live.
 REEF_API at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
                                           std::int64_t budget_bytes, const PlannedChainOptions& options = {});
 REEF_API at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, const at::Tensor& input,
                                           std::int64_t budget_bytes, const ProcessGroupPtr& group,
                                           const PlannedChainOptions& options = {});
 
-/// What checkpoint_sequential() has chosen, or chooses now, for the same arguments. Good as long as the
-/// modules live.
-REEF_API const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                                  std::int64_t budget_bytes, const PlannedChainOptions& options = {});
-REEF_API const ChainPlan& plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
-                                  std::int64_t budget_bytes, const ProcessGroupPtr& group,
-                                  const PlannedChainOptions& options = {});
+/// What checkpoint_sequential() has chosen, or chooses now, for the same arguments.
+REEF_API ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                           std::int64_t budget_bytes, const PlannedChainOptions& options = {});
+REEF_API ChainPlan plan_of(const torch::nn::Sequential& modules, const at::Tensor& input,
+                           std::int64_t budget_bytes, const ProcessGroupPtr& group,
+                           const PlannedChainOptions& options = {});
 
 }  // namespace reef

@@ -47,6 +47,9 @@ struct TierSpeed {
 
 struct ChainProfile {
   std::vector<StageProfile> stages;
+  /// Of tensors that stages both read and write, as they were before: kept from forward to backward, whatever
+  /// the schedule. Part of every peak.
+  std::uint64_t state_bytes = 0;
   TierSpeed tier_speed = {};
   std::uint64_t tier_capacity_bytes = 0;
 

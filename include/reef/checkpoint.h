@@ -42,6 +42,14 @@ class REEF_API CheckpointRegion {
   std::unique_ptr<State> state_;
 };
 
+/// Whether what this thread runs is run once more, or measured by profile_chain(): what it writes into
+/// tensors that were there is put back. For functions that do something else besides computing: count, log,
+/// draw.
+REEF_API bool is_undone();
+/// Whether that is so of the innermost checkpointed function or stage of a chain that this thread runs: not
+/// of one that is run first within another that is run once more.
+REEF_API bool is_run_again();
+
 /// function(inputs...), whose intermediate tensors are not kept for backward but computed once more there:
 /// only the inputs are kept. The graph is the real one, so gradients are bit for bit those of the plain call,
 /// of captured tensors and parameters as well, for any number of inputs and outputs, whether inputs require a
@@ -50,10 +58,11 @@ class REEF_API CheckpointRegion {
 ///     auto y = reef::checkpoint([&](at::Tensor x) { return block->forward(x); }, x);
 ///
 /// `function`, copied, must compute the same when it is called with the same tensors again: the states of the
-/// default generators and autocast's settings are those of the first run then, and what it writes into
-/// tensors that require no gradient (running statistics) is put back. Tensors that it reads besides its
-/// inputs must not change until backward; of what autograd saves that is noticed. Throws what `function`
-/// throws, and in backward RecomputeError. Kept bytes: the inputs, and of each saved tensor its shape; when
+/// default generators, autocast's settings and tensors that it reads and writes in place itself (running
+/// averages) are those of the first run then, and what it writes is put back. Tensors that it reads besides
+/// must not be modified until backward. Throws what `function` throws, and in backward RecomputeError, if
+/// such a tensor was modified, or if the function carries a tensor from run to run that is not the same one.
+/// Kept bytes: the inputs, of each saved tensor its shape, a copy of what it both reads and writes, and when
 /// generators have been used, their states.
 template <class Function, class... Inputs>
 requires(std::is_convertible_v<Inputs, at::Tensor>&&...) auto checkpoint(const CheckpointOptions& options,

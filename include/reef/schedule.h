@@ -53,7 +53,7 @@ REEF_API Schedule schedule_from_json(std::string_view text);
 /// What is alive while an operation runs, at its peak.
 struct ScheduleLoad {
   std::uint64_t output_bytes = 0;  ///< outputs that are kept, or that a tape holds
-  std::uint64_t tape_bytes = 0;    ///< what tapes hold besides
+  std::uint64_t tape_bytes = 0;    ///< what tapes hold besides, and ChainProfile::state_bytes
   std::uint64_t gradient_bytes =
       0;                            ///< of parameters, so far, and of the output that is being gone back from
   std::uint64_t working_bytes = 0;  ///< what the operation needs on top

@@ -60,6 +60,12 @@ std::vector<Row> rows() {
                    net.ptr(),
                    [net](const Tensors& in) mutable { return Tensors{net->forward(net->forward(in[0]))}; },
                    {leaf({8, 16})}});
+    all.push_back({"noise that is saved before it is drawn",
+                   net.ptr(),
+                   [net](const Tensors& in) mutable {
+                     return Tensors{torch::rrelu(net->forward(in[0]), 0.1, 0.4, /*training=*/true)};
+                   },
+                   {leaf({8, 16})}});
     all.push_back({"written in place",
                    net.ptr(),
                    [net](const Tensors& in) mutable {

@@ -38,16 +38,16 @@ using OptionalTier = std::optional<c10::intrusive_ptr<BoundTier>>;
 std::shared_ptr<reef::Tier> tier_of(const OptionalTier& tier) { return tier ? (*tier)->tier : nullptr; }
 
 struct Planned : torch::CustomClassHolder {
-  Planned(const c10::intrusive_ptr<Chain>& chain, const std::string& solver, std::int64_t slots,
-          std::int64_t repeats, bool check_values,
+  Planned(const std::string& solver, std::int64_t slots, std::int64_t repeats, bool check_values,
           const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& group, const OptionalTier& tier,
-          std::vector<double> tier_speed)
-      : planned(chain->chain, group.value_or(nullptr),
+          std::vector<double> tier_speed, bool price_sizes)
+      : planned(reef::Chain(), group.value_or(nullptr),
                 {.solver = solver_of(solver, slots, 0),
                  .profile = {.repeats = static_cast<int>(repeats)},
                  .checkpoint = {.check_values = check_values},
                  .tier = tier_of(tier),
-                 .tier_speed = {tier_speed.at(0), tier_speed.at(1)}}) {}
+                 .tier_speed = {tier_speed.at(0), tier_speed.at(1)},
+                 .price_sizes = price_sizes}) {}
   reef::PlannedChain planned;
 };
 
@@ -86,10 +86,20 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<Chain>("Chain")
       .def(torch::init<>())
       .def("add",
-           [](const Self& self, std::string name, std::int64_t function) {
-             self->chain.add(std::move(name), [call = PythonFunction(function)](const at::Tensor& input) {
-               return call({input}).at(0);
-             });
+           [](const Self& self, std::string name, std::int64_t function, std::string state) {
+             self->chain.add(
+                 std::move(name),
+                 [call = PythonFunction(function)](const at::Tensor& input) { return call({input}).at(0); },
+                 [of = std::move(state)](bool) { return of; });  // a chain is made anew for each call
+           })
+      .def("parts",
+           [](const Self& self) {
+             const std::vector<std::size_t> parts = self->chain.parts();
+             return std::vector<std::int64_t>(parts.begin(), parts.end());
+           })
+      .def("join_to",
+           [](const Self& self, const std::vector<std::int64_t>& parts) {
+             self->chain.join_to({parts.begin(), parts.end()});
            })
       .def("names", [](const Self& self) {
         std::vector<std::string> names;
@@ -98,9 +108,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
 
   m.class_<Planned>("PlannedChain")
-      .def(torch::init<const Self&, const std::string&, std::int64_t, std::int64_t, bool,
+      .def(torch::init<const std::string&, std::int64_t, std::int64_t, bool,
                        const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>&, const OptionalTier&,
-                       std::vector<double>>());
+                       std::vector<double>, bool>());
 
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def("profile_chain(__torch__.torch.classes.reef.Chain chain, Tensor input, int repeats) -> str",
@@ -116,17 +126,18 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                          {.check_values = check_values}, tier_of(tier));
       });
   m.def(
-      "run_planned_chain(__torch__.torch.classes.reef.PlannedChain chain, Tensor input, int budget_bytes) -> "
-      "Tensor",
-      [](const PlannedSelf& self, const at::Tensor& input, std::int64_t budget_bytes) {
-        return self->planned(input, budget_bytes);
+      "run_planned_chain(__torch__.torch.classes.reef.PlannedChain planned, "
+      "__torch__.torch.classes.reef.Chain "
+      "chain, Tensor input, int budget_bytes) -> Tensor",
+      [](const PlannedSelf& self, const Self& chain, const at::Tensor& input, std::int64_t budget_bytes) {
+        return self->planned(chain->chain, input, budget_bytes);
       });
   m.def(
-      "plan_of_chain(__torch__.torch.classes.reef.PlannedChain chain, Tensor input, int budget_bytes) -> "
-      "(str, str, str)",
-      [](const PlannedSelf& self, const at::Tensor& input, std::int64_t budget_bytes) {
-        const reef::ChainPlan& plan = self->planned.plan(input, budget_bytes);
-        return std::make_tuple(plan.profile.json(), plan.schedule.json(), plan.text());
+      "plan_of_chain(__torch__.torch.classes.reef.PlannedChain planned, __torch__.torch.classes.reef.Chain "
+      "chain, Tensor input, int budget_bytes) -> (str, str, str, bool)",
+      [](const PlannedSelf& self, const Self& chain, const at::Tensor& input, std::int64_t budget_bytes) {
+        const reef::ChainPlan plan = self->planned.plan(chain->chain, input, budget_bytes);
+        return std::make_tuple(plan.profile.json(), plan.schedule.json(), plan.text(), plan.is_priced);
       });
 
   m.def("chain_solvers() -> str[]", [] {

@@ -27,4 +27,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<Region>("CheckpointRegion")
       .def(torch::init<std::int64_t, const std::vector<std::string>&, bool>())
       .def("end", [](const c10::intrusive_ptr<Region>& self) { self->region.reset(); });
+  m.def("is_undone() -> bool", [] { return reef::is_undone(); });
+  m.def("is_run_again() -> bool", [] { return reef::is_run_again(); });
 }

@@ -17,7 +17,7 @@ from .budget import (
 )
 from .bytes import format_bytes, parse_bytes
 from .chain import Chain, ChainPlan, PlannedChain, checkpoint_sequential, plan_of
-from .checkpoint import checkpoint
+from .checkpoint import checkpoint, is_undone
 from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
 from .delayed_update import DelayedUpdate
@@ -108,6 +108,7 @@ __all__ = [
     "host_tier",
     "include_dir",
     "init_process_group",
+    "is_undone",
     "optim",
     "parse_bytes",
     "part_of",

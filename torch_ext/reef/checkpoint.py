@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree
 
+from ._carried import Carried
 from ._function import number_of
 
 T = TypeVar("T")
@@ -19,11 +20,13 @@ def checkpoint(function: Callable[..., T], *args: Any, check_values: bool = Fals
 
     The graph is the real one, so gradients are bit for bit those of the plain call, of captured tensors and parameters
     too, whether arguments require a gradient or not; ``torch.autograd.grad``, retained graphs, double backward, hooks and
-    nested calls work. ``function`` must compute the same when it is called again: the default generators and autocast are
-    as in the first run then, and what it writes into tensors that require no gradient (running statistics of batch norm)
-    is put back. The second run is ended by an exception from within an operator as soon as all that is needed is there.
+    nested calls work. ``function`` must compute the same when it is called again: the default generators, autocast, and
+    tensors that it both reads and writes (running averages) are as in the first run then, and what it writes is put back.
+    So are tensors that modules found in it have as buffers or attributes and replace. What else it reads must not be
+    modified until backward. The second run is ended by an exception from within an operator as soon as all that is needed is there.
     Numbers, shapes and dtypes of what autograd saves are compared, and with ``check_values`` a hash of the values;
-    RuntimeError if they differ, or if what is saved was modified in place since."""
+    RuntimeError if they differ, if what is saved or read was modified in place since, or if ``function`` carries a tensor
+    from run to run in a way that is not seen here."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     leaves, structure = _pytree.tree_flatten((args, kwargs))
@@ -31,6 +34,7 @@ def checkpoint(function: Callable[..., T], *args: Any, check_values: bool = Fals
     inputs = [leaves[place] for place in places]
     others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     kept = _Kept.apply(torch.empty(0, requires_grad=True), *inputs).grad_fn
+    function = Carried(function)
 
     def again() -> list[torch.Tensor]:
         filled = list(others)
@@ -46,6 +50,12 @@ def checkpoint(function: Callable[..., T], *args: Any, check_values: bool = Fals
         return function(*args, **kwargs)
     finally:
         region.end()
+
+
+def is_undone() -> bool:
+    """Whether what this thread runs is run once more for backward, or measured by ``Chain.profile``: what it writes into
+    tensors that were there is put back. For functions that do something else besides computing: count, log, draw."""
+    return torch.ops.reef.is_undone()
 
 
 class _Kept(torch.autograd.Function):

@@ -54,6 +54,9 @@ class ChainProfile:
     tier_speed: TierSpeed = TierSpeed()
     """See ``Tier.speed``."""
     tier_capacity_bytes: int = 0
+    state_bytes: int = 0
+    """Of tensors that stages both read and write, as they were before: kept from forward to backward, whatever the schedule.
+    Part of every peak."""
 
     @staticmethod
     def from_json(text: str) -> ChainProfile:
@@ -61,7 +64,7 @@ class ChainProfile:
         torch.ops.reef.chain_profile_table(text)  # says what is wrong with it
         of = json.loads(text)
         stages = tuple(StageProfile(**stage) for stage in of["stages"])
-        return ChainProfile(stages, TierSpeed(**of["tier_speed"]), of["tier_capacity_bytes"])
+        return ChainProfile(stages, TierSpeed(**of["tier_speed"]), of["tier_capacity_bytes"], of["state_bytes"])
 
     def json(self) -> str:
         return json.dumps({**dataclasses.asdict(self), "tier_speed": self.tier_speed._asdict()})
