@@ -39,6 +39,7 @@ class Frozen16 {
 
   DividedParameters divided_;
   std::vector<Kept> kept_;
+  at::ScalarType dtype_ = at::kBFloat16;  ///< of what is rounded
 };
 
 }  // namespace reef

@@ -275,7 +275,7 @@ const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
-  parts_->check_module();
+  agree(parts_->divided, [&] { parts_->check_module(); });
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
 }

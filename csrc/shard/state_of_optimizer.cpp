@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeinfo>
 
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
+#include "reef/part.h"
 #include "reef/shard.h"
 #include "shard/optimizer_options.h"
 #include "shard/shard_parts.h"
@@ -173,7 +176,16 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
   parts_->wait_for_update();
   OptimizerState state = optimizer_state(optimizer);
   const OptimizerState groups = groups_of(optimizer, *this);
-  for (std::size_t g = 0; g < groups.groups.size(); ++g) state.groups[g].names = groups.groups[g].names;
+  std::set<std::string> empty;  // ids: others keep these
+  for (std::size_t g = 0; g < groups.groups.size(); ++g) {
+    state.groups[g].names = groups.groups[g].names;
+    for (std::size_t i = 0; i < state.groups[g].ids.size(); ++i) {
+      const Tensor& part = optimizer.param_groups()[g].params()[i];
+      const std::optional<Part> place = part_of(part);
+      if (place && part.numel() == 0 && place->whole_elements > 0) empty.insert(state.groups[g].ids[i]);
+    }
+  }
+  std::erase_if(state.states, [&](const auto& one) { return empty.contains(one.first); });
   return state;
 }
 

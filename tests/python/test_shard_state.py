@@ -62,3 +62,63 @@ def test_what_is_wrong_on_one_rank_is_heard_of_on_all(ranks):
     result = run_ranks([WRONG], ranks)
     assert result.ok, result.report()
     assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
+class Rows(torch.optim.Optimizer):
+    """Keeps something of each row, and says so by nothing but that."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["rows"] = rows = p.grad.sum(-1, keepdim=True)
+                p.sub_(rows * group["lr"])
+
+
+class OfOurOwn(torch.optim.LBFGS):
+    """Has another name than what it is."""
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_an_optimizer_that_is_not_by_element_is_refused_parts(stage):
+    layer = torch.nn.Linear(30, 20)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1), stage=stage)
+    optimizer = Rows(sharded.parameters(), lr=0.1)
+    layer(torch.ones(2, 30)).sum().backward()
+    optimizer.step()
+    if stage == 0:
+        optimizer.step()
+        sharded.full_optimizer_state_dict(optimizer)
+    else:
+        for call in (optimizer.step, lambda: sharded.full_optimizer_state_dict(optimizer)):
+            with pytest.raises(ValueError, match=r"needs whole ones \(it keeps rows of shape \(1, 1\)\)"):
+                call()
+        with pytest.raises(ValueError, match=r"needs whole ones \(it is LBFGS\)"):
+            OfOurOwn(sharded.parameters()).step(lambda: layer(torch.ones(2, 30)).sum())
+    sharded.end()
+
+
+def test_what_takes_the_place_of_an_optimizer_is_put_back_with_it():
+    layer = torch.nn.Linear(30, 20)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1), stage=2, offload=True)
+    adamw = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+    optimizer = reef.DelayedUpdate(adamw, sharded)
+    kept = sharded.full_optimizer_state_dict(optimizer)
+    kept["param_groups"][0]["lr"] = 0.7
+
+    def refuse(state):
+        type(adamw).load_state_dict(adamw, state)
+        raise RuntimeError("not today")
+
+    adamw.load_state_dict = refuse
+    with pytest.raises(RuntimeError, match="not today"):
+        sharded.load_optimizer_state_dict(optimizer, kept)
+    assert adamw.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.1
+    del adamw.load_state_dict
+    sharded.load_optimizer_state_dict(optimizer, kept)
+    assert adamw.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.7
+    optimizer.close()
+    sharded.end()
