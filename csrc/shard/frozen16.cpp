@@ -31,8 +31,7 @@ Frozen16::Frozen16(const Shard::Named& frozen, const ShardOptions& options, cons
   std::vector<ShardItem> items;
   std::vector<Tensor> exact;
   std::map<const void*, std::vector<Tensor>> sharing;  // by storage
-  for (auto it = frozen.rbegin(); it != frozen.rend(); ++it) {
-    const auto& [name, tensor] = *it;
+  for (const auto& [name, tensor] : frozen) {
     if (!is_rounded(tensor, options)) continue;
     divided_.parameters.push_back({name, tensor});
     exact.push_back(tensor.detach());

@@ -221,9 +221,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     const int kind = kinds.emplace(dtypes.parameter, static_cast<int>(kinds.size())).first->second;
     items.push_back({tensor.numel(), static_cast<std::int64_t>(c10::elementSize(dtypes.sum)), kind});
   }
-  Named frozen = parts_->frozen;
-  std::reverse(frozen.begin(), frozen.end());
-  parts_->frozen16 = Frozen16(frozen, options, group);
+  parts_->frozen16 = Frozen16(parts_->frozen, options, group);
   const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
   parts_->all_parameters = all_parameters;

@@ -197,6 +197,14 @@ def fewer_parameters_to_load(r, wrong):
     r.load(state=state)
 
 
+@row("has 6 parameters and names of 5; give it as it was saved")
+def fewer_names_to_load(r, wrong):
+    state = copy.deepcopy(r.state)
+    if wrong:
+        state["param_groups"][0]["param_names"].pop()
+    r.load(state=state)
+
+
 @row("the optimizer cannot take it")
 def what_the_optimizer_itself_refuses(r, wrong):
     def load(state):
