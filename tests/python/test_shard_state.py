@@ -122,3 +122,27 @@ def test_what_takes_the_place_of_an_optimizer_is_put_back_with_it():
     assert adamw.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.7
     optimizer.close()
     sharded.end()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_frozen_parameter_that_the_program_writes_is_what_was_written(stage):
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 2))
+    net[0].requires_grad_(False)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    group = reef.init_process_group(rank=0, world_size=1)
+    sharded = reef.shard(net, group, stage=stage, mixed_precision=torch.bfloat16)
+    assert all(torch.equal(value, before[key]) for key, value in sharded.full_state_dict().items())
+    with torch.no_grad():
+        net[0].weight[0].fill_(1.5)
+    written = before["0.weight"].clone()
+    written[0] = 1.5  # and the rest of it has the bits that rounding took
+    assert torch.equal(sharded.full_state_dict()["0.weight"], written)
+    kept = {key.split("[")[0]: value for key, value in sharded.sharded_state_dict().items()}
+    assert torch.equal(kept["0.weight"].reshape(20, 30), written) and kept["0.weight"].dtype == torch.float32
+    sharded.load_state_dict(before)
+    assert torch.equal(net[0].weight, before["0.weight"].bfloat16())
+    assert torch.equal(sharded.full_state_dict()["0.weight"], before["0.weight"])
+    net[0].weight.data = net[0].weight.data.float() + 1  # no longer of 16 bits
+    assert torch.equal(sharded.full_state_dict()["0.weight"], before["0.weight"].bfloat16().float() + 1)
+    sharded.end()
