@@ -133,7 +133,8 @@ OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0
   return whole;
 }
 
-OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given) {
+OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
+                                          const std::string& rule) {
   const DividedParameters& all = parts_->divided;
   given.erase(std::remove_if(given.begin(), given.end(), [](const auto& one) { return one.groups.empty(); }),
               given.end());
@@ -143,7 +144,7 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
   agree(all, [&] {
     for (OptimizerState& state : given) {
       name_by_place(state, merged);
-      check_rule(all, own.groups, state);
+      check_rule(all, rule, own.groups, state);
       pieces.push_back(by_name(state));
     }
     check_known(own.groups, given);
@@ -197,7 +198,7 @@ void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector
     groups = groups_of(optimizer, *this);
   });
   agree_on_rule(parts_->divided, optimizer);
-  const OptimizerState state = own_optimizer_state(groups, std::move(given));
+  const OptimizerState state = own_optimizer_state(groups, std::move(given), rule_of(optimizer));
   const KeptByOptimizer before(optimizer);
   Together together(parts_->divided.group, parts_->divided.device());
   together.here([&] { reef::load_optimizer_state(optimizer, state); });

@@ -167,9 +167,11 @@ class REEF_API Shard {
   /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing.
   void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
   /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and of
-  /// options the keys alone, and what is returned has its ids.
+  /// options the keys alone, and what is returned has its ids. `rule`: its class, as "torch.optim.AdamW", of
+  /// which what it keeps is known; else only options are compared.
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
-  OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
+  OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
+                                     const std::string& rule = "");
 
   /// For what a program does on all ranks alike: throws ConfigError on all if any says that it has `failed`
   /// (empty: it has not), but on those that have; or if they do not give the same optimizer's `rule`.

@@ -146,3 +146,34 @@ def test_a_frozen_parameter_that_the_program_writes_is_what_was_written(stage):
     net[0].weight.data = net[0].weight.data.float() + 1  # no longer of 16 bits
     assert torch.equal(sharded.full_state_dict()["0.weight"], before["0.weight"].bfloat16().float() + 1)
     sharded.end()
+
+
+class Belief(torch.optim.Optimizer):
+    """With Adam's options, and a state of its own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {"exp_avg": p.grad.clone(), "exp_avg_var": p.grad.square()}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_what_a_rule_keeps_is_known_of_known_rules_alone(stage):
+    layer = torch.nn.Linear(30, 20)
+    sharded = reef.shard(layer, reef.init_process_group(rank=0, world_size=1), stage=stage)
+    belief, adamw = Belief(sharded.parameters(), lr=0.1), reef.optim.AdamW(sharded.parameters(), lr=0.1)
+    layer(torch.ones(2, 30)).sum().backward()
+    belief.step()
+    adamw.step()
+    kept = sharded.full_optimizer_state_dict(belief)
+    sharded.load_optimizer_state_dict(belief, kept)
+    assert all(torch.equal(belief.state[p]["exp_avg_var"], p.grad.square()) for p in sharded.parameters())
+    moments = [adamw.state[p]["exp_avg"].clone() for p in sharded.parameters()]
+    with pytest.raises(ValueError, match="of weight.* has no exp_avg_sq, which the optimizer's rule keeps"):
+        sharded.load_optimizer_state_dict(adamw, kept)
+    assert all(torch.equal(adamw.state[p]["exp_avg"], m) for p, m in zip(sharded.parameters(), moments, strict=True))
+    sharded.end()

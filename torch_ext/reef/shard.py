@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
-from .shard_optimizer import refuse_whole_rules
+from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
@@ -166,7 +166,7 @@ class Shard:
             refuse_whole_rules(steps)
             own = held(with_names(optimizer, self._names(), states=False))
             given = [held(dict(each)) for each in state_dicts]
-        data = self._shard.own_optimizer_state(own, given)
+        data = self._shard.own_optimizer_state(own, given, rule_of(steps))
         before = {"state": steps.state, "param_groups": steps.param_groups}
         options = [dict(group) for group in optimizer.param_groups]
         try:
