@@ -31,8 +31,7 @@ Frozen16::Frozen16(const Shard::Named& frozen, const ShardOptions& options, cons
   std::vector<ShardItem> items;
   std::vector<Tensor> exact;
   std::map<const void*, std::vector<Tensor>> sharing;  // by storage
-  for (auto it = frozen.rbegin(); it != frozen.rend(); ++it) {
-    const auto& [name, tensor] = *it;
+  for (const auto& [name, tensor] : frozen) {
     if (!is_rounded(tensor, options)) continue;
     divided_.parameters.push_back({name, tensor});
     exact.push_back(tensor.detach());
@@ -52,12 +51,12 @@ Frozen16::Frozen16(const Shard::Named& frozen, const ShardOptions& options, cons
   }
   exact.clear();
   for (auto& [storage, tensors] : sharing) {
-    const at::ScalarType dtype = options.mixed_precision->parameters;
+    dtype_ = options.mixed_precision->parameters;
     if (tensors.size() == 1) {
-      tensors[0].set_data(tensors[0].detach().to(dtype));
+      tensors[0].set_data(tensors[0].detach().to(dtype_));
       continue;
     }
-    const Tensor all = all_of(c10::Storage(tensors[0].storage()), tensors[0], at::kFloat).to(dtype);
+    const Tensor all = all_of(c10::Storage(tensors[0].storage()), tensors[0], at::kFloat).to(dtype_);
     for (Tensor& tensor : tensors)
       tensor.set_data(alias(all, tensor.storage_offset(), tensor.sizes(), tensor.strides()));
   }
@@ -74,9 +73,12 @@ NamedState Frozen16::own() const {
   NamedState all;
   for (const Kept& kept : kept_) {
     const Tensor now = rounded(kept);
-    const Tensor exact = kept.exact.to(now.device());
-    const Tensor unwritten = exact.to(now.scalar_type()).view(at::kShort).eq(now.view(at::kShort));
-    Tensor value = at::where(unwritten, exact, now.to(at::kFloat));
+    Tensor value = now.to(at::kFloat);
+    if (now.scalar_type() == dtype_) {
+      const Tensor exact = kept.exact.to(now.device());
+      const Tensor unwritten = exact.to(dtype_).view(at::kShort).eq(now.view(at::kShort));
+      value = at::where(unwritten, exact, value);
+    }
     const Tensor& whole = divided_.parameters[kept.place.item].tensor;
     value = divided_.divided ? value.view(part_shape(whole, value.numel()))
                              : value.as_strided(whole.sizes(), whole.strides());

@@ -15,7 +15,7 @@ namespace reef {
 class Frozen16 {
  public:
   Frozen16() = default;
-  /// Rounds them; those that share memory share memory afterwards. `frozen` in the module's order.
+  /// Rounds them; those that share memory share memory afterwards. `frozen`: the module's last first.
   Frozen16(const Shard::Named& frozen, const ShardOptions& options, const ProcessGroupPtr& group);
 
   /// Those that were rounded.
@@ -39,6 +39,7 @@ class Frozen16 {
 
   DividedParameters divided_;
   std::vector<Kept> kept_;
+  at::ScalarType dtype_ = at::kBFloat16;  ///< of what is rounded
 };
 
 }  // namespace reef

@@ -197,9 +197,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     const int kind = kinds.emplace(dtypes.parameter, static_cast<int>(kinds.size())).first->second;
     items.push_back({tensor.numel(), static_cast<std::int64_t>(c10::elementSize(dtypes.sum)), kind});
   }
-  Named frozen = parts_->frozen;
-  std::reverse(frozen.begin(), frozen.end());
-  parts_->frozen16 = Frozen16(frozen, options, group);
+  parts_->frozen16 = Frozen16(parts_->frozen, options, group);
   const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
   parts_->all_parameters = all_parameters;
@@ -255,7 +253,7 @@ const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
 void Shard::gather() {
-  parts_->check_module();
+  agree(parts_->divided, [&] { parts_->check_module(); });
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();
 }

@@ -85,6 +85,11 @@ void name_by_place(OptimizerState& state, const std::vector<GroupNames>& merged)
   }
   for (std::size_t g = 0; g < merged.size(); ++g) {
     Group& group = state.groups[g];
+    if (!group.names.empty() && group.names.size() != group.ids.size()) {
+      throw ConfigError("group " + std::to_string(g) + " of the state that is loaded has " +
+                        std::to_string(group.ids.size()) + " parameters and names of " +
+                        std::to_string(group.names.size()) + "; give it as it was saved");
+    }
     if (!group.names.empty() || group.ids.empty()) continue;  // of a rank that keeps nothing
     if (group.ids.size() != merged[g].size()) {
       throw ConfigError("group " + std::to_string(g) + " has " + std::to_string(merged[g].size()) +

@@ -16,7 +16,7 @@ using GroupNames = std::vector<std::string>;
 std::vector<GroupNames> merged_groups(const DividedParameters& all,
                                       const std::vector<OptimizerState::Group>& own, bool saved);
 
-/// Of a file that does not say which parameters it has: torch's own. Throws ConfigError if groups or
+/// Of a file that does not say which parameters it has: torch's own. Throws ConfigError if groups, names or
 /// parameters are not as many.
 void name_by_place(OptimizerState& state, const std::vector<GroupNames>& merged);
 

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeinfo>
 
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
+#include "reef/part.h"
 #include "reef/shard.h"
 #include "shard/optimizer_options.h"
 #include "shard/shard_parts.h"
@@ -130,7 +133,8 @@ OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0
   return whole;
 }
 
-OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given) {
+OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
+                                          const std::string& rule) {
   const DividedParameters& all = parts_->divided;
   given.erase(std::remove_if(given.begin(), given.end(), [](const auto& one) { return one.groups.empty(); }),
               given.end());
@@ -140,7 +144,7 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
   agree(all, [&] {
     for (OptimizerState& state : given) {
       name_by_place(state, merged);
-      check_rule(all, own.groups, state);
+      check_rule(all, rule, own.groups, state);
       pieces.push_back(by_name(state));
     }
     check_known(own.groups, given);
@@ -173,7 +177,16 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
   parts_->wait_for_update();
   OptimizerState state = optimizer_state(optimizer);
   const OptimizerState groups = groups_of(optimizer, *this);
-  for (std::size_t g = 0; g < groups.groups.size(); ++g) state.groups[g].names = groups.groups[g].names;
+  std::set<std::string> empty;  // ids: others keep these
+  for (std::size_t g = 0; g < groups.groups.size(); ++g) {
+    state.groups[g].names = groups.groups[g].names;
+    for (std::size_t i = 0; i < state.groups[g].ids.size(); ++i) {
+      const Tensor& part = optimizer.param_groups()[g].params()[i];
+      const std::optional<Part> place = part_of(part);
+      if (place && part.numel() == 0 && place->whole_elements > 0) empty.insert(state.groups[g].ids[i]);
+    }
+  }
+  std::erase_if(state.states, [&](const auto& one) { return empty.contains(one.first); });
   return state;
 }
 
@@ -185,7 +198,7 @@ void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector
     groups = groups_of(optimizer, *this);
   });
   agree_on_rule(parts_->divided, optimizer);
-  const OptimizerState state = own_optimizer_state(groups, std::move(given));
+  const OptimizerState state = own_optimizer_state(groups, std::move(given), rule_of(optimizer));
   const KeptByOptimizer before(optimizer);
   Together together(parts_->divided.group, parts_->divided.device());
   together.here([&] { reef::load_optimizer_state(optimizer, state); });

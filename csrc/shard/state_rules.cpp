@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "reef/error.h"
 #include "shard/flat.h"
@@ -24,16 +25,43 @@ constexpr const char* kMissed[] = {
     "lambd", "etas",     "step_sizes", "eps",   "trust_coefficient", "momentum_decay"};
 constexpr const char* kBesides[] = {"amsgrad"};
 
-// What a rule keeps for each parameter that has taken a step: those that have the option, if it is on.
+// What LibTorch's and reef's classes keep of each element of a parameter that has taken a step; some of it
+// only with an option that is on.
 struct Kept {
-  const char* option;
+  std::string_view rule;
   const char* state;
-  bool only_if_on;
+  const char* option = nullptr;
 };
-constexpr Kept kKept[] = {{"amsgrad", "exp_avg", false},       {"amsgrad", "exp_avg_sq", false},
-                          {"amsgrad", "max_exp_avg_sq", true}, {"centered", "square_avg", false},
-                          {"centered", "grad_avg", true},      {"lr_decay", "sum", false},
-                          {"rho", "square_avg", false},        {"rho", "acc_delta", false}};
+constexpr Kept kKept[] = {{"Adam", "exp_avg"},
+                          {"Adam", "exp_avg_sq"},
+                          {"Adam", "max_exp_avg_sq", "amsgrad"},
+                          {"AdamW", "exp_avg"},
+                          {"AdamW", "exp_avg_sq"},
+                          {"AdamW", "max_exp_avg_sq", "amsgrad"},
+                          {"NAdam", "exp_avg"},
+                          {"NAdam", "exp_avg_sq"},
+                          {"RAdam", "exp_avg"},
+                          {"RAdam", "exp_avg_sq"},
+                          {"Adamax", "exp_avg"},
+                          {"Adamax", "exp_inf"},
+                          {"LAMB", "exp_avg"},
+                          {"LAMB", "exp_avg_sq"},
+                          {"Lion", "exp_avg"},
+                          {"RMSprop", "square_avg"},
+                          {"RMSprop", "grad_avg", "centered"},
+                          {"Adagrad", "sum"},
+                          {"Adadelta", "square_avg"},
+                          {"Adadelta", "acc_delta"},
+                          {"Rprop", "prev"},
+                          {"Rprop", "step_size"},
+                          {"ASGD", "ax"}};
+
+// Its class's name, if it is LibTorch's or reef's, in C++ or in Python.
+std::string_view known_rule(std::string_view rule) {
+  const bool known = rule.starts_with("torch::optim::") || rule.starts_with("reef::optim::") ||
+                     rule.starts_with("torch.optim.") || rule.starts_with("reef.optim.");
+  return known ? rule.substr(rule.find_last_of(".:") + 1) : std::string_view();
+}
 
 const IValue* find(const Values& values, const std::string& key) {
   const auto found =
@@ -103,13 +131,13 @@ void check_options(std::size_t g, const Values& own, const Values& given) {
   }
 }
 
-void check_kept(const std::string& name, const Values& own, const Values& options, const Values& values,
-                const Tensor& parameter, const PieceName& piece) {
+void check_kept(std::string_view rule, const std::string& name, const Values& own, const Values& options,
+                const Values& values, const Tensor& parameter, const PieceName& piece) {
   const std::string of_it = "the state that is loaded of " + name;
-  for (const auto& [option, state, only_if_on] : kKept) {
-    const IValue* const said = find(options, option);
-    const IValue* const has = said != nullptr ? said : find(own, option);
-    if (has == nullptr || (only_if_on && !is_on(*has))) continue;
+  for (const auto& [keeper, state, option] : kKept) {
+    if (keeper != rule) continue;
+    const IValue* const said = option != nullptr ? find(options, option) : nullptr;
+    if (option != nullptr && (said == nullptr || !is_on(*said))) continue;
     const IValue* const found = find(values, state);
     if (found == nullptr || !found->isTensor() || !found->toTensor().defined()) {
       throw ConfigError(of_it + " has no " + state + ", which the optimizer's rule keeps (it has " +
@@ -137,7 +165,8 @@ void check_kept(const std::string& name, const Values& own, const Values& option
 
 }  // namespace
 
-void check_rule(const DividedParameters& all, const std::vector<Group>& own, const OptimizerState& given) {
+void check_rule(const DividedParameters& all, const std::string& rule, const std::vector<Group>& own,
+                const OptimizerState& given) {
   std::map<std::string, std::pair<std::size_t, std::string>> place;  // of an id
   for (std::size_t g = 0; g < own.size(); ++g) {
     const Group& group = given.groups[g];
@@ -155,7 +184,8 @@ void check_rule(const DividedParameters& all, const std::vector<Group>& own, con
     const PieceName piece = whole ? PieceName{name} : parse_piece_name(name);
     const auto parameter = parameters.find(piece.parameter);
     if (parameter == parameters.end() || (!whole && piece.first == piece.last)) continue;
-    check_kept(name, own[g].options, given.groups[g].options, values, parameter->second, piece);
+    check_kept(known_rule(rule), name, own[g].options, given.groups[g].options, values, parameter->second,
+               piece);
   }
 }
 

@@ -183,9 +183,11 @@ class REEF_API Shard {
   /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing.
   void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
   /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and of
-  /// options the keys alone, and what is returned has its ids.
+  /// options the keys alone, and what is returned has its ids. `rule`: its class, as "torch.optim.AdamW", of
+  /// which what it keeps is known; else only options are compared.
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
-  OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given);
+  OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
+                                     const std::string& rule = "");
 
   /// Clears the gradients of parts whose parameters' gradients were cleared (module.zero_grad()), which the
   /// next backward does by itself: to be called where a step comes before that. Python's optimizers do.

@@ -25,6 +25,15 @@ class Net(torch.nn.Module):
         self.still = torch.nn.Parameter(torch.randn(24), requires_grad=False)
         self.register_buffer("scale", torch.randn(24))
 
+    refuses = False
+
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, _: int) -> None:
+        if self.refuses:
+            raise RuntimeError("nothing to set here")
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.down(self.norm(self.up(x * self.scale))) + self.still).pow(2).mean()
 
@@ -188,6 +197,14 @@ def fewer_parameters_to_load(r, wrong):
     r.load(state=state)
 
 
+@row("has 6 parameters and names of 5; give it as it was saved")
+def fewer_names_to_load(r, wrong):
+    state = copy.deepcopy(r.state)
+    if wrong:
+        state["param_groups"][0]["param_names"].pop()
+    r.load(state=state)
+
+
 @row("the optimizer cannot take it")
 def what_the_optimizer_itself_refuses(r, wrong):
     def load(state):
@@ -217,6 +234,43 @@ def a_module_that_cannot_be_saved(r, wrong):
             hook.remove()
 
 
+def with_other_memory(call):
+    def with_it(r, wrong):
+        weight = r.net.up.weight
+        own = weight.data
+        if wrong:
+            weight.data = torch.zeros(own.shape)
+        try:
+            call(r)
+        finally:
+            if wrong:
+                weight.data = own
+
+    with_it.__name__ = f"other_memory_{call.__name__}"
+    return row("up.weight has been given other memory since")(with_it)
+
+
+@with_other_memory
+def to_save(r):
+    r.shard.full_state_dict()
+
+
+@with_other_memory
+def to_load(r):
+    r.load({k: v + 1 for k, v in r.model.items()})
+
+
+@with_other_memory
+def to_gather(r):
+    r.shard.gather()
+
+
+@row("nothing to set here")
+def what_the_module_itself_refuses(r, wrong):
+    r.net.refuses = wrong
+    r.load(r.model)
+
+
 @row("the rule is not made for up.weight")
 def a_rule_that_fails(r, wrong):
     def rule(name, shape):
@@ -235,6 +289,10 @@ def a_rule_that_depends_on_the_rank(r, wrong):
 @row("the rule gives None for up.weight; give a dict of options")
 def a_rule_that_gives_nothing(r, wrong):
     r.shard.param_groups(lambda name, shape: None if wrong else {})
+
+
+def same(a: object, b: object) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def said_by(rank: int, error: str) -> bool:
@@ -261,18 +319,23 @@ def check_row(group, stage: int, make: Callable, name: str) -> None:
     told_alike = re.search(f"on rank {last}|ranks 0 and {last}|param_groups: the rule gives up.weight .* on rank", str(found))
     assert told_alike or said_by(last, str(found)) == (group.rank() != last), f"{where}: {found}"
     model, state = r.saved()  # nothing has changed, and the ranks are together
-    assert model.keys() == r.model.keys() and all(torch.equal(model[k], v) for k, v in r.model.items()), where
+    assert model.keys() == r.model.keys() and all(same(model[k], v) for k, v in r.model.items()), where
     assert [{**g, "params": 0} for g in state["param_groups"]] == [{**g, "params": 0} for g in r.state["param_groups"]], where
     for number, values in r.state["state"].items():
         assert all(torch.equal(state["state"][number][k], v) for k, v in values.items()), where
 
 
+WHERE_DIVIDED = {
+    "a_state_that_is_not_by_element", "other_memory_to_save", "other_memory_to_load", "other_memory_to_gather",
+}  # fmt: skip
+"""What is right where nothing is divided."""
+
+
 def main() -> None:
     group = reef.init_process_group(timeout_seconds=TIMEOUT)
     for stage, name in itertools.product(range(4), ROWS):
-        if name == "a_state_that_is_not_by_element" and stage == 0:
-            continue  # where nothing is divided it may be
-        check_row(group, stage, adamw, name)
+        if stage > 0 or name not in WHERE_DIVIDED:
+            check_row(group, stage, adamw, name)
     for stage in range(4):
         check_row(group, stage, sgd, "a_state_of_another_rule")
     print("done")

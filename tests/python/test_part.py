@@ -5,7 +5,7 @@ import torch
 from reef.optim.optimizer import MASTERS, STATES
 
 import reef
-from reef import Part, part_of, set_part
+from reef import Part, part_of, set_part, whole_shape_of
 
 RULES = {
     "AdamW": lambda p, **how: reef.optim.AdamW(p, lr=1e-2, **how),
@@ -37,6 +37,22 @@ def test_a_part_is_known_by_the_tensor_and_what_is_detached_from_it():
     with pytest.raises(ValueError, match="copy is -1; count from 0"):
         set_part(tensor, Part(0, 1000, copy=-1))
     assert part_of(tensor) == Part(512, 1000, 3)
+
+
+def test_a_part_says_the_shape_of_the_whole():
+    tensor = torch.zeros(1, 10)
+    assert whole_shape_of(tensor) == (1, 10)
+    set_part(tensor, Part(256, 1000))
+    assert whole_shape_of(tensor) == (1000,)
+    set_part(tensor, Part(256, 1000), (20, 50))
+    assert whole_shape_of(tensor) == whole_shape_of(tensor.detach()) == torch.Size([20, 50])
+    assert whole_shape_of(tensor + 1) == (1, 10)
+    scalar = torch.zeros(())
+    set_part(scalar, Part(0, 1), ())
+    assert whole_shape_of(scalar) == ()
+    with pytest.raises(ValueError, match=r"a whole of 1000 elements has the shape \[20, 51\]"):
+        set_part(tensor, Part(256, 1000), (20, 51))
+    assert whole_shape_of(tensor) == (20, 50)
 
 
 @pytest.mark.parametrize("state", [s for s in STATES if s != "int4_rank1"])

@@ -46,6 +46,36 @@ TEST(ShardLayout, EveryElementIsInOneSliceAndSlicesOfABucketAreEqual) {
   }
 }
 
+// As many and in the same order on every rank: what it keeps, and nothing of what others keep.
+TEST(ShardLayout, EveryRankHasAPartOfEveryItem) {
+  Random random(4);
+  for (int row = 0; row < 500; ++row) {
+    const std::vector<ShardItem> items = random_items(random);
+    const int ranks = static_cast<int>(1 + random() % 9);
+    const ShardLayout layout = plan_shards(items, ranks, std::int64_t{1} << (10 + random() % 10));
+    for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+      const std::int64_t elements = layout.buckets[bucket].slice_elements;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<ShardPiece> parts = layout.parts(bucket, rank);
+        const std::vector<ShardPiece> pieces = layout.pieces(bucket, rank);
+        ASSERT_EQ(parts.size(), layout.buckets[bucket].items.size());
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          ASSERT_EQ(parts[i].item, layout.buckets[bucket].items[i].item);
+          ASSERT_GE(parts[i].offset, rank * elements);
+          ASSERT_LE(parts[i].offset + parts[i].elements, (rank + 1) * elements);
+          if (parts[i].elements == 0) continue;
+          ASSERT_LT(kept, pieces.size());
+          ASSERT_EQ(parts[i].offset, pieces[kept].offset);
+          ASSERT_EQ(parts[i].first, pieces[kept].first);
+          ASSERT_EQ(parts[i].elements, pieces[kept++].elements);
+        }
+        ASSERT_EQ(kept, pieces.size());
+      }
+    }
+  }
+}
+
 TEST(ShardLayout, BlocksAreTheSameForAnyNumberOfRanks) {
   Random random(2);
   for (int row = 0; row < 500; ++row) {

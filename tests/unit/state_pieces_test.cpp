@@ -140,6 +140,69 @@ TEST(StatePieces, ThatDoNotFitAreRefused) {
                "state row of layer.w has 10 entries for 1000 elements, and cannot be divided");
 }
 
+// Numbers have the shape of the part, codes and scales one dimension; a shape is kept for what is as many as
+// elements, whatever its dtype.
+TEST(StatePieces, AreShapedAsThePartsThatKeepThem) {
+  for (const at::IntArrayRef sizes :
+       std::vector<std::vector<std::int64_t>>{{1000}, {20, 50}, {5, 2, 10, 10}}) {
+    const Tensor like = torch::randn(sizes);
+    std::vector<std::int64_t> expected(sizes.size(), 1);
+    expected.back() = 488;
+    const StateSubject subject{"w", like};
+    const StateValues whole = {{"exp_avg", torch::randn_like(like)},
+                               {"wave", torch::randn(sizes, torch::kComplexFloat)},
+                               {"split", torch::randint(256, sizes, torch::kByte)},
+                               {"codes", torch::randint(256, {1000}, torch::kByte)},
+                               {"codes_scale", torch::randn({4})},
+                               {"step", torch::tensor(3.0)}};
+    const StateValues first = kept_values(subject, 0, 512, {{0, 1000, &whole}});
+    const StateValues rest = kept_values(subject, 512, 1000, {{0, 1000, &whole}});
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_EQ(rest[i].second.toTensor().sizes(), expected) << rest[i].first;
+    EXPECT_EQ(rest[3].second.toTensor().sizes(), at::IntArrayRef({488}));
+    EXPECT_EQ(rest[4].second.toTensor().sizes(), at::IntArrayRef({2}));
+    for (const auto& [piece_first, piece_last, values] :
+         std::vector<StatePiece>{{0, 512, &first}, {512, 1000, &rest}})
+      EXPECT_NO_THROW(check_by_element(subject, {piece_first, piece_last, values}));
+    const StateValues again = whole_values(subject, {{0, 512, &first}, {512, 1000, &rest}});
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      EXPECT_TRUE(torch::equal(again[i].second.toTensor(), whole[i].second.toTensor())) << whole[i].first;
+  }
+  const Tensor none = torch::empty({0, 5});
+  const StateValues kept = {{"exp_avg", none}, {"step", torch::tensor(1.0)}};
+  EXPECT_EQ(whole_values({"w", none}, {{0, 0, &kept}})[0].second.toTensor().sizes(), none.sizes());
+  const StateValues one = {{"exp_avg", torch::ones({})}};
+  EXPECT_EQ(kept_values({"w", torch::ones({})}, 0, 1, {{0, 1, &one}})[0].second.toTensor().dim(), 0);
+}
+
+TEST(StatePieces, ThatAreNotByElementAreRefused) {
+  const StateSubject subject{"w", torch::empty({20, 50})};
+  const auto refused = [&](const c10::IValue& value, std::int64_t first, std::int64_t last) {
+    const StateValues values = {{"kept", value}};
+    try {
+      check_by_element(subject, {first, last, &values});
+      return false;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find("state kept of w is a "), std::string::npos) << error.what();
+      return true;
+    }
+  };
+  const auto zeros = [](std::vector<std::int64_t> sizes) { return torch::zeros(sizes); };
+  EXPECT_FALSE(refused(zeros({20, 50}), 0, 1000));
+  EXPECT_FALSE(refused(zeros({1000}), 0, 1000));
+  EXPECT_FALSE(refused(zeros({1, 488}), 512, 1000));
+  EXPECT_FALSE(refused(zeros({488}), 512, 1000));
+  EXPECT_FALSE(refused(zeros({}), 512, 1000));
+  EXPECT_FALSE(refused(torch::zeros({488}, torch::kByte), 512, 1000));
+  EXPECT_FALSE(refused(3, 512, 1000));
+  EXPECT_TRUE(refused(zeros({1, 50}), 0, 1000));   // of rows
+  EXPECT_TRUE(refused(zeros({20, 1}), 0, 1000));   // and columns
+  EXPECT_TRUE(refused(zeros({4}), 0, 1000));       // as many as scales, and none
+  EXPECT_TRUE(refused(zeros({50, 20}), 0, 1000));  // transposed
+  EXPECT_TRUE(refused(zeros({1, 1}), 512, 1000));
+  EXPECT_TRUE(refused(std::vector<Tensor>{zeros({488})}, 512, 1000));
+}
+
 TEST(StatePieces, HaveNames) {
   EXPECT_EQ(piece_name("a.b", 256, 700), "a.b[256:700]");
   for (const auto& [text, parameter, first, last] :

@@ -158,10 +158,11 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              return data_of(self->shard.full_optimizer_state(own->state, rank0_only));
            })
       .def("own_optimizer_state",
-           [](const Self& self, const HeldState& own, const std::vector<HeldState>& given) {
+           [](const Self& self, const HeldState& own, const std::vector<HeldState>& given,
+              const std::string& rule) {
              std::vector<reef::OptimizerState> states;
              for (const HeldState& one : given) states.push_back(one->state);
-             return data_of(self->shard.own_optimizer_state(own->state, std::move(states)));
+             return data_of(self->shard.own_optimizer_state(own->state, std::move(states), rule));
            })
       .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })

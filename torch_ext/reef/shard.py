@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
 from .shard_module import look_at
-from .shard_optimizer import refuse_whole_rules
+from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
@@ -170,16 +170,17 @@ class Shard:
             hidden = {n: b for n, b in self._module.named_buffers(remove_duplicate=False) if n not in persistent}
             given = [{**hidden, **tensors_of(each)} for each in state_dicts if each]
         self._shard.load_state_dict(given)
-        if extra := {k: v for each in state_dicts for k, v in each.items() if is_extra(k)}:
-            self._module.load_state_dict(extra, strict=False)
+        with self._on_all():
+            if extra := {k: v for each in state_dicts for k, v in each.items() if is_extra(k)}:
+                self._module.load_state_dict(extra, strict=False)
 
     def full_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, *, rank0_only: bool = False
     ) -> dict[str, Any]:
         """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
         module's order, with their ``param_names``. As ``full_state_dict``."""
-        with self._on_all(optimizer):
-            refuse_whole_rules(optimizer)
+        with self._on_all(_stepping(optimizer)):
+            refuse_whole_rules(_stepping(optimizer))
             own = held(self.sharded_optimizer_state_dict(optimizer))
         whole = self._shard.full_optimizer_state(own, rank0_only)
         return dict_of(whole, named=True) if whole[0] else {}
@@ -192,17 +193,21 @@ class Shard:
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
         """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
         the module's order. Of an optimizer of the same rule, by its options and states."""
-        with self._on_all(optimizer):
-            refuse_whole_rules(optimizer)
+        steps = _stepping(optimizer)
+        with self._on_all(steps):
+            refuse_whole_rules(steps)
             own = held(with_names(optimizer, self._names(), states=False))
             given = [held(dict(each)) for each in state_dicts]
-        data = self._shard.own_optimizer_state(own, given)
-        before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+        data = self._shard.own_optimizer_state(own, given, rule_of(steps))
+        before = {"state": steps.state, "param_groups": steps.param_groups}
+        options = [dict(group) for group in optimizer.param_groups]
         try:
             with self._on_all():
                 optimizer.load_state_dict(dict_of(data, named=False))
         except BaseException:
-            optimizer.__setstate__(before)
+            steps.__setstate__(before)
+            for group, own_options in zip(optimizer.param_groups, options, strict=True):
+                group.update(own_options)
             raise
 
     @contextlib.contextmanager
@@ -236,6 +241,11 @@ def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
         if native.shard is not None:
             native.shard.clear_gradients()
     refuse_whole_rules(optimizer)
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What steps, where a DelayedUpdate stands before it."""
+    return getattr(optimizer, "_optimizer", optimizer)
 
 
 # What modules keep: they need not be told to keep what shard() returns.

@@ -38,6 +38,15 @@ def refuse_whole_rules(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _by_element.add(optimizer)
 
 
+def rule_of(optimizer: torch.optim.Optimizer) -> str:
+    """The class that it is, or is derived from, of torch's or reef's: "torch.optim.AdamW"; "" for others."""
+    for base in type(optimizer).__mro__:
+        library = next((name for name in ("torch.optim.", "reef.optim.") if f"{base.__module__}.".startswith(name)), None)
+        if library is not None:
+            return "" if base is torch.optim.Optimizer else library + base.__name__
+    return ""
+
+
 @functools.cache
 def _named(kind: type) -> str | None:
     if kind.__module__.startswith("reef.optim"):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .part import part_of
+
 Data = tuple[tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...], tuple[Any, ...]]
 """Groups: ids, names, options. And what each id has, by key."""
 
@@ -67,6 +69,9 @@ def with_names(optimizer: torch.optim.Optimizer, names: dict[int, str], *, state
                 "parameters(): give it those, and others an optimizer of their own"
             )
         group["param_names"] = [names[id(p)] for p in own["params"]]
+        for number, p in zip(group["params"], own["params"], strict=True):
+            if p.numel() == 0 and (part := part_of(p)) is not None and part.whole_elements > 0:
+                found["state"].pop(number, None)  # others keep it
     return found
 
 
