@@ -45,6 +45,7 @@ class Heartbeat {
   struct Shared;
   struct Watch;
   void run(Watch watch);
+  static void say_left(const Watch& watch);
 
   std::shared_ptr<Shared> shared_;
   std::thread thread_;
