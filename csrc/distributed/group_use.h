@@ -1,0 +1,30 @@
+#pragma once
+
+#include <bitset>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "distributed/message_queue.h"
+#include "distributed/tag_space.h"
+#include "reef/collectives.h"
+
+namespace reef {
+
+/// What Reef has in use of a group, whoever made it. Exists, and keeps the group, while something is.
+struct GroupUse {
+  static std::shared_ptr<GroupUse> of(const ProcessGroupPtr& group);
+  explicit GroupUse(ProcessGroupPtr of_group) : group(std::move(of_group)) {}
+  ~GroupUse();
+  GroupUse(const GroupUse&) = delete;
+  GroupUse& operator=(const GroupUse&) = delete;
+
+  const ProcessGroupPtr group;
+  std::mutex mutex;
+  std::bitset<TagSpace::kNumbers> numbers;  ///< of exchanges
+  std::map<int, MessageQueue> sending;      ///< by the other rank
+  std::map<int, MessageQueue> receiving;
+};
+
+}  // namespace reef
