@@ -1,8 +1,6 @@
 #include "distributed/message_queue.h"
 
-#include <ATen/core/grad_mode.h>
-
-#include <thread>
+#include "distributed/message_threads.h"
 
 namespace reef {
 
@@ -14,14 +12,13 @@ void MessageQueue::run(const std::function<void()>& work) {
 void MessageQueue::start(std::function<void()> work, const std::shared_ptr<void>& owner) {
   const std::lock_guard lock(mutex_);
   if (!has_thread_) {
-    std::thread([this, owner] { serve(); }).detach();
+    MessageThreads::all().start([this, owner] { serve(); });
     has_thread_ = true;
   }
   waiting_.emplace_back(given_++, std::move(work));
 }
 
 void MessageQueue::serve() {
-  const at::NoGradGuard no_grad;
   std::unique_lock lock(mutex_);
   while (!waiting_.empty()) {
     auto [turn, work] = std::move(waiting_.front());

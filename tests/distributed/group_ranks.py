@@ -57,6 +57,10 @@ def subgroups(group) -> None:
     if size > 1:
         text = refusal(lambda: reef.subgroup(group, [0] if rank == size - 1 else [0, 1]))
         assert "[0, 1] on rank 0" in text and f"[0] on rank {size - 1}" in text, text
+        text = refusal(lambda: reef.subgroup(group, ["0"] if rank == 0 else torch.tensor([0, 1])))
+        assert "[] on rank 0 and [0, 1] on rank 1" in text, text
+    for call in (lambda: reef.subgroup(None, [0]), lambda: reef.barrier(None), lambda: reef.receive(0, None)):
+        assert "not a member" in refusal(call)
     check_group(reef.subgroup(group, [0]), [0], rank)
 
 

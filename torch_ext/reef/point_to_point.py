@@ -6,6 +6,7 @@ import torch
 import torch.distributed
 
 from . import _library  # noqa: F401  (the operators)
+from .process_group import _boxed
 
 
 class Message:
@@ -32,38 +33,38 @@ def send(tensor: torch.Tensor, to: int, group: torch.distributed.ProcessGroup, t
     each other first wait for each other in vain (see ``isend``). A receive that means another tag, or receives into another
     shape or dtype, is a ValueError on both ranks, which names both shapes; the message is lost, and the next ones go on.
     Raises torch.distributed.DistError, which names the rank that is gone."""
-    torch.ops.reef.send(tensor, to, group.boxed(), tag)
+    torch.ops.reef.send(tensor, to, _boxed(group), tag)
 
 
 def receive(
     source: int, group: torch.distributed.ProcessGroup, tag: int = 0, device: str | torch.device = "cpu"
 ) -> torch.Tensor:
     """The tensor that rank ``source`` of ``group`` sends next, contiguous, on ``device``."""
-    return torch.ops.reef.receive(source, group.boxed(), tag, torch.device(device))
+    return torch.ops.reef.receive(source, _boxed(group), tag, torch.device(device))
 
 
 def receive_into(
     tensor: torch.Tensor, source: int, group: torch.distributed.ProcessGroup, tag: int = 0
 ) -> torch.Tensor:
     """Writes what comes into ``tensor``, which must have its shape and dtype, and returns it."""
-    torch.ops.reef.receive_into(tensor, source, group.boxed(), tag)
+    torch.ops.reef.receive_into(tensor, source, _boxed(group), tag)
     return tensor
 
 
 def isend(tensor: torch.Tensor, to: int, group: torch.distributed.ProcessGroup, tag: int = 0) -> Message:
     """``send`` without waiting. The order of messages is that of the calls, also among those that wait."""
-    return Message(torch.ops.reef.isend(tensor, to, group.boxed(), tag))
+    return Message(torch.ops.reef.isend(tensor, to, _boxed(group), tag))
 
 
 def ireceive(
     source: int, group: torch.distributed.ProcessGroup, tag: int = 0, device: str | torch.device = "cpu"
 ) -> Message:
     """``receive`` without waiting."""
-    return Message(torch.ops.reef.ireceive(source, group.boxed(), tag, torch.device(device)))
+    return Message(torch.ops.reef.ireceive(source, _boxed(group), tag, torch.device(device)))
 
 
 def ireceive_into(
     tensor: torch.Tensor, source: int, group: torch.distributed.ProcessGroup, tag: int = 0
 ) -> Message:
     """``receive_into`` without waiting."""
-    return Message(torch.ops.reef.ireceive_into(tensor, source, group.boxed(), tag))
+    return Message(torch.ops.reef.ireceive_into(tensor, source, _boxed(group), tag))
