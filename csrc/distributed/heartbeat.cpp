@@ -110,7 +110,9 @@ void Heartbeat::run(Watch watch) {
       if (shared_->failed) return;
       if (shared_->closing) {
         lock.unlock();
-        return say_left(watch);
+        const bool answers = !answer.valid() || answer.wait_for(milliseconds{0}) == std::future_status::ready;
+        if (answers) say_left(watch);  // else it would be waited for, too
+        return;
       }
       waits = shared_->waiting > 0;
     }
