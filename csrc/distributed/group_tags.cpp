@@ -28,6 +28,13 @@ GroupTags GroupTags::take(const ProcessGroupPtr& group, int count, c10::Device d
       taken[number] = tags.use_->numbers.test(number) ? 1 : 0;
   }
   const std::vector<at::Tensor> all = gather_bytes(own, group, device);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].numel() == TagSpace::kNumbers) continue;
+    throw ConfigError("rank " + std::to_string(rank) + " has called something else than rank " +
+                      std::to_string(group->getRank()) +
+                      ", which takes numbers for a shard: all ranks of a group "
+                      "call the same in the same order.");
+  }
   const auto is_free = [&](int number) {
     for (const at::Tensor& taken : all)
       if (taken.const_data_ptr<std::uint8_t>()[number] != 0) return false;

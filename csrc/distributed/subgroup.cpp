@@ -132,7 +132,11 @@ class Meeting {
     auto group = make_group();
     if (gloo_) {
       own_keys_ = c10::make_intrusive<WatchedStore>(store_, check(), deadline);
-      group->setBackend(c10::kCPU, Group::GLOO, connect_gloo(deadline));
+      const auto connected = connect_gloo(deadline);
+      for (const auto& device : parent_->getDeviceTypes()) {
+        if (is(parent_->getBackend(device.type()), "gloo"))
+          group->setBackend(device.type(), Group::GLOO, connected);
+      }
     }
     if (nccl_) {
       const StorePtr store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);

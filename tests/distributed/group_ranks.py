@@ -34,10 +34,12 @@ def ring(group, seed: int) -> None:
     assert under_way.wait().shape == (seed,)
 
 
-def check_group(group, ranks: list[int], rank: int) -> None:
+def check_group(group, ranks: list[int], rank: int, of) -> None:
     assert (group is not None) == (rank in ranks)
     if group is None:
         return
+    if len(ranks) > 1:
+        assert {str(each) for each in group._device_types} == {str(each) for each in of._device_types}
     assert (group.rank(), group.size()) == (ranks.index(rank), len(ranks))
     one = torch.tensor([10**rank])
     reef.all_reduce([one], group)
@@ -49,9 +51,9 @@ def subgroups(group) -> None:
     rank, size = group.rank(), group.size()
     for ranks in ([*range(size)], [*range(size)][::-1], [size - 1], [0, size - 1][: min(size, 2)], range(min(2, size))):
         made = reef.subgroup(group, ranks)
-        check_group(made, list(ranks), rank)
+        check_group(made, list(ranks), rank, group)
         if made is not None:
-            check_group(reef.subgroup(made, [*range(made.size())][::-1]), list(ranks)[::-1], rank)
+            check_group(reef.subgroup(made, [*range(made.size())][::-1]), list(ranks)[::-1], rank, group)
     assert "rank 0 stands twice" in refusal(lambda: reef.subgroup(group, [0, 0]))
     assert "no ranks" in refusal(lambda: reef.subgroup(group, []))
     if size > 1:
@@ -61,7 +63,7 @@ def subgroups(group) -> None:
         assert "[] on rank 0 and [0, 1] on rank 1" in text, text
     for call in (lambda: reef.subgroup(None, [0]), lambda: reef.barrier(None), lambda: reef.receive(0, None)):
         assert "not a member" in refusal(call)
-    check_group(reef.subgroup(group, [0]), [0], rank)
+    check_group(reef.subgroup(group, [0]), [0], rank, group)
 
 
 def messages(group) -> None:

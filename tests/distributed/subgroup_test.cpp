@@ -8,6 +8,7 @@
 #include "messages.h"
 #include "reef/collectives.h"
 #include "reef/point_to_point.h"
+#include "reef/shard.h"
 
 namespace reef {
 namespace {
@@ -135,6 +136,22 @@ TEST(Subgroup, ListsThatDifferAreRefusedOnEveryRank) {
     }
   }
   expect_group(subgroup(world(), Ranks{1, 0}), {1, 0});
+}
+
+TEST(Subgroup, AnotherCallIsToldToWhoMakesItToo) {
+  if (size() == 1) GTEST_SKIP();
+  torch::nn::Linear layer(2, 2);
+  for (int odd_one = 0; odd_one < size(); ++odd_one) {
+    const auto text = config_error([&] {
+      if (rank() == odd_one) {
+        shard(*layer, world());
+      } else {
+        subgroup(world(), Ranks{0});
+      }
+    });
+    expect_words(text, {"reef::subgroup"});
+  }
+  expect_group(subgroup(world(), Ranks{0, 1}), {0, 1});
 }
 
 TEST(Subgroup, HundredsLeaveNothing) {
