@@ -18,6 +18,7 @@
 #include "distributed/identity.h"
 #include "distributed/members.h"
 #include "distributed/nccl.h"
+#include "distributed/process.h"
 #include "distributed/watched_store.h"
 #include "reef/error.h"
 
@@ -28,6 +29,7 @@ using Group = c10d::ProcessGroup;
 
 constexpr const char* kCall = "reef::subgroup";
 constexpr const char* kFailed = "failed";
+constexpr std::int64_t kOtherDescriptors = 8;  // that something beside it may open meanwhile
 constexpr milliseconds kLookEvery{5};
 constexpr milliseconds kLastLook{200};
 
@@ -131,6 +133,7 @@ class Meeting {
     const Deadline deadline = std::chrono::steady_clock::now() + timeout * 3 / 4;
     auto group = make_group();
     if (gloo_) {
+      check_descriptors();
       own_keys_ = c10::make_intrusive<WatchedStore>(store_, check(), deadline);
       const auto connected = connect_gloo(deadline);
       for (const auto& device : parent_->getDeviceTypes()) {
@@ -148,18 +151,20 @@ class Meeting {
     return group;
   }
 
-  /// Ends the waiting of the other members. Gives the sentence that all throw.
+  /// Ends the waiting of the other members. Gives the sentence that all throw: of the first to fail.
   std::string fail(const std::exception& error) {
     auto text = message_of(error);
     text = text.substr(0, text.find('\n'));
+    const auto own = "rank " + std::to_string(parent_->getRank()) + " of " +
+                     std::to_string(parent_->getSize()) + " could not join the subgroup of ranks " +
+                     list_text(ranks_) + ": " + text;
     try {
-      store_->set(kFailed, text);
-      failed_ = true;
+      const auto said = store_->compareSet(kFailed, "", own);
+      failed_ = said == own;
+      return said;
     } catch (const std::exception&) {
-      // The store is gone: they wait until their deadline.
+      return own;  // the store is gone: they wait until their deadline
     }
-    return "rank " + std::to_string(parent_->getRank()) + " of " + std::to_string(parent_->getSize()) +
-           " could not join the subgroup of ranks " + c10::str(ranks_) + ": " + text;
   }
 
   /// When nobody waits here any more.
@@ -177,6 +182,15 @@ class Meeting {
     for (const auto rank : ranks_) of_members.push_back(ours_->rank_of_member(static_cast<int>(rank)));
     return c10::make_intrusive<MemberGroup>(store_, rank_, size(), ours_->members, ours_->heart,
                                             std::move(of_members));
+  }
+
+  /// gloo ends the process when it cannot accept a connection.
+  void check_descriptors() const {
+    const std::int64_t needed = size() - 1 + kOtherDescriptors;
+    const std::int64_t left = descriptors_left();
+    if (left >= needed) return;
+    C10_THROW_ERROR(DistError, "it may open " + std::to_string(left) + " more files and sockets, and needs " +
+                                   std::to_string(needed) + "; raise the limit (ulimit -n), or end groups");
   }
 
   /// Owns what it looks at: it may be asked by a thread that nobody waits for any more.

@@ -1,6 +1,7 @@
 """One rank of tests/python/test_subgroup.py and test_point_to_point.py: `group_ranks.py SCENE ARGUMENT...`."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -222,6 +223,25 @@ def others_end_early() -> None:
         print("told:", str(error).splitlines()[0])
 
 
+def without_sockets() -> None:
+    """A member that may open no more: all are told, and the group is as before."""
+    group = reef.init_process_group(timeout_seconds=120)
+    rank = group.rank()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == VICTIM:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
+    for _ in range(3):
+        try:
+            reef.subgroup(group, [2, VICTIM])
+            raise AssertionError("there was room")
+        except dist.DistError as error:
+            told = str(error).splitlines()[0]
+            assert told.startswith("rank 1 of 3 could not join the subgroup of ranks [2, 1]: "), told
+            assert "more files and sockets" in told, told
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    subgroups(group)
+
+
 def late() -> None:
     """A subgroup has the timeout of what it is of."""
     group = reef.init_process_group(timeout_seconds=3)
@@ -248,7 +268,8 @@ def comes_late() -> None:
         assert reef.receive(1, group).item() == 1
 
 
-SCENES = {scene.__name__: scene for scene in (face, in_a_file, by_torch, fault, others_end_early, late, comes_late)}
+SCENES = {scene.__name__: scene for scene in (face, in_a_file, by_torch, fault, others_end_early, without_sockets, late,
+                                            comes_late)}
 
 if __name__ == "__main__":
     SCENES[sys.argv[1]](*sys.argv[2:])

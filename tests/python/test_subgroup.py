@@ -72,6 +72,11 @@ def test_who_ends_early_is_not_missed_by_the_others_nor_named_for_them():
     assert "failed: rank 1 (process " in text and "is gone" in text, text
 
 
+def test_a_member_that_may_open_no_more_sockets_is_told_to_all():
+    result = run(3, "without_sockets")
+    assert result.ok, result.report()
+
+
 def test_a_subgroup_has_the_timeout_of_its_group():
     result = run(2, "late")
     text = told(result, 0)
