@@ -187,4 +187,6 @@ void Heartbeat::wait_for_collective(const WorkPtr& work) {
   work->wait();
 }
 
+void Heartbeat::fail() { shared_->fail(); }
+
 }  // namespace reef

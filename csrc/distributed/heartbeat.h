@@ -40,6 +40,8 @@ class Heartbeat {
   /// collective goes on waiting, for the group's timeout.
   void wait_for_message(const WorkPtr& work);
   void wait_for_collective(const WorkPtr& work);
+  /// Ends all that this rank waits for: it knows that a rank is gone.
+  void fail();
 
  private:
   struct Shared;

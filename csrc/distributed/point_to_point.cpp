@@ -49,22 +49,17 @@ struct Route {
     return group().recv(tensors, other, tag);
   }
   void wait(const Works& works) const {
-    Heartbeat* const heart = heart_of(group());
-    for (const auto& work : works) {
-      if (heart != nullptr) {
-        heart->wait_for_message(work);
-      } else {
-        work->wait();
-      }
-    }
+    for (const auto& work : works) use->wait_for_message(work);
   }
-  /// What goes wrong on the way is a rank that is gone.
+  /// What goes wrong on the way is a rank that is gone, and whoever waits for another is told.
   template <class Exchange>
   void run(const std::string& name, const Exchange& exchange) const {
     try {
       exchange();
     } catch (const std::exception& error) {
-      throw rank_failed(group(), name, error);
+      const RankFailed failed = rank_failed(group(), name, error);
+      use->fail();
+      throw failed;
     }
   }
 };
@@ -135,15 +130,16 @@ Tensor transfer_in(const Route& route, Tensor into, MessageHeader wanted) {
     }
   }
   route.run(name, [&] {
-    Works works = {route.give(wanted.to_bytes(), kAnswerTag)};
-    if (!sent) return route.wait(works);
-    const std::int64_t bytes = sent->payload_bytes();
+    const std::int64_t bytes = sent ? sent->payload_bytes() : 0;
     const bool taken = wanted.answer == Answer::kTaken;
-    const Tensor nowhere = taken ? into : at::empty({std::min(bytes, kChunkBytes)}, at::kByte);
+    const Tensor place = taken ? into : at::empty({std::min(bytes, kChunkBytes)}, at::kByte);
+    Works works;
     for_each_chunk(bytes, [&](std::int64_t first, std::int64_t count) {
-      works.push_back(route.take(bytes_of(nowhere, taken ? first : 0, count), kValuesTag));
+      works.push_back(route.take(bytes_of(place, taken ? first : 0, count), kValuesTag));
     });
     route.wait(works);
+    // Last: gloo tells who waits for a message of a rank that is gone, and not always who sends to it.
+    route.wait({route.give(wanted.to_bytes(), kAnswerTag)});
   });
   if (no_memory) std::rethrow_exception(no_memory);
   if (!sent) throw no_header(route.other);
@@ -199,8 +195,7 @@ bool lies_in_order(const Tensor& tensor) {
 }  // namespace
 
 struct Message::State {
-  std::promise<Tensor> arrival;
-  std::shared_future<Tensor> arrived = arrival.get_future().share();
+  std::shared_future<Tensor> arrived;
   std::function<Tensor(const Tensor&)> finish;  ///< on the thread that waits, whose stream it is
   std::once_flag finishing;
   Tensor result;
@@ -208,16 +203,19 @@ struct Message::State {
 
 namespace {
 
-/// Runs `transfer` in its turn, beside the program or on this thread.
+/// Runs `transfer` in its turn, beside the program or on this thread. It owns no tensor of the program's,
+/// which may be Python's: those end with the Message, on a thread that Python knows.
 template <class Transfer, class Finish>
 Message enqueue(MessageQueue& queue, const Route& route, bool waits, Transfer transfer, Finish finish) {
+  const auto arrival = std::make_shared<std::promise<Tensor>>();
   auto state = std::make_shared<Message::State>();
+  state->arrived = arrival->get_future().share();
   state->finish = std::move(finish);
-  auto work = [state, transfer = std::move(transfer)] {
+  auto work = [arrival, transfer = std::move(transfer)] {
     try {
-      state->arrival.set_value(transfer());
+      arrival->set_value(transfer());
     } catch (...) {
-      state->arrival.set_exception(std::current_exception());
+      arrival->set_exception(std::current_exception());
     }
   };
   if (waits) {
@@ -272,8 +270,9 @@ Message begin_receive_into(const Tensor& tensor, int from, const ProcessGroupPtr
   const bool directly = lies_in_order(tensor);
   return enqueue(
       queue_of(route.use->receiving, route), route, waits,
-      [route, tensor, directly, header = MessageHeader::of(Kind::kReceiveInto, tensor, tag)] {
-        return transfer_in(route, directly ? tensor : Tensor(), header);
+      [route, place = directly ? tensor.detach() : Tensor(),
+       header = MessageHeader::of(Kind::kReceiveInto, tensor, tag)] {
+        return transfer_in(route, place, header);
       },
       [tensor, directly](const Tensor& came) {
         if (!directly) {
