@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/slice_exchange.h"
+#include "distributed/tag_space.h"
 
 namespace reef {
 
@@ -15,7 +16,7 @@ using at::Tensor;
 std::vector<Tensor> gather_bytes(const Tensor& own, const ProcessGroupPtr& group, c10::Device device) {
   const std::int64_t ranks = group->getSize();
   if (ranks == 1) return {own};
-  SliceExchange exchange(group, 0, group->getSize());
+  SliceExchange exchange(group, TagSpace::kAgreement, group->getSize());
   Tensor sizes = at::zeros({ranks}, at::TensorOptions().dtype(at::kLong).device(device));
   exchange.own_slice(sizes).fill_(own.numel());
   exchange.tell(sizes);

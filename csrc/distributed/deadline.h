@@ -30,15 +30,42 @@ inline std::string seconds_text(milliseconds duration) {
   return text + " s";
 }
 
-/// Runs `call` on a thread of its own and gives up on it at the deadline (nullopt): for what can wait for
-/// ever and cannot be interrupted. The thread may outlive this function, so `call` must own all that it uses.
+/// Runs `call` on a thread of its own: what can wait for ever and cannot be interrupted. The thread outlives
+/// this where nobody waited for the result, so `call` must own all that it uses; else all of that is gone
+/// when result() returns.
+template <class Call>
+class Attempt {
+ public:
+  using Result = decltype(std::declval<Call>()());
+
+  explicit Attempt(Call call) {
+    std::packaged_task<Result()> task(std::move(call));
+    future_ = task.get_future();
+    thread_ = std::thread(std::move(task));
+  }
+  ~Attempt() {
+    if (thread_.joinable()) thread_.detach();
+  }
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+  bool is_over_by(Deadline deadline) { return future_.wait_until(deadline) == std::future_status::ready; }
+  Result result() {
+    thread_.join();
+    return future_.get();
+  }
+
+ private:
+  std::future<Result> future_;
+  std::thread thread_;
+};
+
+/// The result of such an attempt, which is given up at the deadline: nullopt.
 template <class Call>
 auto within(Deadline deadline, Call call) -> std::optional<decltype(call())> {
-  std::packaged_task<decltype(call())()> task(std::move(call));
-  auto result = task.get_future();
-  std::thread(std::move(task)).detach();
-  if (result.wait_until(deadline) != std::future_status::ready) return std::nullopt;
-  return result.get();
+  Attempt attempt(std::move(call));
+  if (!attempt.is_over_by(deadline)) return std::nullopt;
+  return attempt.result();
 }
 
 }  // namespace reef

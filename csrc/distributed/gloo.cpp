@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 
 #include "distributed/process.h"
 #include "distributed/sigpipe.h"
@@ -73,17 +74,35 @@ void add_devices(Gloo::Options& options, const GlooNetwork& network) {
   options.devices.push_back(device("'" + host + "'", [&] { return Gloo::createDeviceForHostname(host); }));
 }
 
+/// Python wraps it where TORCH_DISTRIBUTED_DEBUG is DETAIL.
+c10::intrusive_ptr<Gloo::Options> options_of(c10d::Backend& backend) {
+  if (auto* const wrapper = dynamic_cast<c10d::ProcessGroupWrapper*>(&backend))
+    return options_of(*wrapper->getWrappedPg());
+  if (auto* const gloo = dynamic_cast<Gloo*>(&backend)) return gloo->getOptions();
+  throw ConfigError("a backend calls itself gloo, but is not LibTorch's: make the group with its own.");
+}
+
 }  // namespace
 
+// Messages between two ranks keep the timeout of the connecting: it cannot be set afterwards.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const StorePtr& store, int rank, int world_size,
-                                                    const GlooNetwork& network, milliseconds timeout,
-                                                    Deadline deadline) {
+                                                    const GlooNetwork& network, milliseconds timeout) {
   const SigpipeBlocked on_gloos_threads;
-  auto options = Gloo::Options::create(time_left(deadline));
+  auto options = Gloo::Options::create(timeout);
   add_devices(*options, network);
-  c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<Gloo>(store, rank, world_size, options);
-  backend->setTimeout(timeout);
-  return backend;
+  return c10::make_intrusive<Gloo>(store, rank, world_size, options);
 }
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const StorePtr& store, int rank, int world_size,
+                                                    c10d::Backend& other) {
+  const SigpipeBlocked on_gloos_threads;
+  const auto options_of_other = options_of(other);
+  auto options = Gloo::Options::create(options_of_other->timeout);
+  options->devices = options_of_other->devices;
+  options->threads = options_of_other->threads;
+  return c10::make_intrusive<Gloo>(store, rank, world_size, options);
+}
+
+milliseconds timeout_of_gloo(c10d::Backend& backend) { return options_of(backend)->timeout; }
 
 }  // namespace reef

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kBeats = 10;  // in the time after which a rank counts as silent
 constexpr int kWatched = 4;
-constexpr int kUnanswered = 3;  // looks, of two intervals each, after which the store counts as silent
+constexpr const char* kLeft = "left";  // has let its groups go, and will not beat again
+constexpr int kUnanswered = 3;         // looks, of two intervals each, after which the store counts as silent
 
 std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 
@@ -85,6 +86,15 @@ Heartbeat::~Heartbeat() {
   thread_.join();
 }
 
+// Others may go on in subgroups of their own.
+void Heartbeat::say_left(const Watch& watch) {
+  try {
+    watch.store->set(watch.own_key, kLeft);
+  } catch (const std::exception&) {
+    // The store is closed.
+  }
+}
+
 // Silence is counted in looks, not in time: this process may have been the one that slept.
 void Heartbeat::run(Watch watch) {
   const milliseconds interval = watch.silence / kBeats;
@@ -97,7 +107,13 @@ void Heartbeat::run(Watch watch) {
     {
       std::unique_lock lock(shared_->mutex);
       shared_->changed.wait_for(lock, interval, [&] { return shared_->closing; });
-      if (shared_->closing || shared_->failed) return;
+      if (shared_->failed) return;
+      if (shared_->closing) {
+        lock.unlock();
+        const bool answers = !answer.valid() || answer.wait_for(milliseconds{0}) == std::future_status::ready;
+        if (answers) say_left(watch);  // else it would be waited for, too
+        return;
+      }
       waits = shared_->waiting > 0;
     }
     try {
@@ -110,7 +126,7 @@ void Heartbeat::run(Watch watch) {
         failed = seen.stopped;
         if (!waits || seen.beats.empty()) std::fill(same.begin(), same.end(), 0);
         for (std::size_t i = 0; waits && !failed && i < seen.beats.size(); ++i) {
-          same[i] = seen.beats[i] == last[i] ? same[i] + 1 : 0;
+          same[i] = seen.beats[i] == last[i] && last[i] != kLeft ? same[i] + 1 : 0;
           if (same[i] < kBeats) continue;
           watch.found(watch.ranks[i]);
           failed = true;
@@ -170,5 +186,7 @@ void Heartbeat::wait_for_collective(const WorkPtr& work) {
   }
   work->wait();
 }
+
+void Heartbeat::fail() { shared_->fail(); }
 
 }  // namespace reef

@@ -40,11 +40,14 @@ class Heartbeat {
   /// collective goes on waiting, for the group's timeout.
   void wait_for_message(const WorkPtr& work);
   void wait_for_collective(const WorkPtr& work);
+  /// Ends all that this rank waits for: it knows that a rank is gone.
+  void fail();
 
  private:
   struct Shared;
   struct Watch;
   void run(Watch watch);
+  static void say_left(const Watch& watch);
 
   std::shared_ptr<Shared> shared_;
   std::thread thread_;

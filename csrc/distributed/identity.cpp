@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
@@ -185,5 +187,17 @@ class Identity final : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_identity_backend() { return c10::make_intrusive<Identity>(); }
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_world_of_one(const std::string& name) {
+  using Group = c10d::ProcessGroup;
+  auto group = c10::make_intrusive<Group>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  const auto identity = make_identity_backend();
+  for (const auto device : {c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kPrivateUse1}) {
+    group->setBackend(device, Group::CUSTOM, identity);
+  }
+  group->setDefaultBackend(Group::CUSTOM);
+  group->setGroupName(name);
+  return group;
+}
 
 }  // namespace reef

@@ -1,11 +1,12 @@
 #include "distributed/members.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <sstream>
 #include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "distributed/watched_store.h"
 
 namespace reef {
 namespace {
@@ -58,40 +59,6 @@ Verdict verdict_from(const std::string& record) {
   const auto blank = record.find(' ');
   return {std::stoi(record.substr(0, blank)), record.substr(blank + 1)};
 }
-
-/// Waits for keys in small steps, and looks between them whether there is still something to wait for.
-class WatchedStore final : public c10d::PrefixStore {
- public:
-  WatchedStore(const StorePtr& store, std::function<void()> check, Deadline deadline)
-      : c10d::PrefixStore("watched", store), check_(std::move(check)), deadline_(deadline) {}
-
-  std::vector<uint8_t> get(const std::string& name) override {
-    await({name}, deadline_);
-    return c10d::PrefixStore::get(name);
-  }
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& names) override {
-    await(names, deadline_);
-    return c10d::PrefixStore::multiGet(names);
-  }
-  void wait(const std::vector<std::string>& names) override { await(names, deadline_); }
-  void wait(const std::vector<std::string>& names, const milliseconds& timeout) override {
-    await(names, std::min(deadline_, std::chrono::steady_clock::now() + timeout));
-  }
-
- private:
-  void await(const std::vector<std::string>& names, Deadline deadline) {
-    for (auto pause = kPollFirst; !check(names); pause = std::min(pause * 2, kPollLast)) {
-      check_();
-      if (has_passed(deadline)) {
-        C10_THROW_ERROR(DistStoreError, "another rank's address did not appear in time");
-      }
-      std::this_thread::sleep_for(pause);
-    }
-  }
-
-  std::function<void()> check_;
-  Deadline deadline_;
-};
 
 }  // namespace
 
@@ -174,6 +141,11 @@ void Members::throw_if_failed(const std::vector<int>& gone) const {
   }
 }
 
+void Members::throw_if_ended(const std::vector<int>& ranks) const {
+  const auto gone = ended(ranks);
+  if (!gone.empty()) C10_THROW_ERROR(DistError, text_of(gone.front()) + " has ended");
+}
+
 ProcessGroupError Members::failed(const std::string& reason) {
   try {
     const auto said = store_->compareSet(kFailure, "", reason);
@@ -213,6 +185,13 @@ std::vector<int> Members::ended() const {
   for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
     if (has_ended(processes_[rank], self_)) result.push_back(static_cast<int>(rank));
   }
+  return result;
+}
+
+std::vector<int> Members::ended(const std::vector<int>& ranks) const {
+  auto result = ended();
+  if (ranks.empty()) return result;
+  std::erase_if(result, [&](int rank) { return std::find(ranks.begin(), ranks.end(), rank) == ranks.end(); });
   return result;
 }
 
@@ -259,22 +238,23 @@ std::string Members::gone_text(const std::vector<int>& gone, int first) const {
 
 /// Whoever waits in the collective fails with it and says so; who is stuck elsewhere, or still computes, does
 /// not.
-std::string Members::silent_text() const {
+std::string Members::silent_text(const std::vector<int>& ranks) const {
   std::vector<int> silent;
   for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
-    if (!store_->check({key("alive", rank)})) silent.push_back(rank);
+    const bool asked = ranks.empty() || std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    if (asked && !store_->check({key("alive", rank)})) silent.push_back(rank);
   }
   if (silent.empty()) return "; all have failed in a collective";
   return "; all but " + ranks_text(silent) + " have failed in a collective, so look at " +
          (silent.size() == 1 ? "that one" : "those");
 }
 
-Verdict Members::name_the_gone(const std::string& error_text) {
+Verdict Members::name_the_gone(const std::string& error_text, const std::vector<int>& ranks) {
   // A store whose host has vanished from the network answers nothing, and c10d waits for it without a limit.
   const auto limit =
       std::chrono::steady_clock::now() + kNamingTakes + kStoreAnswersWithin + kOthersHearWithin;
-  const auto named =
-      within(limit, [members = shared_from_this(), error_text] { return members->ask(error_text); });
+  const auto named = within(
+      limit, [members = shared_from_this(), error_text, ranks] { return members->ask(error_text, ranks); });
   if (named) return *named;
   const std::vector<int> gone = ended();
   if (gone.empty() && server_rank_ >= 0 &&
@@ -284,11 +264,11 @@ Verdict Members::name_the_gone(const std::string& error_text) {
   return without_store(gone);
 }
 
-Verdict Members::ask(const std::string& error_text) {
+Verdict Members::ask(const std::string& error_text, const std::vector<int>& ranks) {
   const auto start = std::chrono::steady_clock::now();
   bool reachable = reach_store();
   for (bool time_is_up = false;; std::this_thread::sleep_for(4 * kPollFirst)) {
-    const auto gone = ended();
+    const auto gone = time_is_up && ended(ranks).empty() ? ended() : ended(ranks);
     try {
       if (reachable) {
         if (store_->check({kVerdict})) return hear();
@@ -298,7 +278,7 @@ Verdict Members::ask(const std::string& error_text) {
         const auto waited = std::chrono::steady_clock::now() - start;
         const int suspect = waited > kAddressTrustedAfter ? by_address(error_text) : -1;
         if (suspect >= 0) return publish({suspect, text_of(suspect) + " is gone or cannot be reached"});
-        if (time_is_up) return publish({-1, "no rank's process is known to have ended" + silent_text()});
+        if (time_is_up) return publish({-1, "no rank's process is known to have ended" + silent_text(ranks)});
       }
     } catch (const std::exception&) {
       reachable = false;
@@ -350,9 +330,13 @@ Heartbeat* heart_of(c10d::ProcessGroup& group) {
 RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const std::exception& error) {
   auto text = message_of(error);
   text = text.substr(0, text.find('\n'));
-  const auto prefix = "rank " + std::to_string(group.getRank()) + " of " + std::to_string(group.getSize()) +
-                      ": " + name + " failed: ";
   const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  auto who = "rank " + std::to_string(group.getRank()) + " of " + std::to_string(group.getSize());
+  if (ours != nullptr && !ours->ranks.empty()) {
+    who = "rank " + std::to_string(ours->members->rank()) + " of " +
+          std::to_string(ours->members->world_size()) + " (" + who + " in a subgroup)";
+  }
+  const auto prefix = who + ": " + name + " failed: ";
   if (ours == nullptr || ours->members == nullptr) {
     return {prefix +
                 "a rank is gone or stuck; which one cannot be told, because the group was not made by "
@@ -360,7 +344,7 @@ RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const
                 text,
             -1};
   }
-  const auto verdict = ours->members->name_the_gone(text);
+  const auto verdict = ours->members->name_the_gone(text, ours->ranks);
   if (verdict.failed_rank < 0) {
     return {prefix + verdict.sentence + ". The backend says: " + text, -1};
   }

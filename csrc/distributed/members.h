@@ -51,24 +51,33 @@ class Members : public std::enable_shared_from_this<Members> {
   /// After check_in: this rank's sign of life, and its eye on others'.
   std::shared_ptr<Heartbeat> heartbeat(milliseconds silence);
 
+  /// After check_in: throws DistError that names one of `ranks` (none: of all) that has ended on this
+  /// machine, if one has.
+  void throw_if_ended(const std::vector<int>& ranks) const;
+
+  int rank() const { return rendezvous_.rank; }
+  int world_size() const { return rendezvous_.world_size; }
+
   /// After check_in: all ranks share this machine and its network.
   bool on_one_machine() const;
 
-  /// After a collective failed with `error_text`: who is gone. The same on all ranks that reach the store.
+  /// After a collective among `ranks` (none: all) failed with `error_text`: who is gone. The same on all
+  /// ranks that reach the store. Another rank that has ended may have had no more to do, and is named last.
   /// Takes two seconds at most, one more where this process holds the store and others do not ask, and four
   /// if the store's host has vanished without closing its connections.
-  Verdict name_the_gone(const std::string& error_text);
+  Verdict name_the_gone(const std::string& error_text, const std::vector<int>& ranks);
 
  private:
   void throw_if_failed(const std::vector<int>& gone) const;
   void await(const char* stage, const std::string& what, Deadline deadline);
-  Verdict ask(const std::string& error_text);
+  Verdict ask(const std::string& error_text, const std::vector<int>& ranks);
   bool reach_store();
   std::vector<int> ended() const;
+  std::vector<int> ended(const std::vector<int>& ranks) const;
   int by_address(std::string_view error_text) const;
   std::string text_of(int rank) const;
   std::string gone_text(const std::vector<int>& gone, int first) const;
-  std::string silent_text() const;
+  std::string silent_text(const std::vector<int>& ranks) const;
   Verdict without_store(const std::vector<int>& gone) const;
   void publish_silence(int rank, milliseconds silence);
   Verdict publish(const Verdict& verdict);
@@ -83,17 +92,22 @@ class Members : public std::enable_shared_from_this<Members> {
   int server_rank_ = -1;            ///< whose process holds the store; -1: none of the ranks'
 };
 
-/// A group that init_process_group made: it knows its members.
+/// A group that init_process_group made, or a subgroup of one: it knows the members of the first, and a rank
+/// that is gone is gone for all of these groups.
 class MemberGroup final : public c10d::ProcessGroup {
  public:
   MemberGroup(StorePtr store, int rank, int size, std::shared_ptr<Members> group_members,
-              std::shared_ptr<Heartbeat> group_heart)
+              std::shared_ptr<Heartbeat> group_heart, std::vector<int> ranks_of_members = {})
       : c10d::ProcessGroup(std::move(store), rank, size),
         members(std::move(group_members)),
-        heart(std::move(group_heart)) {}
+        heart(std::move(group_heart)),
+        ranks(std::move(ranks_of_members)) {}
 
   const std::shared_ptr<Members> members;
   const std::shared_ptr<Heartbeat> heart;  ///< nullptr: none
+  const std::vector<int> ranks;            ///< of a subgroup: which of the members' its own are
+
+  int rank_of_member(int rank) const { return ranks.empty() ? rank : ranks[static_cast<std::size_t>(rank)]; }
 };
 
 /// Of a group that has one; else nullptr.

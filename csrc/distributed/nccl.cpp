@@ -4,6 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "reef/error.h"
+
 namespace reef {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const StorePtr& store, int rank, int world_size,
@@ -12,6 +14,11 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const StorePtr& store, int r
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, world_size, options);
+}
+
+milliseconds timeout_of_nccl(c10d::Backend& backend) {
+  if (auto* const nccl = dynamic_cast<c10d::ProcessGroupNCCL*>(&backend)) return nccl->getOptions()->timeout;
+  throw ConfigError("a backend calls itself nccl, but is not LibTorch's: make the group with its own.");
 }
 
 }  // namespace reef

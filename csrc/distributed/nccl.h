@@ -15,4 +15,7 @@ namespace reef {
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const StorePtr& store, int rank, int world_size,
                                                     milliseconds timeout);
 
+/// Of each of its collectives. `backend` must be NCCL's, as its name says.
+milliseconds timeout_of_nccl(c10d::Backend& backend);
+
 }  // namespace reef

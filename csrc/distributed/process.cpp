@@ -1,15 +1,20 @@
 #include "distributed/process.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <sstream>
 
@@ -89,6 +94,19 @@ bool has_ended(const Process& other, const Process& self) {
   if (!told || other.machine != self.machine) return false;
   const auto stat = stat_of(std::to_string(other.pid));
   return !stat || stat->start_ticks != other.start_ticks || stat->state == 'Z' || stat->state == 'X';
+}
+
+std::int64_t descriptors_left() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::numeric_limits<std::int64_t>::max();
+  DIR* const folder = ::opendir("/proc/self/fd");
+  if (folder == nullptr) return errno == EMFILE ? 0 : std::numeric_limits<std::int64_t>::max();
+  std::int64_t open = -3;  // itself, . and ..
+  while (::readdir(folder) != nullptr) ++open;
+  ::closedir(folder);
+  const auto most = static_cast<std::int64_t>(
+      std::min<rlim_t>(limit.rlim_cur, static_cast<rlim_t>(std::numeric_limits<std::int64_t>::max())));
+  return std::max<std::int64_t>(most - open, 0);
 }
 
 }  // namespace reef

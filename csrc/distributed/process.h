@@ -25,4 +25,7 @@ struct Process {
 /// by its parent has ended. False where it cannot be told.
 bool has_ended(const Process& other, const Process& self);
 
+/// How many more files and sockets this process may open.
+std::int64_t descriptors_left();
+
 }  // namespace reef

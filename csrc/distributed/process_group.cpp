@@ -3,7 +3,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "distributed/gloo.h"
@@ -30,17 +29,6 @@ int next_attempt(const Rendezvous& rendezvous) {
   return attempts[std::to_string(rendezvous.rank) + '@' + address_text(rendezvous) + rendezvous.prefix]++;
 }
 
-GroupPtr world_of_one(const std::string& name) {
-  auto group = c10::make_intrusive<Group>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
-  const auto identity = make_identity_backend();
-  for (const auto device : {c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kPrivateUse1}) {
-    group->setBackend(device, Group::CUSTOM, identity);
-  }
-  group->setDefaultBackend(Group::CUSTOM);
-  group->setGroupName(name);
-  return group;
-}
-
 GlooNetwork network_of(const ProcessGroupOptions& options, const Members& members) {
   auto interface = options.interface;
   if (interface.empty()) interface = process_environment("GLOO_SOCKET_IFNAME").value_or("");
@@ -57,8 +45,12 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
   const int size = rendezvous.world_size;
   try {
     members->check_in(deadline);
-    const auto gloo = make_gloo_backend(members->watched(store, deadline), rank, size,
-                                        network_of(options, *members), options.timeout, deadline);
+    const auto connected = [watched = members->watched(store, deadline), rank, size,
+                            network = network_of(options, *members), timeout = options.timeout] {
+      return make_gloo_backend(watched, rank, size, network, timeout);
+    };
+    const auto gloo = within(deadline, connected);
+    if (!gloo) C10_THROW_ERROR(DistError, "gloo did not connect to all others in time");
     const auto nccl =
         make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options.timeout);
     // A file would grow with every beat.
@@ -67,7 +59,7 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
     members->await_connected(deadline);
     store->setTimeout(options.timeout);
     auto group = c10::make_intrusive<MemberGroup>(store, rank, size, members, heart);
-    group->setBackend(c10::kCPU, Group::GLOO, gloo);
+    group->setBackend(c10::kCPU, Group::GLOO, *gloo);
     if (nccl) group->setBackend(c10::kCUDA, Group::NCCL, nccl);
     group->setDefaultBackend(Group::GLOO);
     group->setGroupName(name);
@@ -86,7 +78,7 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
 c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options) {
   const auto rendezvous = resolve_rendezvous(options);
   const auto name = rendezvous.prefix + "/group_" + std::to_string(next_attempt(rendezvous));
-  if (rendezvous.world_size == 1) return world_of_one(name);
+  if (rendezvous.world_size == 1) return make_world_of_one(name);
   // Every step ends by the deadline, except a question to a store that has vanished from the network.
   const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
   const auto group =

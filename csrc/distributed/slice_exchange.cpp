@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
 #include "distributed/sigpipe.h"
+#include "distributed/tag_space.h"
 #include "kernels/ordered_sum.h"
 
 namespace reef {
@@ -31,11 +31,7 @@ constexpr std::int64_t kCachedElements = 16384;
 // one at a time a link of 1 Gbit/s does so for a tenth of the step, two exchanges or not.
 constexpr std::int64_t kChunksAhead = 2;
 constexpr std::int64_t kReceivedBytes = std::int64_t{1} << 20;  // of each of these, from all
-// Messages between two ranks are told apart by their tags, which must not be those of the program's own.
-constexpr int kFirstTag = 1 << 28;
-constexpr int kTags = 1 << 19;  // of calls in order; as many of subjects
-static_assert(kFirstTag + std::int64_t{SliceExchange::kNumbers} * 2 * kTags <=
-              std::numeric_limits<int>::max());
+constexpr int kTags = TagSpace::kPerNumber / 2;                 // of calls in order; as many of subjects
 
 constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
 constexpr const char* kAllReduce = "the all-reduce of gradients";
@@ -119,7 +115,7 @@ SliceExchange::SliceExchange(ProcessGroupPtr group, int number, int degree, SumO
       all_{0, group_->getSize(), group_->getRank()},
       own_{all_.rank / degree * degree, degree, all_.rank},
       sums_(sums),
-      first_tag_(kFirstTag + number * 2 * kTags) {}
+      first_tag_(TagSpace::kExchanges + number * TagSpace::kPerNumber) {}
 
 bool SliceExchange::in_any_order(c10::Device device) const {
   return sums_ == SumOrder::kRanks && by_messages(*group_, device);

@@ -24,8 +24,7 @@ namespace reef {
 /// RankFailed.
 class SliceExchange {
  public:
-  /// Two exchanges in one group that are used at the same time need different numbers, below kNumbers.
-  static constexpr int kNumbers = 1536;
+  /// Two exchanges in one group that are used at the same time need different numbers (GroupTags).
   /// `degree` divides the number of ranks; with SumOrder::kNative it is that number.
   SliceExchange(ProcessGroupPtr group, int number, int degree, SumOrder sums = SumOrder::kRanks);
 

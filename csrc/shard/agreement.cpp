@@ -3,16 +3,11 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <bitset>
-#include <mutex>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/bytes_over_ranks.h"
-#include "distributed/slice_exchange.h"
-#include "fork.h"
 #include "reef/error.h"
 #include "shard/flat.h"
 
@@ -60,16 +55,7 @@ std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr
   return all;
 }
 
-constexpr int kPlaces = (SliceExchange::kNumbers - 1) / ExchangeNumbers::kExchanges;
-
-struct Taken {
-  MutexAtFork mutex{AtFork::Order::kTables};
-  std::bitset<kPlaces> places;
-};
-Taken& taken() {
-  static auto* const all = new Taken;
-  return *all;
-}
+constexpr int kExchanges = 3;
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> lines;
@@ -80,48 +66,19 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-std::optional<ExchangeNumbers> ExchangeNumbers::take() {
-  const std::lock_guard lock(taken().mutex);
-  for (int place = 0; place < kPlaces; ++place) {
-    if (taken().places[static_cast<std::size_t>(place)]) continue;
-    taken().places.set(static_cast<std::size_t>(place));
-    ExchangeNumbers numbers;
-    numbers.place_ = place;
-    return numbers;
-  }
-  return std::nullopt;
-}
-
-ExchangeNumbers::~ExchangeNumbers() {
-  if (place_ < 0) return;
-  const std::lock_guard lock(taken().mutex);
-  taken().places.reset(static_cast<std::size_t>(place_));
-}
-
 int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
-                    const ShardOptions& options, std::string wrong, ExchangeNumbers& numbers) {
-  // Rank 0's count: others may have made other shards, in other groups.
-  const bool chooses = group->getRank() == 0;
-  if (chooses && wrong.empty()) {
-    std::optional<ExchangeNumbers> free = ExchangeNumbers::take();
-    if (free) numbers = std::move(*free);
-    if (!free) {
-      wrong = "there are " + std::to_string(kPlaces) +
-              " shards in this process already; shard larger modules, or end some.";
-    }
-  }
-  const int number = numbers.place();
+                    const ShardOptions& options, std::string wrong, GroupTags& numbers) {
+  const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
   if (group->getSize() == 1) {
     if (!wrong.empty()) throw ConfigError(wrong);
-    return ExchangeNumbers::first_at(number);
+    numbers = GroupTags::take(group, kExchanges, device);
+    return numbers.first();
   }
-  // What is wrong, what must be alike, the number.
+  // What is wrong, what must be alike.
   std::string own = wrong + "\n";
   if (wrong.empty()) {
     for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
   }
-  own += std::to_string(number);
-  const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
   std::vector<std::vector<std::string>> all;
   for (const std::string& text : exchanged(own, group, device)) all.push_back(split(text));
   if (!wrong.empty()) throw ConfigError(wrong);
@@ -129,8 +86,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
     if (!all[rank].front().empty())
       throw ConfigError("rank " + std::to_string(rank) + ": " + all[rank].front());
   }
-  const int of_first = std::stoi(all.front().back());
-  for (auto& lines : all) lines = {lines.begin() + 1, lines.end() - 1};
+  for (auto& lines : all) lines.erase(lines.begin());
   const std::vector<std::string>& first = all.front();
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     const std::vector<std::string>& other = all[rank];
@@ -144,7 +100,8 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
                       " is " + line(first) + " on rank 0, and " + line(other) + " on rank " +
                       std::to_string(rank) + "; build the same on every rank.");
   }
-  return ExchangeNumbers::first_at(of_first);
+  numbers = GroupTags::take(group, kExchanges, device);
+  return numbers.first();
 }
 
 }  // namespace reef

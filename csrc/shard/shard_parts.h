@@ -47,7 +47,7 @@ struct Shard::Parts {
   /// And parameters become what parts are. All ranks alike.
   void finish_update() const;
 
-  ExchangeNumbers exchanges;
+  GroupTags exchanges;
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;

@@ -225,12 +225,12 @@ class Run:
         self.cleared = False
 
     # ---- what is compared
-    def of_part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def of_part(self, name: str, part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         place = name.partition("[")[2]
         if not place:
             return whole
         first, last = place[:-1].split(":")
-        return whole.detach().flatten()[int(first):int(last)]
+        return whole.detach().flatten()[int(first):int(last)].view(part.shape)
 
     def check(self) -> None:
         for name, part in zip(self.sharded.names(), self.sharded.parameters(), strict=True):
@@ -238,7 +238,7 @@ class Run:
                 continue
             whole = self.one.whole[name.partition("[")[0]]
             with torch.no_grad():
-                self.same(f"part {name}", part, self.of_part(name, whole))
+                self.same(f"part {name}", part, self.of_part(name, part, whole))
             expected = whole.grad
             if self.cleared and part.grad is not None and expected is None:
                 continue  # the module's zero_grad() has cleared it, and neither backward nor a step has looked yet
@@ -247,7 +247,7 @@ class Run:
             if (expected is None) != (part.grad is None):
                 raise Wrong(f"gradient of {name}: {part.grad is not None} here, {expected is not None} in one process")
             if expected is not None:
-                self.same(f"gradient of {name}", part.grad, self.of_part(name, expected))
+                self.same(f"gradient of {name}", part.grad, self.of_part(name, part, expected))
         for what, tensor, before in self.held:
             self.same(f"the gradient of {what} that is held", tensor, before)
 

@@ -52,6 +52,11 @@ def collective(name, rank, ranks, budget):
         other = (weight * torch.zeros(N)).detach()
         works += [dist.isend(mine, (rank + 1) % ranks), dist.irecv(other, (rank - 1) % ranks)]
         results.append((other, (rank - 1) % ranks + 1.0))
+    elif name == "messages under way":
+        other, world = (weight * torch.zeros(N)).detach(), dist.group.WORLD
+        works += [reef.isend(mine, (rank + 1) % ranks, world), reef.ireceive_into(other, (rank - 1) % ranks, world)]
+        works += [reef.isend(mine, (rank + 1) % ranks, world), reef.ireceive((rank - 1) % ranks, world)]
+        results.append((other, (rank - 1) % ranks + 1.0))
     elif name == "several at once":
         more = [made(rank, weight).detach() for _ in range(4)]
         works += [dist.all_reduce(one, async_op=True) for one in more]
@@ -64,7 +69,8 @@ def collective(name, rank, ranks, budget):
     return all(bool((tensor == value).all()) for tensor, value in results)
 
 
-COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "send and receive", "several at once"]
+COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "send and receive", "messages under way",
+               "several at once"]
 
 
 def collectives(rank, ranks):

@@ -26,6 +26,7 @@ from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part, whole_shape_of
+from .point_to_point import Message, ireceive, ireceive_into, isend, receive, receive_into, send
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
 from .schedule import (
     CHAIN_SOLVERS,
@@ -37,6 +38,7 @@ from .schedule import (
     plan_chain,
 )
 from .shard import MixedPrecision, Shard, shard, shard_of
+from .subgroup import subgroup
 from .swap import (
     SWAP_POLICIES,
     SwapCost,
@@ -68,6 +70,7 @@ __all__ = [
     "DelayedUpdate",
     "GradScaler",
     "Ledger",
+    "Message",
     "MixedPrecision",
     "Part",
     "Peak",
@@ -108,6 +111,9 @@ __all__ = [
     "host_tier",
     "include_dir",
     "init_process_group",
+    "ireceive",
+    "ireceive_into",
+    "isend",
     "is_undone",
     "optim",
     "parse_bytes",
@@ -117,12 +123,16 @@ __all__ = [
     "plan_chain",
     "plan_of",
     "plan_swaps",
+    "receive",
+    "receive_into",
     "resolve_rendezvous",
     "retry_library",
+    "send",
     "set_part",
     "shard",
     "shard_of",
     "simulate",
+    "subgroup",
     "unpin",
     "whole_shape_of",
 ]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed
 
+from .process_group import _boxed
+
 _BUCKET_BYTES = 32 << 20
 
 
@@ -19,7 +21,7 @@ def all_reduce(
     """Every rank ends with the elementwise ``"sum"`` or ``"mean"`` over ranks; all pass the same shapes in the same
     order. Memory: one flat buffer per dtype of at most ``bucket_bytes`` (one tensor more, if that is larger). Raises
     torch.distributed.DistError, which names the rank that is gone where that can be told."""
-    torch.ops.reef.all_reduce(tensors, group.boxed(), reduction, bucket_bytes)
+    torch.ops.reef.all_reduce(tensors, _boxed(group), reduction, bucket_bytes)
 
 
 def broadcast(
@@ -29,9 +31,9 @@ def broadcast(
     bucket_bytes: int = _BUCKET_BYTES,
 ) -> None:
     """Every rank ends with rank ``root``'s values."""
-    torch.ops.reef.broadcast(tensors, group.boxed(), root, bucket_bytes)
+    torch.ops.reef.broadcast(tensors, _boxed(group), root, bucket_bytes)
 
 
 def barrier(group: torch.distributed.ProcessGroup) -> None:
     """Returns once every rank has called it."""
-    torch.ops.reef.barrier(group.boxed())
+    torch.ops.reef.barrier(_boxed(group))

@@ -43,3 +43,13 @@ def init_process_group(
     tcp."""
     boxed = torch.ops.reef.init_process_group(rank, world_size, store, interface, timeout_seconds, heartbeat_seconds)
     return torch.distributed.ProcessGroup.unbox(boxed)
+
+
+def _boxed(group: torch.distributed.ProcessGroup | None) -> torch.ScriptObject:
+    """For the library."""
+    if group is None:
+        raise ValueError(
+            "there is no process group: make one with reef.init_process_group; where it comes from reef.subgroup, this "
+            "rank is not a member"
+        )
+    return group.boxed()

@@ -1,0 +1,68 @@
+#include "distributed/group_use.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "distributed/heartbeat.h"
+#include "distributed/members.h"
+#include "fork.h"
+
+namespace reef {
+namespace {
+
+struct GroupsInUse {
+  MutexAtFork mutex{AtFork::Order::kTables};
+  std::map<const c10d::ProcessGroup*, std::weak_ptr<GroupUse>> groups;
+};
+GroupsInUse& in_use() {
+  static auto* const all = new GroupsInUse;  // alive in destructors of statics, too
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<GroupUse> GroupUse::of(const ProcessGroupPtr& group) {
+  const std::lock_guard lock(in_use().mutex);
+  std::weak_ptr<GroupUse>& known = in_use().groups[group.get()];
+  auto use = known.lock();
+  if (!use) known = use = std::make_shared<GroupUse>(group);
+  return use;
+}
+
+GroupUse::~GroupUse() {
+  const std::lock_guard lock(in_use().mutex);
+  const auto known = in_use().groups.find(group.get());
+  if (known != in_use().groups.end() && known->second.expired()) in_use().groups.erase(known);
+}
+
+void GroupUse::wait_for_message(const c10::intrusive_ptr<c10d::Work>& work) {
+  const auto refuse = [] { C10_THROW_ERROR(DistError, "another message of this group has failed"); };
+  {
+    const std::lock_guard lock(mutex);
+    if (failed) refuse();
+    waited_for.insert(work.get());
+  }
+  const auto over = [&] {
+    const std::lock_guard lock(mutex);
+    waited_for.erase(waited_for.find(work.get()));
+  };
+  bool arrived = false;
+  try {
+    Heartbeat* const heart = heart_of(*group);
+    if (heart != nullptr) heart->wait_for_message(work);
+    arrived = heart != nullptr || work->wait();
+  } catch (...) {
+    over();
+    throw;
+  }
+  over();
+  if (!arrived) refuse();
+}
+
+void GroupUse::fail() {
+  if (Heartbeat* const heart = heart_of(*group)) heart->fail();
+  const std::lock_guard lock(mutex);
+  failed = true;
+  for (auto* const work : waited_for) work->abort();
+}
+
+}  // namespace reef
