@@ -38,14 +38,4 @@ inline c10::intrusive_ptr<c10d::Work> all_gather(c10d::ProcessGroup& group, at::
 #endif
 }
 
-/// The group's store, or nullptr where LibTorch does not tell it.
-template <class Group>
-c10::intrusive_ptr<c10d::Store> store_of(const Group& group) {
-  if constexpr (requires { group.getStore(); }) {
-    return group.getStore();
-  } else {
-    return nullptr;
-  }
-}
-
 }  // namespace reef::compat

@@ -5,13 +5,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-#include "distributed/group_compat.h"
-
 namespace reef {
 
 GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name)
-    : store_(group->getSize() > 1 ? compat::store_of(*group) : nullptr),
-      prefix_("reef/gathers/" + name + '/') {}
+    : store_(group->getSize() > 1 ? group->getStore() : nullptr), prefix_("reef/gathers/" + name + '/') {}
 
 std::string GatherRequests::key(const std::string& what) const {
   return prefix_ + std::to_string(step_) + '/' + what;

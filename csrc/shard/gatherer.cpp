@@ -150,7 +150,7 @@ Gatherer::Flat Gatherer::flatten(const std::vector<Tensor>& parameters, std::siz
   flat.whole = dtypes.has_masters() ? packed(parameters, bucket, dtypes.parameter) : flat.exact;
   for (const ShardPiece& place : layout_.buckets[bucket].items) {
     Tensor parameter = parameters[place.item];
-    if (parameter.scalar_type() != dtypes.parameter) parameter.mutable_grad().reset();
+    parameter.mutable_grad().reset();  // parts have gradients in its place
     parameter.set_data(alias(flat.whole, place.offset, parameter.sizes(), parameter.strides()));
   }
   return flat;

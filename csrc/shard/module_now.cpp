@@ -97,6 +97,19 @@ void Shard::Parts::check_module() {
   look_at_buffers();
 }
 
+// If it has the memory that it had.
+std::optional<std::string> Shard::Parts::name_of(const Tensor& parameter) const {
+  for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
+    if (!divided.parameters[i].tensor.is_same(parameter)) continue;
+    const bool same = parameter.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
+    return same ? std::optional(divided.parameters[i].name) : std::nullopt;
+  }
+  for (const auto& [name, tensor] : frozen) {
+    if (tensor.is_same(parameter)) return name;
+  }
+  return std::nullopt;
+}
+
 void Shard::refresh(torch::nn::Module& module) {
   refresh(named(module.named_parameters()), named(module.named_buffers()), look_at(module));
 }
@@ -110,16 +123,8 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
   std::map<std::string, Tensor> masters;
   if (old.options.mixed_precision) {
     const StateDict before = old.full_state_dict(/*rank0_only=*/false);
-    for (const auto& [name, tensor] : old.all_parameters) masters[name] = before.at(name);
-    for (std::size_t i = 0; i < old.divided.parameters.size(); ++i) {
-      const auto& [name, tensor] = old.divided.parameters[i];
-      if (tensor.storage().unsafeGetStorageImpl() != old.memory[i].unsafeGetStorageImpl())
-        masters.erase(name);
-    }
     for (const auto& [name, tensor] : parameters) {
-      const auto was = std::find_if(old.all_parameters.begin(), old.all_parameters.end(),
-                                    [&, n = &name](const auto& entry) { return entry.first == *n; });
-      if (was == old.all_parameters.end() || !was->second.is_same(tensor)) masters.erase(name);
+      if (const auto was = old.name_of(tensor)) masters[name] = before.at(*was);
     }
   }
   if (old.gatherer) old.gatherer->gather();

@@ -61,12 +61,16 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     for (const ShardPiece& place : layout_.buckets[bucket].items) {
       Item& item = items_[place.item];
       item.parameter = std::move(parameters[place.item]);
+      item.sizes = item.parameter.tensor.sizes();
+      item.strides = item.parameter.tensor.strides();
       item.place = place;
       item.accumulator = torch::autograd::impl::grad_accumulator(item.parameter.tensor);
       item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
       item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
       buckets_[bucket].items.push_back(place.item);
     }
+    const Tensor& first = items_[buckets_[bucket].items.front()].parameter.tensor;
+    buckets_[bucket].dtype = dtypes_of(first.scalar_type(), options_.mixed_precision).sum;
     buckets_[bucket].waiting = buckets_[bucket].items.size();
   }
   // Before the heap has grown: made in the first backward, they would lie among activations.
@@ -110,7 +114,7 @@ void Reducer::hold_flats() {
     auto storage = bucket.flat.defined() ? nullptr : bucket.given.lock();
     if (storage != nullptr) {
       const Tensor& like = items_[bucket.items.front()].parameter.tensor;
-      bucket.flat = all_of(c10::Storage(std::move(storage)), like, dtype_of(number));
+      bucket.flat = all_of(c10::Storage(std::move(storage)), like, bucket.dtype);
     }
     if (bucket.flat.defined() && has_other_owners(number)) bucket.flat.reset();
   }
@@ -149,11 +153,6 @@ void Reducer::let_flats_go() {
   }
 }
 
-at::ScalarType Reducer::dtype_of(std::size_t bucket) const {
-  const Tensor& first = items_[buckets_[bucket].items.front()].parameter.tensor;
-  return dtypes_of(first.scalar_type(), options_.mixed_precision).sum;
-}
-
 Reducer::Line& Reducer::line_of(std::size_t bucket) {
   const c10::Device device = items_.front().parameter.tensor.device();
   return lines_[lines_[0].exchange.in_any_order(device) ? bucket % 2 : 0];
@@ -165,7 +164,7 @@ const Tensor& Reducer::memory_of(std::size_t number) {
   const CategoryScope gradients(Category::kGradient);
   const Tensor& like = items_[bucket.items.front()].parameter.tensor;
   bucket.flat =
-      at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(dtype_of(number)));
+      at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(bucket.dtype));
   std::int64_t end = 0;  // what is padded is zero
   const auto pad = [&](std::int64_t next) { bucket.flat.narrow(0, end, next - end).zero_(); };
   for (const ShardPiece& place : layout_.buckets[number].items) {
@@ -177,8 +176,7 @@ const Tensor& Reducer::memory_of(std::size_t number) {
 }
 
 Tensor Reducer::place_of(const Item& item) {
-  const Tensor& parameter = item.parameter.tensor;
-  return alias(memory_of(item.place.bucket), item.place.offset, parameter.sizes(), parameter.strides());
+  return alias(memory_of(item.place.bucket), item.place.offset, item.sizes, item.strides);
 }
 
 void Reducer::send(std::size_t number) {

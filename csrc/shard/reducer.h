@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -85,6 +86,7 @@ class Reducer {
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
   struct Item {
     ReducedParameter parameter;
+    at::DimVector sizes, strides;  ///< when it was sharded; the program may have given it other memory since
     ShardPiece place;
     Accumulator accumulator;
     std::uintptr_t hook = 0;
@@ -104,7 +106,8 @@ class Reducer {
     std::uint64_t ticket = 0;  ///< of its line, once it is on its way
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
-    std::size_t waiting = 0;  ///< items that are not ready
+    at::ScalarType dtype = at::kFloat;  ///< of sums
+    std::size_t waiting = 0;            ///< items that are not ready
   };
 
   struct Part : KeptPart {
@@ -134,7 +137,6 @@ class Reducer {
   void free_flats();
   bool stays(std::size_t bucket) const;  ///< its memory, when gradients are cleared
   void let_flats_go();
-  at::ScalarType dtype_of(std::size_t bucket) const;
   void take(Item& item);
   const at::Tensor& memory_of(std::size_t bucket);
   at::Tensor place_of(const Item& item);

@@ -114,6 +114,12 @@ void Reducer::take(Item& item) {
     throw ConfigError("rank " + std::to_string(group_->getRank()) + ": parameter " + item.parameter.name +
                       " has a sparse gradient, which is not reduced; make its layer dense (sparse=False).");
   }
+  if (gradient.sizes() != item.sizes) {
+    throw ConfigError("rank " + std::to_string(group_->getRank()) + ": the gradient of parameter " +
+                      item.parameter.name +
+                      " has not the shape that the parameter had when reef::shard was called: give it other "
+                      "memory before that, or call the shard's refresh().");
+  }
   const Tensor place = place_of(item);
   if (!same_memory(gradient, place)) {
     if (item.filled && has_parts()) {

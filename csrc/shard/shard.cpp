@@ -229,6 +229,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     parts_->parameters.push_back(part.tensor);
     parts_->names.push_back(parts_->divided.divided ? piece_name(name, first, first + elements) : name);
   }
+  if (parts_->divided.divided && layout.ranks > 1) parts_->norms.emplace(parts_->parameters);
   Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
   for (const ReducedParameter& one : parts_->divided.parameters)
     parts_->memory.push_back(one.tensor.storage());

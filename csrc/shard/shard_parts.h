@@ -11,6 +11,7 @@
 #include "shard/agreement.h"
 #include "shard/frozen16.h"
 #include "shard/gatherer.h"
+#include "shard/norms_of_parts.h"
 #include "shard/reducer.h"
 #include "shard/state_over_ranks.h"
 
@@ -38,6 +39,8 @@ struct Shard::Parts {
   /// Takes its buffers as they are now.
   void look_at_buffers();
   void check_module();  ///< both
+  /// Under which name the shard has a parameter; nothing, if it has not, or other memory.
+  std::optional<std::string> name_of(const at::Tensor& parameter) const;
   /// What becomes of buffers when gradients have been reduced.
   void make_alike();
   /// The shard's, without a look at the module.
@@ -60,6 +63,7 @@ struct Shard::Parts {
   Frozen16 frozen16;
   std::vector<c10::Storage> memory;  ///< of what is divided; empty: nothing is
   std::unique_ptr<Gatherer> gatherer;
+  std::optional<NormsOfParts> norms;  ///< where parts are not whole
   std::optional<Reducer> reducer;
   int no_sync = 0;
   UpdateBeside* update = nullptr;

@@ -79,9 +79,9 @@ class REEF_API RankFailed : public c10::DistBackendError {
   int failed_rank_;
 };
 
-/// A pass of backward was abandoned on every rank, since it failed on one (not at Stage::kParameters, where
-/// the others wait for parameters until the group's timeout). Gradients are what they were before it, but for
-/// what passes in no_sync had added up, which is dropped; training can go on.
+/// A pass of backward was abandoned on every rank, since it failed on one, or one in no_sync before it did.
+/// Gradients are what they were before it, but for what passes in no_sync had added up, which is dropped;
+/// training can go on. (Stage::kParameters: where ranks exchange messages, see docs/shard.md.)
 class REEF_API PassAbandoned : public c10::DistError {
  public:
   PassAbandoned(const std::string& message, int rank);

@@ -157,6 +157,8 @@ class REEF_API Shard {
   /// is whole and no longer sharded, and ConfigError beside a DelayedUpdate or in no_sync.
   void refresh(torch::nn::Module& module);
   void refresh(const Named& parameters, const Named& buffers, ModuleNow module_now = {});
+  /// A refresh() has thrown when the old shard was gone, or this was moved from: nothing else may be called.
+  bool has_ended() const { return parts_ == nullptr; }
 
   /// States of the module and of the optimizer that steps parameters(): whole, as one process would have
   /// them, or what this rank keeps of them. Either is loaded at any stage, by any number of ranks, from any
@@ -222,12 +224,13 @@ class REEF_API Shard {
 /// (torch::load into the module) are refused with ConfigError at the end of the next pass that is reduced,
 /// and by gather() and the state dicts; refresh() takes such a change up. Buffers may be replaced.
 ///
-/// Parameters that a backward pass did not reach on any rank have no gradient after it; what some rank
-/// reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the others.
-/// The group must outlive what is returned, the module need not. Throws ConfigError on every rank if the
-/// ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that another
-/// Shard has, those that would no longer share memory with another parameter or a buffer, and ignored ones
-/// that are none, and RankFailed.
+/// Where parts have gradients in their place, gradients that the parameters have when this is called are
+/// dropped. Parameters that a backward pass did not reach on any rank have no gradient after it; what some
+/// rank reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the
+/// others. The group must outlive what is returned, the module need not. Throws ConfigError on every rank if
+/// the ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that
+/// another Shard has, those that would no longer share memory with another parameter or a buffer, and ignored
+/// ones that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

@@ -98,9 +98,9 @@ TEST(ShardPass, GraphsWithinEachOtherAreOnePass) {
 }
 
 TEST(ShardPass, APassThatFailsOnOneRankIsAbandonedOnAll) {
-  for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients}) {
+  for (const Stage stage : kStages) {
     for (const std::int64_t bucket_bytes : {std::int64_t{7000}, std::int64_t{25} << 20}) {
-      for (const int fails_after : {0, 2}) {
+      for (const int fails_after : {0, 2, 4}) {  // the last: before any gradient is there
         const std::string text = where(stage, bucket_bytes) + ", after layer " + std::to_string(fails_after);
         Chain chain;
         Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = bucket_bytes});
@@ -134,6 +134,68 @@ TEST(ShardPass, APassThatFailsOnOneRankIsAbandonedOnAll) {
         expect_same(*chain, *alone.chain, text);
       }
     }
+  }
+}
+
+TEST(ShardPass, APassWithoutSyncThatFailsMakesAllDropWhatWasAddedUp) {
+  for (const Stage stage : kStages) {
+    Chain chain;
+    Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = 7000});
+    torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    Alone alone;
+    const int failing = size() - 1;
+    const auto backward = [&](int step) {
+      try {
+        chain(input(rank(), step), false, 2).backward();
+      } catch (const c10::OutOfMemoryError&) {
+        return std::string("own error");
+      } catch (const PassAbandoned& error) {
+        return "rank " + std::to_string(error.rank());
+      }
+      return std::string();
+    };
+    const std::string others = "rank " + std::to_string(failing);
+    {
+      const Shard::NoSync paused(sharded);
+      EXPECT_EQ(backward(0), "");
+      Fails::fails = rank() == failing;
+      // Where parameters are divided the others hear of it at once.
+      EXPECT_EQ(backward(1), rank() == failing ? "own error" : stage == Stage::kParameters ? others : "");
+      Fails::fails = false;
+    }
+    if (stage != Stage::kParameters) {
+      EXPECT_EQ(backward(2), others);
+    }
+    optimizer.zero_grad();
+    for (const int step : {3, 4}) {
+      EXPECT_EQ(backward(step), "");
+      optimizer.step();
+      optimizer.zero_grad();
+      alone.step(step);
+    }
+    expect_same(*chain, *alone.chain, where(stage, 7000));
+  }
+}
+
+TEST(ShardPass, WhatHasOnlyBeenAddedUpIsNotStepped) {
+  for (const Stage stage : {Stage::kOptimizer, Stage::kGradients, Stage::kParameters}) {
+    Chain chain;
+    Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = 7000});
+    torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    {
+      const Shard::NoSync paused(sharded);
+      chain(input(rank(), 7), false, -1).backward();
+    }
+    const auto has_elements = [](const Tensor& part) { return part.numel() > 0; };
+    if (std::any_of(sharded.parameters().begin(), sharded.parameters().end(), has_elements)) {
+      EXPECT_THROW(optimizer.step(), c10::Error) << where(stage, 7000);
+    }
+    optimizer.zero_grad();  // and so what was added up
+    Alone alone;
+    chain(input(rank(), 0), false, -1).backward();
+    optimizer.step();
+    alone.step(0);
+    expect_same(*chain, *alone.chain, where(stage, 7000));
   }
 }
 

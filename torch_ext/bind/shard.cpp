@@ -134,6 +134,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
             self->shard.refresh(named(parameter_names, parameters), named(buffer_names, buffers),
                                 module_now(check_now, buffers_now, buffer_names));
           })
+      .def("has_ended", [](const Self& self) { return self->shard.has_ended(); })
       .def("clear_gradients", [](const Self& self) { self->shard.clear_gradients(); })
       .def("agree", [](const Self& self, const std::string& failed,
                        const std::string& rule) { self->shard.agree_with_ranks(failed, rule); })

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
-from .shard_module import look_at
+from .shard_module import Look, tensors_of as tensors_of_module
 from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
@@ -36,9 +36,13 @@ class MixedPrecision:
 class _Native:
     """What is shared by the objects that stand for one module's shard; None once it has ended."""
 
-    def __init__(self, shard: torch.ScriptObject, parameters: dict[str, torch.Tensor]) -> None:
+    def __init__(self, shard: torch.ScriptObject, look: Look) -> None:
         self.shard: torch.ScriptObject | None = shard
-        self.parameters = parameters  # of the module, by name
+        self.look = look
+
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        parts = {id(p) for p in self.shard.parameters()} if self.shard is not None else set()
+        return any(id(p) in parts for group in optimizer.param_groups for p in group["params"])
 
 
 class Shard:
@@ -112,27 +116,28 @@ class Shard:
         """Takes up what has become of the module since: parameters that are new, gone, frozen or not, in other memory or of
         another dtype, other buffers. As if the module were sharded anew, but masters keep their bits. ``parameters()`` are new
         tensors then: make the optimizer anew, or give it here. It then has the new parts of what it had, with their states, and
-        not of what is gone; what is new goes into a group of it by ``add_param_group``, as ever. All ranks call this alike.
+        not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever. All ranks call this alike.
 
         Raises ValueError on all ranks as ``shard`` does, and then the module is whole and no longer sharded."""
         states = None if optimizer is None else self.full_optimizer_state_dict(optimizer)
-        tensors, names, buffers, buffer_names = _tensors_of(self._module)
-        before, self._native.parameters = self._native.parameters, dict(zip(names, tensors, strict=True))
+        before, look = self._native.look.parameters, Look(self._module)
         try:
-            self._shard.refresh(tensors, names, buffers, buffer_names, *look_at(self._module, buffer_names))
+            self._shard.refresh(*_listed(self._module), *look.numbers())
         except BaseException:
-            self._native.shard = None
+            if self._shard.has_ended():
+                self._native.shard = None
             raise
+        self._native.look = look
         if optimizer is None or states is None:
             return
         parts = {_whole_name(part, name): part for part, name in zip(self.parameters(), self.names(), strict=True)}
+        names_now = {id(p): name for name, p in reversed(look.parameters.items())}
         for own, saved in zip(optimizer.param_groups, states["param_groups"], strict=True):
-            kept = {name: n for name, n in zip(saved["param_names"], saved["params"], strict=True) if name in parts}
+            named = zip(saved["param_names"], saved["params"], strict=True)
+            kept = {names_now[id(before[name])]: n for name, n in named if id(before[name]) in names_now}
+            kept = {name: n for name, n in kept.items() if name in parts}
             own["params"] = [parts[name] for name in kept]
             saved["param_names"], saved["params"] = list(kept), list(kept.values())
-            for name, number in kept.items():
-                if before[name] is not self._native.parameters[name]:
-                    states["state"].pop(number, None)
         present = {number for saved in states["param_groups"] for number in saved["params"]}
         states["state"] = {number: values for number, values in states["state"].items() if number in present}
         optimizer.state.clear()
@@ -240,6 +245,8 @@ def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
     for native in list(_of_module.values()):
         if native.shard is not None:
             native.shard.clear_gradients()
+            if native.look.may_have_changed() and native.is_stepped_by(optimizer):
+                native.look.check()  # all of its parameters may be others, which no pass has reduced
     refuse_whole_rules(optimizer)
 
 
@@ -257,9 +264,8 @@ def _whole_name(part: torch.Tensor, name: str) -> str:
     return name if part_of(part) is None else name.rpartition("[")[0]
 
 
-def _tensors_of(module: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[torch.Tensor], list[str]]:
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+def _listed(module: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[torch.Tensor], list[str]]:
+    parameters, buffers = tensors_of_module(module)
     return list(parameters.values()), list(parameters), list(buffers.values()), list(buffers)
 
 
@@ -318,12 +324,12 @@ def shard(
     if isinstance(mixed_precision, torch.dtype):
         mixed_precision = MixedPrecision(mixed_precision)
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
-    parameters, parameter_names, statistics, names = _tensors_of(module)
+    look = Look(module)
     made = torch.ops.reef.shard(
-        parameters, parameter_names, statistics, names, group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
-        shard_degree, buffers, list(ignored), *mixed, offload, *look_at(module, names),
+        *_listed(module), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
+        shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
     )  # fmt: skip
-    _of_module[module] = _Native(made, dict(zip(parameter_names, parameters, strict=True)))
+    _of_module[module] = _Native(made, look)
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
     return Shard(_of_module[module], module)

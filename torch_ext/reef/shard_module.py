@@ -10,7 +10,7 @@ from torch.nn.modules import module as modules
 from ._function import number_of
 
 _registered = 0
-"""How many parameters and modules have been given to modules, since the first look_at: where none has, none has changed."""
+"""How many parameters and modules have been given to modules since the first look: where none has, none has changed."""
 _hooks: list[object] = []
 
 
@@ -19,43 +19,54 @@ def _count(*_: object) -> None:
     _registered += 1
 
 
-def look_at(module: torch.nn.Module, buffer_names: list[str]) -> tuple[int, int]:
-    """Numbers of two functions (see ``_function``): one that raises ValueError if the module's parameters are not those that
-    it has now, and one that gives its buffers of these names. Neither keeps the module."""
-    if not _hooks:
-        _hooks.append(modules.register_module_parameter_registration_hook(_count))
-        _hooks.append(modules.register_module_module_registration_hook(_count))
-    alive, known = weakref.ref(module), set(buffer_names)
-    before = dict(module.named_parameters(remove_duplicate=False))
-    seen = _registered
+def tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Its parameters and its buffers, under every name."""
+    return dict(module.named_parameters(remove_duplicate=False)), dict(module.named_buffers(remove_duplicate=False))
 
-    def check() -> list[torch.Tensor]:
-        nonlocal seen
-        now = alive()
-        if now is None or seen == _registered:
+
+class Look:
+    """A look at a module, which it does not keep, from its sharding on."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        if not _hooks:
+            _hooks.append(modules.register_module_parameter_registration_hook(_count))
+            _hooks.append(modules.register_module_module_registration_hook(_count))
+        self._module = weakref.ref(module)
+        self._seen = _registered
+        self.parameters, buffers = tensors_of(module)
+        self._buffer_names = list(buffers)
+
+    def may_have_changed(self) -> bool:
+        return self._seen != _registered
+
+    def check(self) -> list[torch.Tensor]:
+        """Raises ValueError if the module's parameters are not those that it had."""
+        module = self._module()
+        if module is None or not self.may_have_changed():
             return []
-        refuse_other(before, dict(now.named_parameters(remove_duplicate=False)))
-        seen = _registered
+        now, _ = tensors_of(module)
+        for name, p in now.items():
+            if self.parameters.get(name) is not p:
+                raise ValueError(f"parameter {name} of the module is not one that it had when reef.shard was called: call the "
+                                 "shard's refresh(), and make the optimizer anew")  # fmt: skip
+        if gone := self.parameters.keys() - now.keys():
+            raise ValueError(f"parameter {min(gone)} is not the module's any more: call the shard's refresh(), and make the "
+                             "optimizer anew")  # fmt: skip
+        self._seen = _registered
         return []
 
-    def buffers() -> list[torch.Tensor]:
-        now = alive()
-        if now is None:
+    def buffers(self) -> list[torch.Tensor]:
+        """The module's buffers as they are now, in the order that they had; none, if the module is gone. Raises ValueError if
+        they have other names."""
+        module = self._module()
+        if module is None:
             return []
-        found = dict(now.named_buffers(remove_duplicate=False))
-        if found.keys() != known:
-            other = min(found.keys() ^ known)
-            raise ValueError(f"the module has or had a buffer {other}, and not when reef.shard was called: call refresh()")
-        return [found[name] for name in buffer_names]
+        _, now = tensors_of(module)
+        if other := now.keys() ^ set(self._buffer_names):
+            raise ValueError(f"the module has or had a buffer {min(other)}, and not when reef.shard was called: call the "
+                             "shard's refresh()")  # fmt: skip
+        return [now[name] for name in self._buffer_names]
 
-    return number_of(check), number_of(buffers)
-
-
-def refuse_other(before: dict[str, torch.nn.Parameter], now: dict[str, torch.nn.Parameter]) -> None:
-    for name, p in now.items():
-        if before.get(name) is not p:
-            raise ValueError(f"parameter {name} of the module is not one that it had when reef.shard was called: call the "
-                             "shard's refresh(), and make the optimizer anew")  # fmt: skip
-    if gone := before.keys() - now.keys():
-        raise ValueError(f"parameter {min(gone)} is not the module's any more: call the shard's refresh(), and make the "
-                         "optimizer anew")  # fmt: skip
+    def numbers(self) -> tuple[int, int]:
+        """Of check and buffers, for the library."""
+        return number_of(self.check), number_of(self.buffers)
