@@ -381,9 +381,11 @@ class Run:
                 if fails == "at once":
                     out = Fails.apply(out)
                 out.backward()
-        except (Failed, torch.distributed.DistError):
+        except (Failed, torch.distributed.DistError) as error:
             told = True
-        by_all = sync or self.config.stage == 3
+            if TRACES:
+                print(f"{self.rank}: told {error}", flush=True)
+        by_all = sync or (self.config.stage == 3 and self.ranks > 1)
         if told != (by_all or self.rank == rank):
             raise Wrong("was told" if told else "was not told")
         if by_all:
