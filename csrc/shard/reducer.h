@@ -14,12 +14,12 @@
 
 #include "autograd/outermost_graph.h"
 #include "distributed/comm_lane.h"
-#include "distributed/slice_exchange.h"
 #include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
 #include "shard/dtypes.h"
 #include "shard/flat.h"
+#include "shard/gradient_exchange.h"
 
 namespace reef {
 
@@ -74,7 +74,7 @@ class Reducer {
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
   std::int64_t sent_bytes() const {
-    return lines_[0].exchange.sent_bytes() + lines_[1].exchange.sent_bytes();
+    return lines_[0].exchange->ranks().sent_bytes() + lines_[1].exchange->ranks().sent_bytes();
   }
 
  private:
@@ -104,7 +104,8 @@ class Reducer {
     std::uint64_t ticket = 0;  ///< of its line, once it is on its way
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
-    std::size_t waiting = 0;  ///< items that are not ready
+    std::vector<GradientBucket::Place> places;  ///< of these
+    std::size_t waiting = 0;                    ///< items that are not ready
   };
 
   struct Part : KeptPart {
@@ -178,7 +179,7 @@ class Reducer {
   bool lent_ = false;           ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
-    SliceExchange exchange;
+    std::unique_ptr<GradientExchange> exchange;
     std::unique_ptr<CommLane> lane;
   };
   Line make_line(int exchange, c10::Device device) const;

@@ -156,7 +156,7 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
 
 void Reducer::end_step() {
   ++step_;
-  for (Line& line : lines_) line.exchange.begin_step(step_);
+  for (Line& line : lines_) line.exchange->begin_step(step_);
 }
 
 void Reducer::send_the_rest() {
@@ -174,7 +174,7 @@ void Reducer::send_the_rest() {
 Tensor Reducer::largest(const Tensor& own) {
   const Tensor values = own.to(items_.front().parameter.tensor.device());
   Line& line = line_of(buckets_.size());
-  line.lane->submit([&line, values] { line.exchange.largest(values); });
+  line.lane->submit([&line, values] { line.exchange->ranks().largest(values); });
   for (const Line& each : lines_) {
     await(*each.lane, CommLane::kAll);
     if (options_.offload) each.lane->drain();  // the host reads them
