@@ -7,13 +7,9 @@ namespace reef {
 
 std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& group, int number, int slices,
                                                          const ShardOptions& options) {
-  switch (options.sum_order) {
-    case SumOrder::kRanks:
-      return std::make_unique<OrderedExchange>(group, number, slices, options);
-    case SumOrder::kNative:
-      return std::make_unique<NativeExchange>(group, number, slices, options);
-  }
-  return nullptr;
+  if (options.sum_order == SumOrder::kNative)
+    return std::make_unique<NativeExchange>(group, number, slices, options);
+  return std::make_unique<OrderedExchange>(group, number, slices, options);
 }
 
 }  // namespace reef

@@ -52,6 +52,9 @@ class GradientExchange {
   /// `bucket.own` becomes the gradient of all ranks, on devices by the current stream; what else is in `flat`
   /// is undefined afterwards. Throws RankFailed.
   virtual void exchange(const GradientBucket& bucket) = 0;
+  /// No rank uses what has been exchanged in this step: what is remembered from step to step is what it was
+  /// before. Nothing is under way; the next step begins after it.
+  virtual void abandon_step() {}
   /// While nothing is under way. What is thrown from now on says in which step it was.
   virtual void begin_step(std::int64_t step) { ranks_.begin_step(step); }
   /// Whether calls of this and of others of its group may run at the same time, and in any order.

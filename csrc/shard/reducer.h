@@ -153,7 +153,7 @@ class Reducer {
   bool has_other_owners(std::size_t bucket);
   void keep_sums();
   [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
-  void end_step();
+  void end_step(bool used = true);
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
 

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "collectives_only.h"
@@ -184,8 +187,8 @@ class RoundedExchange final : public GradientExchange {
   void exchange(const GradientBucket& bucket) override {
     const Tensor& own = bucket.own;
     if (divided()) sum_.reduce_scatter(bucket.flat, own, SliceSum::Over::kCopy, Reduction::kSum);
-    Tensor& lost = lost_[bucket.number];
-    if (lost.defined()) own.add_(lost);
+    if (const auto before = lost_.find(bucket.number); before != lost_.end()) own.add_(before->second);
+    Tensor& lost = lost_in_step_[bucket.number];
     const std::vector<Piece> pieces = pieces_of(bucket);
     const RanksAmong between = between_copies();
 
@@ -228,6 +231,12 @@ class RoundedExchange final : public GradientExchange {
     if (reduction() == Reduction::kMean) own.div_(ranks().all().count);
   }
 
+  void abandon_step() override { lost_in_step_.clear(); }
+  void begin_step(std::int64_t step) override {
+    GradientExchange::begin_step(step);
+    for (auto& [bucket, lost] : std::exchange(lost_in_step_, {})) lost_[bucket] = std::move(lost);
+  }
+
   struct Piece {
     std::int64_t offset, elements;  ///< of what is exchanged between copies
     bool matrix;
@@ -255,12 +264,12 @@ class RoundedExchange final : public GradientExchange {
   }
 
   SliceSum sum_{ranks()};
-  std::map<std::size_t, Tensor> lost_;
+  std::map<std::size_t, Tensor> lost_, lost_in_step_;  ///< of each bucket
 };
 
 // Nothing is lost: what has been applied in all steps and what is kept for the next is what all ranks had,
-// bit for bit where numbers are whole. Vectors are exact in each step, ranks are alike, and bytes are those
-// of levels, scales and vectors.
+// bit for bit where numbers are whole, and of abandoned steps neither. Vectors are exact in each step, ranks
+// are alike, and bytes are those of levels, scales and vectors.
 TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
   const std::vector<GradientBucket::Place> places = {
       {0, {40, 13}, {13, 1}}, {768, {70}, {1}}, {1024, {3, 7, 11}, {77, 11, 1}}};
@@ -286,8 +295,10 @@ TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
         };
         std::vector<Tensor> had(2), applied(2);
         std::int64_t bytes = 0;
-        for (int step = 0; step < 4; ++step) {
-          exchange.begin_step(step + 1);
+        constexpr int kAbandoned[] = {1, 3};
+        exchange.begin_step(1);
+        for (int step = 0; step < 5; ++step) {
+          const bool used = std::count(std::begin(kAbandoned), std::end(kAbandoned), step) == 0;
           for (std::size_t bucket = 0; bucket < 2; ++bucket) {  // each has a memory of its own
             const int seed = 10 * step + static_cast<int>(bucket);
             GradientBucket full = bucket_of(whole_numbers(rank(), seed), stage, exchange.ranks());
@@ -297,8 +308,10 @@ TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
             Tensor all = whole_numbers(0, seed);
             for (int of = 1; of < size(); ++of) all += whole_numbers(of, seed);
             const Tensor expected = own_of(all);
-            had[bucket] = step == 0 ? expected.clone() : had[bucket] + expected;
-            applied[bucket] = step == 0 ? full.own.clone() : applied[bucket] + full.own;
+            if (used) {
+              had[bucket] = step == 0 ? expected.clone() : had[bucket] + expected;
+              applied[bucket] = step == 0 ? full.own.clone() : applied[bucket] + full.own;
+            }
             Tensor of_first_copy = full.own.clone();
             if (!divided || degree == 1) {
               broadcast({of_first_copy}, group());
@@ -311,6 +324,8 @@ TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
               EXPECT_TRUE(torch::equal(piece.of(full.own), piece.of(expected))) << text;
             }
           }
+          if (!used) exchange.abandon_step();
+          exchange.begin_step(step + 2);
         }
         EXPECT_EQ(exchange.ranks().sent_bytes(), bytes) << text;
         for (std::size_t bucket = 0; bucket < 2; ++bucket) {
