@@ -1,9 +1,19 @@
 #include "shard/gradient_exchange.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "shard/native_exchange.h"
 #include "shard/ordered_exchange.h"
 
 namespace reef {
+
+GradientExchange::GradientExchange(const ProcessGroupPtr& group, int number, int slices,
+                                   const ShardOptions& options)
+    : ranks_(group, number, slices),
+      reduction_(options.reduction),
+      divided_(options.stage != Stage::kReplicate) {}
+
+GradientExchange::~GradientExchange() = default;
 
 std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& group, int number, int slices,
                                                          const ShardOptions& options) {

@@ -41,11 +41,8 @@ struct GradientBucket {
 class GradientExchange {
  public:
   /// `slices`: of a bucket, and ranks of a copy. A number of the shard's own; see SliceExchange.
-  GradientExchange(ProcessGroupPtr group, int number, int slices, const ShardOptions& options)
-      : ranks_(std::move(group), number, slices),
-        reduction_(options.reduction),
-        divided_(options.stage != Stage::kReplicate) {}
-  virtual ~GradientExchange() = default;
+  GradientExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options);
+  virtual ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
 
