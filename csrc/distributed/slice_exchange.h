@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +16,16 @@ class Work;
 
 namespace reef {
 
-/// Reduce-scatter and all-gather over flat memory of `degree` equal slices, rank r's being number r % degree:
-/// ranks that follow each other have a copy among them, and all copies are the same. By messages between
+/// Ranks at equal distances, and the place of this one among them.
+struct RanksAmong {
+  int first = 0, count = 1, distance = 1, place = 0;
+  int at(int number) const { return first + number * distance; }
+  /// The one so many places behind this one, in a circle.
+  int number_behind(int places) const { return (place + places) % count; }
+};
+
+/// Flat memory of `degree` equal slices, rank r's being number r % degree, and messages about it: ranks that
+/// follow each other have a copy among them, and all copies are the same. All-gathers are by messages between
 /// ranks (see by_messages()), each straight from and into the tensors; else by the backend's all-to-all and
 /// all-gather. Calls return when the result may be used, on devices by the current stream. They may come from
 /// any thread, one at a time; all ranks make the same ones in the same order. If a rank is gone they throw
@@ -25,75 +33,76 @@ namespace reef {
 class SliceExchange {
  public:
   /// Two exchanges in one group that are used at the same time need different numbers (GroupTags).
-  /// `degree` divides the number of ranks; with SumOrder::kNative it is that number.
-  SliceExchange(ProcessGroupPtr group, int number, int degree, SumOrder sums = SumOrder::kRanks);
+  /// `degree` divides the number of ranks.
+  SliceExchange(ProcessGroupPtr group, int number, int degree);
 
-  /// `own`, of a slice's elements, becomes the sum (or mean) of this rank's slice over all ranks: added up in
-  /// the order of ranks, ((0 + 1) + 2) + ..., in the dtype itself, as an accumulation of gradients would; a
-  /// mean is divided last. It may be that slice of `flat`, whose other slices are undefined afterwards. Sends
-  /// and receives (D - 1) / D of `flat` in a copy among D ranks; from the first copy to the last and back,
-  /// what has been added up of a slice. Needs 2 MiB more at most, until begin_step(). Not by messages: sends
-  /// a slice to each other rank, and needs the slices of all ranks twice, of one copy once. kNative: the
-  /// backend's own.
-  void reduce_scatter(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
+  const ProcessGroupPtr& group() const { return group_; }
+  /// All ranks; those of this rank's copy; and those with its slice, one of each copy.
+  const RanksAmong& all() const { return all_; }
+  const RanksAmong& copy() const { return copy_; }
+  RanksAmong copies() const {
+    return {copy_.place, all_.count / copy_.count, copy_.count, all_.place / copy_.count};
+  }
 
-  /// All of `flat` becomes that sum (or mean). Sends what the two calls send that it could be made of.
-  void all_reduce(const at::Tensor& flat, Reduction reduction);
+  /// Every slice in all of `flat`. Sends D - 1 slices and receives as many, within a copy.
+  void all_gather(const at::Tensor& flat);
 
-  /// Every slice in all of `flat`. Sends D - 1 slices and receives as many, within a copy. By messages, calls
-  /// of different subjects (from 0) are told apart: if ranks make them in another order they wait for each
-  /// other until the group's timeout, and never take one for the other.
-  void all_gather(const at::Tensor& flat, std::optional<int> subject = std::nullopt);
+  /// The same by messages: sends this rank's slice and returns; what is returned waits for the others', on
+  /// any thread. Calls of different subjects (from 0) are told apart, so ranks may begin them in another
+  /// order.
+  std::function<void()> begin_all_gather(const at::Tensor& flat, int subject);
 
-  /// The same of small things that the ranks tell each other, which are not counted.
+  /// In all of `flat`, which is divided among these ranks, what each has in its place. Every rank of the
+  /// group calls it, with those that it is among, even where they have nothing to tell each other.
+  void all_gather(const char* name, const at::Tensor& flat, const RanksAmong& among);
+
+  /// The same of small things that all ranks tell each other, which are not counted.
   void tell(const at::Tensor& flat);
 
   /// Every element becomes the largest of those that the ranks have there. Not counted.
   void largest(const at::Tensor& values);
 
-  /// This rank's slice of `flat`, in its memory.
-  at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, own_.rank - own_.first, own_); }
+  /// Slice number `number` of so many of `flat`, in its memory; this rank's.
+  static at::Tensor slice(const at::Tensor& flat, int number, int count);
+  at::Tensor own_slice(const at::Tensor& flat) const { return slice(flat, copy_.place, copy_.count); }
 
-  /// Calls of this and of others of its group may run at the same time, and in any order.
+  /// Whether ranks exchange tensors of this device by messages, so that calls of this and of others of its
+  /// group may run at the same time, and in any order.
   bool in_any_order(c10::Device device) const;
 
-  /// What is thrown from now on says in which step it was. Gives memory back that reduce_scatter() has kept.
-  void begin_step(std::int64_t step) {
-    step_ = step;
-    received_.reset();
-  }
+  /// What is thrown from now on says in which step it was.
+  void begin_step(std::int64_t step) { step_ = step; }
 
-  /// Bytes that this rank has sent so far; of the backend's own sums, what a ring would send.
+  /// Bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
- private:
-  /// Ranks that follow each other, and this one.
-  struct Ranks {
-    int first, count, rank;
-  };
-  static at::Tensor slice(const at::Tensor& flat, int number, const Ranks& ranks);
-  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
-  template <class Done>
-  void receive_and_add(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, const Done& done,
-                       Works& works);
-  void add_and_spread(const at::Tensor& flat, const at::Tensor& own, Reduction reduction, Works& works);
-  void add_all(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
-  void reduce_natively(const at::Tensor& flat, const at::Tensor& own, Reduction reduction);
-  template <class Issue>
-  void run(const std::string& name, const at::Tensor& flat, const Issue& issue) const;
-  void wait(const Works& works) const;
-  void gather(const char* name, const at::Tensor& flat, const Ranks& ranks, std::optional<int> subject);
-  int most_received() const;
+  /// What exchanges are made of. An exchange of several messages takes a tag for them, issues them inside
+  /// run(), and says what it has sent.
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Works = std::vector<WorkPtr>;
+  /// Issues, waits for all works that have been issued, and says of what is thrown that it was `name`.
+  void run(const std::string& name, const at::Tensor& flat, const std::function<void(Works&)>& issue) const;
   int next_tag();
-  at::Tensor receive_buffer(std::int64_t elements, const at::TensorOptions& options);
+  WorkPtr send(const at::Tensor& from, int rank, int tag) const;
+  WorkPtr receive(const at::Tensor& to, int rank, int tag) const;
+  void wait(const Works& works) const;  ///< for messages
+  /// For the backend's all-to-all: so many elements for and from each of these ranks, none for others.
+  std::vector<std::int64_t> elements_for(const RanksAmong& among, std::int64_t each) const;
+  void count_sent(std::int64_t bytes) { sent_bytes_ += bytes; }
+  /// On devices memory may have come from another stream, which must not use it anew before this one is
+  /// there. run() has said so of its tensor.
+  static void used_by_this_stream(const at::Tensor& tensor);
+
+ private:
+  void gather(const char* name, const at::Tensor& flat, const RanksAmong& among);
+  void issue_gather(const at::Tensor& flat, const RanksAmong& among, int tag, Works& works) const;
+  void name_failures(const std::string& name, const std::function<void()>& what) const;
 
   ProcessGroupPtr group_;
-  Ranks all_;
-  Ranks own_;  ///< of this copy
-  SumOrder sums_;
+  RanksAmong all_;
+  RanksAmong copy_;
   int first_tag_;
   int calls_ = 0;
-  at::Tensor received_;                ///< by reduce_scatter() last
   std::atomic<std::int64_t> step_{0};  ///< 0: not told
   std::atomic<std::int64_t> sent_bytes_{0};
 };

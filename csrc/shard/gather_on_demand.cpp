@@ -59,13 +59,16 @@ class OnDemand final : public Gatherer {
     if (!by_messages(*group, device_)) return;
     static std::atomic<std::int64_t> shards{0};
     const std::int64_t number = largest({group->getRank() == 0 ? ++shards : 0}).front();
-    requests_.emplace(group, std::to_string(number));
+    requests_.emplace(group, std::to_string(number) + '/' + std::to_string(copy_));
     if (!*requests_) requests_.reset();
+    beginnings_ = make_comm_lane(*group, device_);
     answers_ = make_comm_lane(*group, device_);
   }
   ~OnDemand() override {
     if (answers_) answers_->drain();
     close();
+    answers_.reset();
+    beginnings_.reset();
   }
 
   std::int64_t resident_bytes() const override {
@@ -263,12 +266,29 @@ class OnDemand final : public Gatherer {
     return at::empty(whole.sizes(), whole.options());
   }
 
+  // By messages all gathers are begun before any is waited for, since other ranks may wait for a later one.
   std::uint64_t send(std::size_t number, const Tensor& whole, CommLane& lane) {
     Bucket& bucket = buckets_[number];
     ++bucket.gathers;
-    return lane.submit([this, number, whole, slice = std::make_shared<Pinned>(bucket.slice)] {
+    const auto slice = std::make_shared<Pinned>(bucket.slice);
+    const auto place_own = [this, whole, slice] {
       exchange_.own_slice(whole).copy_(slice->tensor(), /*non_blocking=*/true);
-      exchange_.all_gather(whole, static_cast<int>(number));
+    };
+    if (!beginnings_) {
+      return lane.submit([this, whole, place_own] {
+        place_own();
+        exchange_.all_gather(whole);
+      });
+    }
+    const auto end = std::make_shared<std::function<void()>>();
+    const std::uint64_t begun = beginnings_->submit([this, number, whole, place_own, end] {
+      place_own();
+      *end = exchange_.begin_all_gather(whole, static_cast<int>(number));
+    });
+    return lane.submit([this, begun, end] {
+      beginnings_->wait(begun);
+      (*end)();
+      *end = nullptr;
     });
   }
 
@@ -381,8 +401,9 @@ class OnDemand final : public Gatherer {
   std::int64_t most_gathered_bytes_ = 0;    ///< at any time since budget_room_ began
   std::vector<Bucket> buckets_;
   bool expecting_ = false;
-  bool written_ = false;               ///< a part of this rank's, since the last step was settled
-  std::unique_ptr<CommLane> answers_;  ///< last: its work uses the others
+  bool written_ = false;                  ///< a part of this rank's, since the last step was settled
+  std::unique_ptr<CommLane> beginnings_;  ///< of gathers, by messages
+  std::unique_ptr<CommLane> answers_;     ///< of gathers that other ranks have asked for
 };
 
 }  // namespace

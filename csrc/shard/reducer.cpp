@@ -68,6 +68,8 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
       item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
       item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
       buckets_[bucket].items.push_back(place.item);
+      const Tensor& tensor = item.parameter.tensor;
+      buckets_[bucket].places.push_back({place.offset, tensor.sizes().vec(), tensor.strides().vec()});
     }
     const Tensor& first = items_[buckets_[bucket].items.front()].parameter.tensor;
     buckets_[bucket].dtype = dtypes_of(first.scalar_type(), options_.mixed_precision).sum;
@@ -81,7 +83,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
 }
 
 Reducer::Line Reducer::make_line(int exchange, c10::Device device) const {
-  return {{group_, exchange, layout_.ranks, options_.sum_order}, make_comm_lane(*group_, device)};
+  return {make_gradient_exchange(group_, exchange, layout_.ranks, options_), make_comm_lane(*group_, device)};
 }
 
 Reducer::~Reducer() {
@@ -155,7 +157,7 @@ void Reducer::let_flats_go() {
 
 Reducer::Line& Reducer::line_of(std::size_t bucket) {
   const c10::Device device = items_.front().parameter.tensor.device();
-  return lines_[lines_[0].exchange.in_any_order(device) ? bucket % 2 : 0];
+  return lines_[lines_[0].exchange->in_any_order(device) ? bucket % 2 : 0];
 }
 
 const Tensor& Reducer::memory_of(std::size_t number) {
@@ -188,7 +190,7 @@ void Reducer::send(std::size_t number) {
     bucket.own = at::empty({elements}, flat.options());
     bucket.flat.reset();  // the lane has the last reference
   } else {
-    bucket.own = sharded() ? lines_[0].exchange.own_slice(flat) : flat;
+    bucket.own = sharded() ? lines_[0].exchange->ranks().own_slice(flat) : flat;
   }
   auto sent = std::make_shared<Pinned>(flat);
   auto reduced = std::make_shared<Pinned>(bucket.own);
@@ -198,14 +200,9 @@ void Reducer::send(std::size_t number) {
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);
   bucket.ticket =
-      line.lane->submit([this, &line, host, sent = std::move(sent), reduced = std::move(reduced)] {
+      line.lane->submit([this, &line, number, host, sent = std::move(sent), reduced = std::move(reduced)] {
         const CategoryScope communication(Category::kCommunication);
-        const Tensor& whole = sent->tensor();
-        if (sharded()) {
-          line.exchange.reduce_scatter(whole, reduced->tensor(), options_.reduction);
-        } else {
-          line.exchange.all_reduce(whole, options_.reduction);
-        }
+        line.exchange->exchange({number, sent->tensor(), reduced->tensor(), buckets_[number].places});
         if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
       });
   // While one is filled, two are sent, no more: where the link is slower than backward, divided gradients

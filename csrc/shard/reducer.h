@@ -15,12 +15,12 @@
 
 #include "autograd/outermost_graph.h"
 #include "distributed/comm_lane.h"
-#include "distributed/slice_exchange.h"
 #include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
 #include "shard/dtypes.h"
 #include "shard/flat.h"
+#include "shard/gradient_exchange.h"
 
 namespace reef {
 
@@ -75,7 +75,7 @@ class Reducer {
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
   std::int64_t sent_bytes() const {
-    return lines_[0].exchange.sent_bytes() + lines_[1].exchange.sent_bytes();
+    return lines_[0].exchange->ranks().sent_bytes() + lines_[1].exchange->ranks().sent_bytes();
   }
 
  private:
@@ -106,8 +106,9 @@ class Reducer {
     std::uint64_t ticket = 0;  ///< of its line, once it is on its way
     std::vector<std::shared_ptr<Pinned>> on_its_way;
     std::vector<std::size_t> items;
-    at::ScalarType dtype = at::kFloat;  ///< of sums
-    std::size_t waiting = 0;            ///< items that are not ready
+    std::vector<GradientBucket::Place> places;  ///< of these
+    at::ScalarType dtype = at::kFloat;          ///< of sums
+    std::size_t waiting = 0;                    ///< items that are not ready
   };
 
   struct Part : KeptPart {
@@ -154,7 +155,7 @@ class Reducer {
   bool has_other_owners(std::size_t bucket);
   void keep_sums();
   [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
-  void end_step();
+  void end_step(bool used = true);
   void give_gradients(const std::vector<bool>& used);
   void end_pass() noexcept;
 
@@ -180,7 +181,7 @@ class Reducer {
   bool lent_ = false;           ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
-    SliceExchange exchange;
+    std::unique_ptr<GradientExchange> exchange;
     std::unique_ptr<CommLane> lane;
   };
   Line make_line(int exchange, c10::Device device) const;

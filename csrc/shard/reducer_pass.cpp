@@ -144,7 +144,7 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
     gathers_.abandon_pass();
     who_abandons(false);
   }
-  if (syncing_) end_step();
+  if (syncing_) end_step(/*used=*/false);
   if (wrong != nullptr) std::rethrow_exception(wrong);
   throw PassAbandoned(
       "rank " + std::to_string(group_->getRank()) + ": backward has failed on rank " +
@@ -154,9 +154,12 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
       by_rank);
 }
 
-void Reducer::end_step() {
+void Reducer::end_step(bool used) {
   ++step_;
-  for (Line& line : lines_) line.exchange.begin_step(step_);
+  for (Line& line : lines_) {
+    if (!used) line.exchange->abandon_step();
+    line.exchange->begin_step(step_);
+  }
 }
 
 void Reducer::send_the_rest() {
@@ -174,7 +177,7 @@ void Reducer::send_the_rest() {
 Tensor Reducer::largest(const Tensor& own) {
   const Tensor values = own.to(items_.front().parameter.tensor.device());
   Line& line = line_of(buckets_.size());
-  line.lane->submit([&line, values] { line.exchange.largest(values); });
+  line.lane->submit([&line, values] { line.exchange->ranks().largest(values); });
   for (const Line& each : lines_) {
     await(*each.lane, CommLane::kAll);
     if (options_.offload) each.lane->drain();  // the host reads them
@@ -209,7 +212,7 @@ std::vector<bool> Reducer::used_anywhere(bool abandons) {
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   const bool alike = all[items + 1] == static_cast<std::uint8_t>(~all[items + 2]);
   if (!alike && all[items] == 0) {
-    end_step();
+    end_step(/*used=*/false);
     throw ConfigError("rank " + std::to_string(group_->getRank()) +
                       ": after backward in no_sync the gradients of some parts were cleared on one rank and "
                       "not on another, so "

@@ -1,55 +1,13 @@
 // Sums in the backend's own order, and backends that have no messages (those of devices): what is moved by
 // one all-to-all there, in the order of the program.
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "collectives_only.h"
 #include "reef/error.h"
 #include "shard_net.h"
 
 namespace reef::shard_tests {
 namespace {
-
-using Tensors = std::vector<Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// gloo without its messages, under another name.
-class CollectivesOnly final : public c10d::Backend {
- public:
-  explicit CollectivesOnly(c10::intrusive_ptr<c10d::Backend> gloo)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
-  const std::string getBackendName() const override { return "collectives_only"; }
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    return gloo_->broadcast(tensors, options);
-  }
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return gloo_->allreduce(tensors, options);
-  }
-  WorkPtr allgather(std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& options) override {
-    return gloo_->allgather(to, from, options);
-  }
-  WorkPtr _allgather_base(Tensor& to, Tensor& from, const c10d::AllgatherOptions& options) override {
-    return gloo_->_allgather_base(to, from, options);
-  }
-  WorkPtr alltoall_base(Tensor& to, Tensor& from, std::vector<std::int64_t>& out,
-                        std::vector<std::int64_t>& in, const c10d::AllToAllOptions& options) override {
-    return gloo_->alltoall_base(to, from, out, in, options);
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Backend> gloo_;
-};
-
-ProcessGroupPtr group_without_messages() {
-  const auto made = c10::make_intrusive<c10d::ProcessGroup>(
-      c10::make_intrusive<c10d::PrefixStore>("without_messages", group()->getStore()), rank(), size());
-  made->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM,
-                   c10::make_intrusive<CollectivesOnly>(group()->getBackend(c10::kCPU)));
-  made->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
-  made->setGroupName("without_messages");
-  return made;
-}
 
 Net trained(const Case& tested, const ProcessGroupPtr& among, const ShardOptions& options, Ranks ranks) {
   Net net(7 + rank());
@@ -59,7 +17,7 @@ Net trained(const Case& tested, const ProcessGroupPtr& among, const ShardOptions
 }
 
 TEST(ShardBackend, WithoutMessagesEveryStageAndDegreeIsOneProcessThatAccumulates) {
-  const ProcessGroupPtr among = group_without_messages();
+  const ProcessGroupPtr among = collectives_only(group());
   for (const Case& tested : kCases) {
     for (const Stage stage : kStages) {
       Net expected = accumulated(tested, ranks_at(stage), Reduction::kMean);
@@ -75,7 +33,7 @@ TEST(ShardBackend, WithoutMessagesEveryStageAndDegreeIsOneProcessThatAccumulates
 
 // Every rank sends its slice of parameters to D - 1 others, and of gradients a slice to all others.
 TEST(ShardBackend, WithoutMessagesBytesAreTheFormula) {
-  const ProcessGroupPtr among = group_without_messages();
+  const ProcessGroupPtr among = collectives_only(group());
   for (int degree = 1; degree <= size(); ++degree) {
     if (size() % degree != 0) continue;
     torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
