@@ -98,7 +98,7 @@ class OnDemand final : public Gatherer {
   void begin_step(std::int64_t step) override {
     Gatherer::begin_step(step);
     const std::lock_guard lock(mutex_);
-    if (requests_) requests_->begin_step(step);
+    by_store([&] { requests_->begin_step(step); });
     patience_ = kPatience;
     failed_ = false;
   }
@@ -106,15 +106,17 @@ class OnDemand final : public Gatherer {
   bool answer() override {
     const Unrecorded unrecorded;
     const std::lock_guard lock(mutex_);
-    return answer_others();
+    by_store([&] { answer_others(); });
+    return requests_.has_value();
   }
 
   void tell_failed() override {
     const std::lock_guard lock(mutex_);
-    if (!requests_) return;
     failed_ = true;
-    requests_->tell_failed();
-    ask();
+    by_store([&] {
+      requests_->tell_failed();
+      ask();
+    });
   }
 
   // Ranks no longer know the same of the order of use.
@@ -294,13 +296,26 @@ class OnDemand final : public Gatherer {
 
   // Where ranks use parameters in one order, none waits so long that it asks, unless another is slow.
   void await(CommLane& lane, std::uint64_t ticket) override {
-    if (!requests_) return lane.wait(ticket);
-    for (milliseconds waited{0}; !lane.wait_for(ticket, std::min(patience_, kLook));
+    for (milliseconds waited{0}; requests_ && !lane.wait_for(ticket, std::min(patience_, kLook));
          waited += std::min(patience_, kLook)) {
-      answer_others();
-      if (waited < patience_ && !requests_->has_failed()) continue;
-      patience_ = kLookAgain;
-      ask();
+      by_store([&] {
+        answer_others();
+        if (waited < patience_ && !requests_->has_failed()) return;
+        patience_ = kLookAgain;
+        ask();
+      });
+    }
+    lane.wait(ticket);
+  }
+
+  // If the store is gone, so is its rank, of which those who wait for a message are told.
+  template <class What>
+  void by_store(const What& what) {
+    if (!requests_) return;
+    try {
+      what();
+    } catch (const std::exception&) {
+      requests_.reset();
     }
   }
 
@@ -315,8 +330,7 @@ class OnDemand final : public Gatherer {
 
   // Beside what this rank gathers itself, which may be what the others have not come to. A rank that is slow
   // will use what it is asked for, and keeps that; one whose pass has failed will not.
-  bool answer_others() {
-    if (!requests_) return false;
+  void answer_others() {
     for (const auto& [number, count] : requests_->take()) {
       Bucket& bucket = buckets_[number];
       if (bucket.gathers < count && bucket.state == State::kDivided && !failed_) {
@@ -325,7 +339,6 @@ class OnDemand final : public Gatherer {
       }
       while (bucket.gathers < count) send(number, room_for(number), *answers_);
     }
-    return true;
   }
 
   // Of what it does not come to, the last: what a rank that waits needs now, and has on its way.

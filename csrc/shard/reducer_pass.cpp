@@ -138,7 +138,8 @@ void Reducer::keep_sums() {
   in_pass_ = has_gradients_ = false;
 }
 
-// All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters.
+// All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters. Throws
+// what was wrong here, or PassAbandoned.
 void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
   if (gathers_.abandon_pass) {
     gathers_.abandon_pass();
@@ -213,12 +214,12 @@ std::vector<bool> Reducer::used_anywhere(bool abandons) {
   const bool alike = all[items + 1] == static_cast<std::uint8_t>(~all[items + 2]);
   if (!alike && all[items] == 0) {
     end_step(/*used=*/false);
-    throw ConfigError("rank " + std::to_string(group_->getRank()) +
-                      ": after backward in no_sync the gradients of some parts were cleared on one rank and "
-                      "not on another, so "
-                      "they disagree on what has been added up, and this pass is abandoned: clear the "
-                      "gradients of the same "
-                      "parts on all ranks, those without elements, too.");
+    throw ConfigError(
+        "rank " + std::to_string(group_->getRank()) +
+        ": after backward in no_sync the gradients of some parts were cleared on one rank and not on "
+        "another, "
+        "so they disagree on what has been added up, and this pass is abandoned: clear the gradients of the "
+        "same parts on all ranks, those without elements, too.");
   }
   return std::vector<bool>(all, all + items + 1);
 }
