@@ -1,12 +1,12 @@
 #pragma once
 
-#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "alias.h"
 #include "reef/shard_layout.h"
@@ -28,17 +28,16 @@ struct KeptPart {
 /// So many elements in as many dimensions as the parameter has, of which only the last is not 1: who decides
 /// by their number decides for a part as for the whole. A part of a parameter without dimensions that has no
 /// elements has one.
-inline at::DimVector part_shape(const at::Tensor& parameter, std::int64_t elements) {
-  const auto dimensions = static_cast<std::size_t>(parameter.dim());
-  if (dimensions == 0) return elements == 1 ? at::DimVector() : at::DimVector{elements};
-  at::DimVector shape(dimensions, 1);
+inline std::vector<std::int64_t> part_shape(const at::Tensor& parameter, std::int64_t elements) {
+  if (parameter.dim() == 0 && elements == 1) return {};
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(std::max<std::int64_t>(parameter.dim(), 1)), 1);
   shape.back() = elements;
   return shape;
 }
 /// Of this shape, in memory without gaps.
 inline at::Tensor part_alias(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef part_shape) {
   const std::int64_t elements = part_shape.empty() ? 1 : part_shape.back();
-  at::DimVector strides(part_shape.size(), std::max<std::int64_t>(elements, 1));
+  std::vector<std::int64_t> strides(part_shape.size(), std::max<std::int64_t>(elements, 1));
   if (!strides.empty()) strides.back() = 1;
   return alias(flat, offset, part_shape, strides);
 }

@@ -173,8 +173,9 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
 }
 
 void Reducer::clear_as_the_module() {
-  const std::lock_guard lock(mutex_);
-  if (in_pass_ || !has_parts()) return;
+  // A step beside the end of a pass is that of a DelayedUpdate, for which the pass waits.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || in_pass_ || lent_ || !has_parts()) return;
   for (Part& part : parts_) {
     const Item& item = items_[part.piece.item];
     const Tensor& gradient = item.parameter.tensor.grad();

@@ -77,7 +77,8 @@ struct Known {
     } else if ((is_trained != nullptr || is_rounded != nullptr) && piece.last >= piece.first) {
       const Tensor& own = is_trained != nullptr ? *is_trained : *is_rounded;
       const std::int64_t elements = piece.last - piece.first;
-      check_fits(key, tensor, own, tensor.dim() == 1 ? at::DimVector{elements} : part_shape(own, elements));
+      check_fits(key, tensor, own,
+                 tensor.dim() == 1 ? std::vector<std::int64_t>{elements} : part_shape(own, elements));
       (is_trained != nullptr ? to.trained : to.rounded)
           .emplace_back(piece_name(piece.parameter, piece.first, piece.last), value(tensor));
     } else {
