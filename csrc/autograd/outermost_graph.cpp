@@ -4,8 +4,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
-
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -24,7 +22,6 @@ using Begins = std::shared_ptr<const std::function<void()>>;
 // They share one callback.
 struct Watches {
   MutexAtFork mutex{AtFork::Order::kTables};
-  int count = 0;
   at::CallbackHandle callback = 0;
   std::vector<Begins> begins;
 };
@@ -59,10 +56,10 @@ void ends(const at::RecordFunction&, at::ObserverContext*) {
 }  // namespace
 
 OutermostGraphWatch::OutermostGraphWatch(std::function<void()> begins)
-    : begins_(begins ? std::make_shared<const std::function<void()>>(std::move(begins)) : nullptr) {
+    : begins_(std::make_shared<const std::function<void()>>(std::move(begins))) {
   const std::lock_guard lock(watches().mutex);
-  if (begins_) watches().begins.push_back(begins_);
-  if (watches().count++ > 0) return;
+  watches().begins.push_back(begins_);
+  if (watches().begins.size() > 1) return;
   watches().callback = at::addGlobalCallback(
       at::RecordFunctionCallback(reef::begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
@@ -70,7 +67,7 @@ OutermostGraphWatch::OutermostGraphWatch(std::function<void()> begins)
 OutermostGraphWatch::~OutermostGraphWatch() {
   const std::lock_guard lock(watches().mutex);
   std::erase(watches().begins, begins_);
-  if (--watches().count == 0) at::removeCallback(watches().callback);
+  if (watches().begins.empty()) at::removeCallback(watches().callback);
 }
 
 bool graph_runs(const torch::autograd::Node& node) {

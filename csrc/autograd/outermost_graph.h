@@ -14,7 +14,7 @@ namespace reef {
 /// Cost: 0.2 us for each node of backward, on every thread.
 class OutermostGraphWatch {
  public:
-  explicit OutermostGraphWatch(std::function<void()> begins = nullptr);
+  explicit OutermostGraphWatch(std::function<void()> begins);
   ~OutermostGraphWatch();
   OutermostGraphWatch(const OutermostGraphWatch&) = delete;
   OutermostGraphWatch& operator=(const OutermostGraphWatch&) = delete;

@@ -52,8 +52,8 @@ class SliceExchange {
   /// order.
   std::function<void()> begin_all_gather(const at::Tensor& flat, int subject);
 
-  /// In all of `flat`, which is divided among these ranks, what each has in its place. Every rank of the
-  /// group calls it, with those that it is among, even where they have nothing to tell each other.
+  /// Gathers `flat`, of which each of these ranks has the slice at its place. Every rank of the group calls
+  /// it, with the ranks that it is among, even where there is nothing to send.
   void all_gather(const char* name, const at::Tensor& flat, const RanksAmong& among);
 
   /// The same of small things that all ranks tell each other, which are not counted.

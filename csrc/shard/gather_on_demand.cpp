@@ -119,7 +119,8 @@ class OnDemand final : public Gatherer {
     });
   }
 
-  // Ranks no longer know the same of the order of use.
+  // The failed rank has not seen the uses that the others have, so all forget the order that they have
+  // learned.
   void abandon_pass() override {
     const Unrecorded unrecorded;
     const std::lock_guard lock(mutex_);

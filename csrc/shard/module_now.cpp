@@ -66,12 +66,15 @@ Shard::ModuleNow look_at(torch::nn::Module& module) {
   return {check, buffers};
 }
 
+bool Shard::Parts::has_its_memory(std::size_t item) const {
+  return memory.empty() || divided.parameters[item].tensor.storage().unsafeGetStorageImpl() ==
+                               memory[item].unsafeGetStorageImpl();
+}
+
 void Shard::Parts::check_parameters() const {
   for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
-    const auto& [name, tensor] = divided.parameters[i];
-    const bool same =
-        memory.empty() || tensor.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
-    if (same && reducer->hears_of(i)) continue;
+    const std::string& name = divided.parameters[i].name;
+    if (has_its_memory(i) && reducer->hears_of(i)) continue;
     throw ConfigError(
         "parameter " + name +
         " has been given other memory since reef::shard (by torch::load into the module, by double() or the "
@@ -101,8 +104,7 @@ void Shard::Parts::check_module() {
 std::optional<std::string> Shard::Parts::name_of(const Tensor& parameter) const {
   for (std::size_t i = 0; i < divided.parameters.size(); ++i) {
     if (!divided.parameters[i].tensor.is_same(parameter)) continue;
-    const bool same = parameter.storage().unsafeGetStorageImpl() == memory[i].unsafeGetStorageImpl();
-    return same ? std::optional(divided.parameters[i].name) : std::nullopt;
+    return has_its_memory(i) ? std::optional(divided.parameters[i].name) : std::nullopt;
   }
   for (const auto& [name, tensor] : frozen) {
     if (tensor.is_same(parameter)) return name;

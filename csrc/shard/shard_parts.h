@@ -39,6 +39,8 @@ struct Shard::Parts {
   /// Takes its buffers as they are now.
   void look_at_buffers();
   void check_module();  ///< both
+  /// Whether a divided parameter lies where the shard has put it.
+  bool has_its_memory(std::size_t item) const;
   /// Under which name the shard has a parameter; nothing, if it has not, or other memory.
   std::optional<std::string> name_of(const at::Tensor& parameter) const;
   /// What becomes of buffers when gradients have been reduced.

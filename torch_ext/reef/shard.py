@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
-from .shard_module import Look, tensors_of as tensors_of_module
+from .shard_module import Look
 from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_state import dict_of, held, is_extra, tensors_of, with_names
 
@@ -116,13 +116,14 @@ class Shard:
         """Takes up what has become of the module since: parameters that are new, gone, frozen or not, in other memory or of
         another dtype, other buffers. As if the module were sharded anew, but masters keep their bits. ``parameters()`` are new
         tensors then: make the optimizer anew, or give it here. It then has the new parts of what it had, with their states, and
-        not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever. All ranks call this alike.
+        not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever.
+        All ranks call this alike.
 
         Raises ValueError on all ranks as ``shard`` does, and then the module is whole and no longer sharded."""
         states = None if optimizer is None else self.full_optimizer_state_dict(optimizer)
         before, look = self._native.look.parameters, Look(self._module)
         try:
-            self._shard.refresh(*_listed(self._module), *look.numbers())
+            self._shard.refresh(*look.lists(), *look.numbers())
         except BaseException:
             if self._shard.has_ended():
                 self._native.shard = None
@@ -264,11 +265,6 @@ def _whole_name(part: torch.Tensor, name: str) -> str:
     return name if part_of(part) is None else name.rpartition("[")[0]
 
 
-def _listed(module: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[torch.Tensor], list[str]]:
-    parameters, buffers = tensors_of_module(module)
-    return list(parameters.values()), list(parameters), list(buffers.values()), list(buffers)
-
-
 def shard(
     module: torch.nn.Module,
     group: torch.distributed.ProcessGroup | None = None,
@@ -326,8 +322,8 @@ def shard(
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
     look = Look(module)
     made = torch.ops.reef.shard(
-        *_listed(module), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, None if resident_bytes is None else parse_bytes(resident_bytes),
-        shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
+        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order,
+        None if resident_bytes is None else parse_bytes(resident_bytes), shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
     )  # fmt: skip
     _of_module[module] = _Native(made, look)
     if not _hooks:

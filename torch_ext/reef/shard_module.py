@@ -19,7 +19,7 @@ def _count(*_: object) -> None:
     _registered += 1
 
 
-def tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Its parameters and its buffers, under every name."""
     return dict(module.named_parameters(remove_duplicate=False)), dict(module.named_buffers(remove_duplicate=False))
 
@@ -33,8 +33,12 @@ class Look:
             _hooks.append(modules.register_module_module_registration_hook(_count))
         self._module = weakref.ref(module)
         self._seen = _registered
-        self.parameters, buffers = tensors_of(module)
+        self.parameters, buffers = _tensors_of(module)
         self._buffer_names = list(buffers)
+
+    def lists(self) -> tuple[list[torch.Tensor], list[str], list[torch.Tensor], list[str]]:
+        """Parameters, their names, buffers, their names, as the library takes them."""
+        return list(self.parameters.values()), list(self.parameters), self.buffers(), self._buffer_names
 
     def may_have_changed(self) -> bool:
         return self._seen != _registered
@@ -44,7 +48,7 @@ class Look:
         module = self._module()
         if module is None or not self.may_have_changed():
             return []
-        now, _ = tensors_of(module)
+        now, _ = _tensors_of(module)
         for name, p in now.items():
             if self.parameters.get(name) is not p:
                 raise ValueError(f"parameter {name} of the module is not one that it had when reef.shard was called: call the "
@@ -61,7 +65,7 @@ class Look:
         module = self._module()
         if module is None:
             return []
-        _, now = tensors_of(module)
+        _, now = _tensors_of(module)
         if other := now.keys() ^ set(self._buffer_names):
             raise ValueError(f"the module has or had a buffer {min(other)}, and not when reef.shard was called: call the "
                              "shard's refresh()")  # fmt: skip
