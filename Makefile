@@ -3,6 +3,7 @@
 # make test T=shard            the tests of one stem
 # make timings                 what building and testing cost, the dearest first
 # make cuda                    the CUDA sources for one architecture, and what is tested of them without a device
+# make device-session          on a machine with an NVIDIA device: tests, sanitizer, benchmarks and a profile
 # TORCH_VERSION=2.11.0         another torch, in a build folder of its own
 # REEF_PYTHON=python3          an interpreter that already has torch
 # REEF_CUDA=1                  the CUDA parts, too, on a machine without an NVIDIA driver; 0: never
@@ -25,9 +26,9 @@ export CCACHE_NOHASHDIR := 1
 # A precompiled header is found by ccache's hash only if time stamps do not count.
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 
-.PHONY: demo test check bench quality build configure setup cuda sanitize timings format tidy clean help
+.PHONY: demo test check bench quality build configure setup cuda device-session sanitize timings format tidy clean help
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -10
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -11
 
 setup:
 	@cmake/setup.sh
@@ -68,6 +69,10 @@ cuda:
 	@$(CMAKE) --build $(BUILD) --parallel $(JOBS) --target reef_package
 	@cd tests && PYTHONPATH=$(abspath $(BUILD))/python REEF_BUILD_DIR=$(abspath $(BUILD)) $(CURDIR)/$(PYTHON) -m pytest -q -p no:cacheprovider \
 	  python/test_doctor.py python/test_optim_cuda.py policy/test_surface.py
+
+# On a machine with an NVIDIA device: tests, sanitizer, benchmarks, a profile, in the order of what they tell.
+device-session: build
+	@$(PYTHON) tests/device_session.py $(BUILD)
 
 timings:
 	@$(or $(wildcard $(PYTHON)),python3) cmake/timings.py $(BUILD)

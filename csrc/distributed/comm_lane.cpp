@@ -53,7 +53,7 @@ class ThreadLane final : public CountingLane {
     if (thread_.joinable()) thread_.join();
   }
 
-  std::uint64_t submit(std::function<void()> work) override {
+  std::uint64_t submit(std::function<void()> work, c10::ArrayRef<at::Tensor>) override {
     std::uint64_t ticket = 0;
     {
       const std::lock_guard lock(mutex_);
@@ -134,7 +134,7 @@ class InlineLane final : public CountingLane {
   }
   ~InlineLane() override { drain(); }
 
-  std::uint64_t submit(std::function<void()> work) override {
+  std::uint64_t submit(std::function<void()> work, c10::ArrayRef<at::Tensor> used) override {
     const at::NoGradGuard no_grad;
     const at::DisableRecordFunctionGuard unobserved;
     const std::lock_guard lock(mutex_);
@@ -146,6 +146,9 @@ class InlineLane final : public CountingLane {
         given.record(current());
         given.block(*stream_);
         const c10::StreamGuard guard(*stream_);
+        const c10::impl::VirtualGuardImpl on(stream_->device_type());
+        for (const at::Tensor& tensor : used)
+          on.recordDataPtrOnStream(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr(), *stream_);
         work();
         c10::Event done(stream_->device_type());
         done.record(*stream_);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
 
 #include <chrono>
 #include <cstdint>
@@ -23,8 +25,10 @@ class CommLane {
   CommLane(const CommLane&) = delete;
   CommLane& operator=(const CommLane&) = delete;
 
-  /// Gives its number, counted from 1. Throws nothing that `work` throws.
-  virtual std::uint64_t submit(std::function<void()> work) = 0;
+  /// Gives its number, counted from 1. Throws nothing that `work` throws. On a device, the allocator gives
+  /// the memory of `used` to nobody before the work is done, though the last tensor that has it may go at
+  /// once.
+  virtual std::uint64_t submit(std::function<void()> work, c10::ArrayRef<at::Tensor> used = {}) = 0;
   /// Until what work number `ticket` and all before it have made may be used: by this thread or, on a device,
   /// by what its stream is given from now on. Throws what one of them has thrown.
   /// A ticket that has not been given yet stands for the last one that has.

@@ -28,6 +28,7 @@ void count(const TraceEntry& entry) {
 void install_cuda_tracker() {
   static const bool installed = [] {
     if (c10::cuda::device_count() == 0) return false;
+    if (c10::cuda::CUDACachingAllocator::get()->name() != "native") return false;  // it tells of no blocks
     c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
     c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&count);
     return true;

@@ -8,10 +8,13 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "high_water.h"
 #include "ledger/blocks.h"
+#include "page/cuda_allocator.h"
 #include "page/cuda_stream_copy.h"
 #include "page/memory.h"
 #include "page/own_allocation.h"
@@ -25,7 +28,8 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 using c10::CachingDeviceAllocator::TraceEntry;
 
 class CudaMemory;
-std::array<std::atomic<CudaMemory*>, kDeviceSlots> memories{};  ///< by device index
+std::array<std::atomic<CudaMemory*>, kDeviceSlots> memories{};  ///< that count, by device index
+void observe_allocator();
 
 // Page-locked memory of one lane's thread, through which pages pass to a tier that the device cannot reach.
 class Staging {
@@ -47,19 +51,20 @@ class Staging {
 };
 
 struct Side {
+  explicit Side(c10::DeviceIndex index) : stream(c10::cuda::getStreamFromPool(false, index)) {}
+
   c10::cuda::CUDAStream stream;
+  std::mutex mutex;  ///< for `staging`: whoever needs a page at once copies it beside the lane
   Staging staging;
   TransferLane lane{1};  ///< the last: its thread uses the others
 };
 
 class CudaMemory final : public Memory {
  public:
-  explicit CudaMemory(c10::DeviceIndex index)
-      : device_(c10::kCUDA, index),
-        out_{c10::cuda::getStreamFromPool(false, index), {}},
-        in_{c10::cuda::getStreamFromPool(false, index), {}} {
-    const auto stats = caching::getDeviceStats(index);
-    alive_ = peak_ = static_cast<std::uint64_t>(stats.requested_bytes[0].current);
+  explicit CudaMemory(c10::DeviceIndex index) : device_(c10::kCUDA, index), out_(index), in_(index) {}
+  ~CudaMemory() override {
+    CudaMemory* mine = this;
+    memories[static_cast<std::uint8_t>(device_.index())].compare_exchange_strong(mine, nullptr);
   }
 
   c10::Device device() const override { return device_; }
@@ -72,40 +77,68 @@ class CudaMemory final : public Memory {
   std::uint64_t peak_bytes() const override { return peak_; }
   std::uint64_t take_peak() override { return reef::take_peak(peak_, alive_); }
 
-  void open(Pager& pager) override { pager_ = &pager; }
-
-  // The caching allocator holds whole segments: what it has reserved is what the device has less of.
-  void limit(std::uint64_t budget_bytes) override {
-    if (limit_ == ~std::uint64_t{0}) fraction_before_ = caching::getMemoryFraction(device_.index());
-    limit_ = budget_bytes;
-    const c10::cuda::CUDAGuard guard(device_.index());
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (budget_bytes >= total_bytes) return caching::setMemoryFraction(fraction_before_, device_.index());
-    caching::emptyCache();
-    budget_bytes = std::max(budget_bytes, kLeastReservedBytes);
-    caching::setMemoryFraction(static_cast<double>(budget_bytes) / static_cast<double>(total_bytes),
-                               device_.index());
+  // Only the memory of a pager counts: a lane of a chain's tier has one of its own, beside it.
+  void open(Pager& pager) override {
+    if (!can_ask_before_allocations() || pager_.exchange(&pager) != nullptr) return;
+    observe_allocator();
+    note_streams();
+    const auto stats = caching::getDeviceStats(device_.index());
+    alive_ = peak_ = static_cast<std::uint64_t>(stats.requested_bytes[0].current);
+    memories[static_cast<std::uint8_t>(device_.index())] = this;
+    ask_before_allocations(device_.index(), pager);
   }
-  bool asks_before_allocations() const override { return false; }
+
+  // The caching allocator holds whole segments, of which parts are free: what it has reserved is what the
+  // device has less of.
+  void limit(std::uint64_t budget_bytes) override {
+    const std::lock_guard lock(limit_mutex_);
+    const c10::cuda::CUDAGuard guard(device_.index());
+    if (!limit_) fraction_before_ = caching::getMemoryFraction(device_.index());
+    const std::uint64_t total = total_bytes();
+    if (budget_bytes >= total) {
+      limit_.reset();
+      return caching::setMemoryFraction(fraction_before_, device_.index());
+    }
+    caching::emptyCache();
+    set_limit(std::max(budget_bytes + budget_bytes / kFragmentedPart, kLeastReservedBytes), total);
+  }
+  bool reserve_more(std::uint64_t bytes) override {
+    const std::lock_guard lock(limit_mutex_);
+    const c10::cuda::CUDAGuard guard(device_.index());
+    const std::uint64_t total = total_bytes();
+    if (!limit_ || *limit_ >= total) return false;
+    set_limit(*limit_ + bytes + kLeastSegmentBytes, total);
+    return true;
+  }
+  void check_may_begin() const override { check_budget_may_begin(device_.index()); }
 
   std::vector<const void*> take_freed() override {
-    const std::lock_guard lock(freed_mutex_);
+    const std::lock_guard lock(blocks_mutex_);
     return std::exchange(freed_, {});
   }
+  bool finish_frees() override {
+    if (freeing_ <= 0) return false;
+    const c10::cuda::CUDAGuard guard(device_.index());
+    caching::emptyCache();
+    return true;
+  }
   std::uint64_t stream() const override {
-    return static_cast<std::uint64_t>(c10::cuda::getCurrentCUDAStream(device_.index()).id()) + 1;
+    return number_of(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
+  }
+  std::uint64_t stream_of(const void* data) const override {
+    const std::lock_guard lock(blocks_mutex_);
+    const auto found = streams_.find(data);
+    return found != streams_.end() ? number_of(found->second) : number_of(nullptr);
   }
 
-  c10::DataPtr allocate(std::uint64_t bytes) override {
-    const c10::cuda::CUDAGuard guard(device_.index());
+  c10::DataPtr allocate(std::uint64_t bytes, std::uint64_t stream) override {
+    const c10::cuda::CUDAStreamGuard guard(stream_numbered(stream));
     return caching::get()->allocate(bytes);
   }
 
   c10::DataPtr take_over(const void*) override { return {}; }  // the allocator keeps its blocks by streams
 
-  // Begins at once, behind what the program's stream has been given so far.
+  // Behind what the stream of the memory has been given so far; by itself, a device begins at once.
   std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
     const c10::cuda::CUDAGuard guard(device_.index());
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
@@ -113,63 +146,87 @@ class CudaMemory final : public Memory {
     const bool out = copy.direction == PageCopy::Direction::kOut;
     Side& side = out ? out_ : in_;
     void* const address = copy.tier->address(copy.slot, out ? Tier::Access::kWrite : Tier::Access::kRead);
-    if (address != nullptr) return start_on_stream(copy, address, side.stream);
+    const cudaStream_t used_on = stream_numbered(copy.stream).stream();
+    if (address != nullptr) return start_on_stream(copy, address, side.stream, used_on);
     const auto ready = std::make_shared<CudaEvent>();
-    ready->record(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
-    auto transfer =
-        side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
-    transfer->start();
-    return transfer;
+    ready->record(used_on);
+    return side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
   }
   // The device's memory would have to be read for it, and by the device.
   std::uint64_t hash(const void*, std::uint64_t) const override { return 0; }
 
   // Under the allocator's lock.
   void traced(const TraceEntry& entry) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the trace gives addresses as integers.
+    const auto* const data = reinterpret_cast<const void*>(entry.addr_);
     if (entry.action_ == TraceEntry::ALLOC) {
       raise<std::uint64_t>(peak_, alive_ += entry.size_);
-      raise<std::uint64_t>(largest_, entry.size_);
+      if (entry.stream_ == nullptr) return;
+      const std::lock_guard lock(blocks_mutex_);
+      streams_[data] = static_cast<cudaStream_t>(entry.stream_);
     } else if (entry.action_ == TraceEntry::FREE_COMPLETED) {
       alive_ -= entry.size_;
-    } else if (entry.action_ == TraceEntry::FREE_REQUESTED && running() != nullptr) {
-      const std::lock_guard lock(freed_mutex_);
-      // NOLINTNEXTLINE(performance-no-int-to-ptr): the trace gives addresses as integers.
-      freed_.push_back(reinterpret_cast<const void*>(entry.addr_));
+      freeing_ -= entry.size_;
+      if (entry.stream_ == nullptr) return;
+      const std::lock_guard lock(blocks_mutex_);
+      streams_.erase(data);
+    } else if (entry.action_ == TraceEntry::FREE_REQUESTED) {
+      freeing_ += entry.size_;
+      if (running() == nullptr) return;
+      const std::lock_guard lock(blocks_mutex_);
+      freed_.push_back(data);
     }
-  }
-
-  // Nothing kept fits, and the allocator will ask the driver next. How much is wanted nobody says: the most
-  // that was ever wanted at once is made free, where the limit leaves less.
-  bool ran_short() {
-    Pager* const pager = running();
-    if (pager == nullptr) return false;
-    const auto reserved =
-        static_cast<std::uint64_t>(caching::getDeviceStats(device_.index()).reserved_bytes[0].current);
-    const std::uint64_t wanted = std::max<std::uint64_t>(largest_, kLeastSegmentBytes);
-    if (limit_ > reserved && limit_ - reserved >= wanted) return false;
-    return pager->free_some(wanted);
-  }
-
-  void ran_out(std::size_t bytes) {
-    std::uint64_t largest = largest_;
-    while (bytes > largest && !largest_.compare_exchange_weak(largest, bytes)) {
-    }
-    if (Pager* const pager = OwnAllocation::is_being_made() ? nullptr : running())
-      pager->refuse_allocation(bytes);
   }
 
  private:
   static constexpr std::uint64_t kLeastReservedBytes = std::uint64_t{64} << 20;  // a few segments
   static constexpr std::uint64_t kLeastSegmentBytes = std::uint64_t{20}
-                                                      << 20;  // what the allocator asks for at once
+                                                      << 20;  // for a block of 1 MiB or more
+  static constexpr std::uint64_t kFragmentedPart = 8;  // an eighth beside the budget lies between blocks
+
+  static std::uint64_t total_bytes() {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return total;
+  }
+  void set_limit(std::uint64_t bytes, std::uint64_t total) {
+    limit_ = std::min(bytes, total);
+    const double part = static_cast<double>(*limit_) / static_cast<double>(total);
+    caching::setMemoryFraction(std::min(part, fraction_before_), device_.index());
+  }
+
+  static std::uint64_t number_of(cudaStream_t stream) { return reinterpret_cast<std::uint64_t>(stream) + 1; }
+  c10::cuda::CUDAStream stream_numbered(std::uint64_t number) const {
+    if (number == 0) return c10::cuda::getCurrentCUDAStream(device_.index());
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): by number_of.
+    return c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(number - 1), device_.index());
+  }
 
   Pager* running() const {
     Pager* const pager = pager_;
     return pager != nullptr && pager->running() ? pager : nullptr;
   }
 
+  // Of the blocks that there are.
+  void note_streams() {
+    const auto snapshot = caching::snapshot();
+    const std::lock_guard lock(blocks_mutex_);
+    for (const auto& segment : snapshot.segments) {
+      if (segment.stream == nullptr || segment.device != device_.index()) continue;
+      std::size_t address = segment.address;
+      for (const auto& block : segment.blocks) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): the snapshot gives addresses as integers.
+        const auto* const data = reinterpret_cast<const void*>(address);
+        if (block.allocated) streams_[data] = static_cast<cudaStream_t>(segment.stream);
+        address += block.size;
+      }
+    }
+  }
+
   void copy_through(const PageCopy& copy, const CudaEvent& ready, Side& side) const {
-    C10_CUDA_CHECK(cudaSetDevice(device_.index()));
+    const std::lock_guard lock(side.mutex);
+    const c10::cuda::CUDAGuard guard(device_.index());
     void* const staged = side.staging.of(copy.bytes);
     const cudaStream_t stream = side.stream.stream();
     ready.hold_back(stream);
@@ -186,13 +243,15 @@ class CudaMemory final : public Memory {
 
   c10::Device device_;
   std::atomic<Pager*> pager_ = nullptr;
-  std::atomic<std::uint64_t> limit_ = ~std::uint64_t{0};
   std::atomic<std::uint64_t> alive_ = 0;
   std::atomic<std::uint64_t> peak_ = 0;
-  std::atomic<std::uint64_t> largest_ = 0;
+  std::atomic<std::int64_t> freeing_ = 0;  ///< bytes of blocks that were freed while other streams used them
+  std::mutex limit_mutex_;
+  std::optional<std::uint64_t> limit_;  ///< of what may be reserved
   double fraction_before_ = 1;
-  std::mutex freed_mutex_;
+  mutable std::mutex blocks_mutex_;
   std::vector<const void*> freed_;
+  std::unordered_map<const void*, cudaStream_t> streams_;  ///< of blocks that the default stream has not
   Side out_;
   Side in_;
 };
@@ -202,25 +261,11 @@ CudaMemory* memory_of(std::int64_t index) {
   return memories[static_cast<std::size_t>(index)].load(std::memory_order_acquire);
 }
 
-// Called with the allocator's lock held.
-class FreePages final : public c10::FreeMemoryCallback {
- public:
-  bool Execute() override {
-    CudaMemory* const memory = memory_of(c10::cuda::current_device());
-    return memory != nullptr && memory->ran_short();
-  }
-};
-
 void observe_allocator() {
   static const bool observed = [] {
     caching::init(c10::cuda::device_count());
-    c10::FreeCudaMemoryCallbacksRegistry()->Register("reef", [] { return std::make_unique<FreePages>(); });
     caching::attachAllocatorTraceTracker([](const TraceEntry& entry) {
       if (CudaMemory* const memory = memory_of(entry.device_)) memory->traced(entry);
-    });
-    // Throws in the allocator's place.
-    caching::attachOutOfMemoryObserver([](std::int64_t index, std::size_t bytes, std::size_t, std::size_t) {
-      if (CudaMemory* const memory = memory_of(index)) memory->ran_out(bytes);
     });
     return true;
   }();
@@ -236,10 +281,7 @@ std::unique_ptr<Memory> cuda_memory(c10::DeviceIndex index) {
         "there is no budget for cuda:" + std::to_string(index) + ": " +
         (count == 0 ? "no CUDA device was found" : std::to_string(count) + " devices were found"));
   }
-  observe_allocator();
-  auto memory = std::make_unique<CudaMemory>(index);
-  memories[static_cast<std::uint8_t>(index)] = memory.get();  // its pager is never destroyed
-  return memory;
+  return std::make_unique<CudaMemory>(index);
 }
 
 }  // namespace reef

@@ -7,9 +7,10 @@ namespace {
 
 class StreamTransfer final : public Transfer {
  public:
-  StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side) : tier_(copy.tier) {
+  StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side, cudaStream_t used_on)
+      : tier_(copy.tier), used_on_(used_on) {
     CudaEvent ready;
-    ready.record(c10::cuda::getCurrentCUDAStream(side.device_index()).stream());
+    ready.record(used_on);
     ready.hold_back(side.stream());
     started_.record(side.stream());
     const bool out = copy.direction == PageCopy::Direction::kOut;
@@ -25,10 +26,15 @@ class StreamTransfer final : public Transfer {
     return true;
   }
   bool cancel() override { return false; }
-  void wait() override { finished_.hold_back(c10::cuda::getCurrentCUDAStream(device_).stream()); }
+  void wait() override {
+    const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
+    finished_.hold_back(used_on_);
+    if (current != used_on_) finished_.hold_back(current);
+  }
 
  private:
   std::shared_ptr<Tier> tier_;  // its memory is being copied
+  cudaStream_t used_on_;
   c10::DeviceIndex device_ = 0;
   CudaEvent started_{cudaEventDefault};
   CudaEvent finished_{cudaEventDefault};
@@ -36,8 +42,9 @@ class StreamTransfer final : public Transfer {
 
 }  // namespace
 
-std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side) {
-  return std::make_shared<StreamTransfer>(copy, address, side);
+std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
+                                          cudaStream_t used_on) {
+  return std::make_shared<StreamTransfer>(copy, address, side, used_on);
 }
 
 CudaEvent::CudaEvent(unsigned flags) { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }

@@ -10,9 +10,11 @@
 
 namespace reef {
 
-/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what this thread's
-/// stream has been given so far. wait() holds back the stream that is current then, not the host.
-std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side);
+/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what `used_on` has
+/// been given so far: the stream that the memory belongs to, and gets its next user from. wait() holds back
+/// that stream, and the one that is current then, not the host.
+std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
+                                          cudaStream_t used_on);
 
 /// Marks a point in a stream.
 class CudaEvent {

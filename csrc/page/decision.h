@@ -19,15 +19,13 @@ namespace reef {
 class Decision {
  public:
   explicit Decision(std::mutex& mutex) : lock_(mutex) {}
-  Decision(std::mutex& mutex, std::try_to_lock_t) : lock_(mutex, std::try_to_lock) {}
   ~Decision() {
-    if (lock_.owns_lock()) lock_.unlock();
+    lock_.unlock();
     for (const auto& [tier, slot] : slots_) tier->give_back(slot);
   }
   Decision(const Decision&) = delete;
   Decision& operator=(const Decision&) = delete;
 
-  bool holds_lock() const { return lock_.owns_lock(); }
   /// Without the lock, until another thread has changed it to be so.
   template <class IsSo>
   void wait(std::condition_variable& changed, const IsSo& is_so) {

@@ -31,6 +31,7 @@ struct Frame {
   };
 
   std::exception_ptr failed;        ///< why a page did not come, for the next allocation to throw
+  std::exception_ptr refused;       ///< what an allocation within the outermost operator was refused with
   const std::string* op = nullptr;  ///< the outermost operator with a kernel of its own; nullptr outside
   int depth = 0;                    ///< of operators with a kernel of their own
   bool knew = false;                ///< the outermost used a page

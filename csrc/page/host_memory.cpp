@@ -78,10 +78,11 @@ class HostMemory final : public Memory {
 
   void open(Pager& pager) override { set_allocation_gate(&pager); }
   void limit(std::uint64_t) override {}
-  bool asks_before_allocations() const override { return true; }
 
   c10::DataPtr take_over(const void* data) override { return given_back_later(data); }
-  c10::DataPtr allocate(std::uint64_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
+  c10::DataPtr allocate(std::uint64_t bytes, std::uint64_t) override {
+    return c10::GetCPUAllocator()->allocate(bytes);
+  }
   std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
     TransferLane& lane = copy.direction == PageCopy::Direction::kOut ? out_ : in_;
     return lane.prepare(copy_of(copy), copy.ended, /*at_once=*/copy.kept);

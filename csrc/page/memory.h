@@ -34,6 +34,8 @@ struct PageCopy {
   std::function<void*(Transfer&)> open = nullptr;
   /// Host memory only: see TransferLane::Ended.
   TransferLane::Ended ended = nullptr;
+  /// A device's memory only: the stream that the memory belongs to (Memory::stream_of); 0: this thread's.
+  std::uint64_t stream = 0;
 };
 
 /// The copy's name in a profile: "reef::evict to host, 4.00 MiB".
@@ -54,20 +56,28 @@ class Memory {
   /// Returns the same, and begins anew.
   virtual std::uint64_t take_peak() = 0;
 
-  /// Makes the allocator ask `pager` for room from now on. Each memory has one pager.
+  /// Counts, and makes the allocator ask `pager` for room, from now on. Each memory has one pager.
   virtual void open(Pager& pager) = 0;
-  /// Lets the allocator hand out no more than this; ~0 removes the limit.
+  /// Bounds what the allocator may reserve for a budget of so many bytes; ~0 removes the bound.
   virtual void limit(std::uint64_t budget_bytes) = 0;
-  /// Whether the pager is asked before every allocation. False: only when memory has run out, so room must be
-  /// made ahead of the operators.
-  virtual bool asks_before_allocations() const = 0;
+  /// Raises that bound, because a block of `bytes` finds no place between others although there is room.
+  /// Returns false if nothing bounds it.
+  virtual bool reserve_more(std::uint64_t) { return false; }
+  /// Throws ConfigError where a budget cannot begin now.
+  virtual void check_may_begin() const {}
 
   /// Returns the blocks that were freed since the last call, where the pager is not told of each at once.
   virtual std::vector<const void*> take_freed() { return {}; }
-  /// Returns the stream on which this thread's operators run.
+  /// Waits until blocks are free that were freed while other streams used them. Returns false if there are
+  /// none.
+  virtual bool finish_frees() { return false; }
+  /// Returns the stream on which this thread's operators run; 0 where there are none.
   virtual std::uint64_t stream() const { return 0; }
+  /// Returns the stream to which the allocator gave the block, and gives it back.
+  virtual std::uint64_t stream_of(const void*) const { return 0; }
 
-  virtual c10::DataPtr allocate(std::uint64_t bytes) = 0;
+  /// Returns a block for `stream`; 0: this thread's.
+  virtual c10::DataPtr allocate(std::uint64_t bytes, std::uint64_t stream = 0) = 0;
   /// Takes over a block that is being freed and for which AllocationGate::freed() returned true. The block is
   /// freed with the pointer.
   virtual c10::DataPtr take_over(const void* data) = 0;

@@ -144,7 +144,10 @@ bool NoAddress::must_be_written(const PagePtr& page) {
 }
 
 PageCopy NoAddress::copy_out(const PagePtr& page, const Decision&) {
-  return {PageCopy::Direction::kOut, page->tier, *page->slot, const_cast<void*>(page->data), page->bytes};
+  PageCopy copy{PageCopy::Direction::kOut, page->tier, *page->slot, const_cast<void*>(page->data),
+                page->bytes};
+  copy.stream = page->stream;
+  return copy;
 }
 
 void NoAddress::take_away(Page& page, c10::StorageImpl& owner, Decision& decision) {
@@ -217,11 +220,13 @@ c10::DataPtr NoAddress::allocate(const Page& page) {
   }
   const OwnAllocation own;
   const CategoryScope scope(category);
-  return memory_.allocate(page.bytes);
+  return memory_.allocate(page.bytes, page.stream);
 }
 
 PageCopy NoAddress::copy_in(const PagePtr& page, const Decision&) {
-  return {PageCopy::Direction::kIn, page->tier, *page->slot, page->block.get(), page->bytes};
+  PageCopy copy{PageCopy::Direction::kIn, page->tier, *page->slot, page->block.get(), page->bytes};
+  copy.stream = page->stream;
+  return copy;
 }
 
 void NoAddress::settle_coming(const PagePtr& page, Transfer& transfer, c10::StorageImpl* owner) {

@@ -50,7 +50,7 @@ struct Page final : LearnedPage {
   Category category = Category::kOther;  ///< of its block; valid while it is away
   bool parameter = false;                ///< it is a leaf that requires a gradient
   bool leaves_last = false;              ///< it leaves when no other page can: its address does not stay
-  std::uint64_t stream = 0;              ///< of its device, on which its operators run
+  std::uint64_t stream = 0;              ///< of its device, to which its block belongs (Memory::stream_of)
 
   // ---- who uses it
 

@@ -63,6 +63,7 @@ std::uint64_t Pager::start(PagerOptions options) {
     throw ConfigError("a budget for " + device().str() +
                       " is in force already; end it first, or change it by set_bytes()");
   }
+  memory_->check_may_begin();
   budget_bytes_ = options.budget_bytes;
   choose_way(options.addresses, decision);
   expect(options.expected_bytes > 0 ? options.expected_bytes : options.budget_bytes, decision);
@@ -269,7 +270,7 @@ Pager::Pages Pager::find_or_register(c10::StorageImpl& storage, Decision& decisi
 
 // A new page.
 void Pager::adopt(Page& page) {
-  page.stream = memory_->stream();
+  page.stream = memory_->stream_of(page.data);
   page.last_use = ++clock_;
   if (page.shared) page.next_use = 0;  // by whatever operator comes next
 }

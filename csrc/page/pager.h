@@ -159,11 +159,14 @@ class Pager final : public AllocationGate, private AtFork {
 
   Frame& this_threads_frame() const { return Frame::of_this_thread(slot_); }
 
-  /// Evicts pages until so many bytes are free, because the device's memory has run out. Returns false if
-  /// nothing left, or if another thread holds the lock.
+  /// Throws why an allocation of this thread's is refused; of an operator that would go on with less memory,
+  /// and compute something else, as a c10::Error that it does not catch. If it catches that, too, the next
+  /// allocation is told.
+  [[noreturn]] void refuse(const std::exception_ptr& error);
+  /// Evicts pages of so many bytes or more, because what is free does not lie side by side. Returns false if
+  /// none could leave.
   bool free_some(std::uint64_t bytes) noexcept;
-  /// Throws the error for an allocation of `bytes` that found no room.
-  void refuse_allocation(std::uint64_t bytes);
+  bool reserve_more(std::uint64_t bytes) { return memory_->reserve_more(bytes); }
 
   /// Whether new pages keep their addresses while they are away.
   bool addresses_stay() const { return stable_ != nullptr; }
@@ -226,7 +229,6 @@ class Pager final : public AllocationGate, private AtFork {
   enum class MayLeave : std::uint8_t { kUnused, kUsed, kForTouched };
   bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
-  void make_room_ahead(const Frame& frame);
   bool make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which);
   void need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);
   MayLeave most() const { return uses_more_than_fits_ ? MayLeave::kUsed : MayLeave::kUnused; }

@@ -27,6 +27,25 @@ BudgetError working_set_error(const RoomWanted& wanted) {
                      least);
 }
 
+BudgetError went_on_error(const std::string& op, const std::exception_ptr& refused) {
+  std::string refusal;
+  std::uint64_t least = 0;
+  try {
+    std::rethrow_exception(refused);
+  } catch (const BudgetError& error) {
+    refusal = message_of(error);
+    least = error.smallest_budget_bytes();
+  } catch (const std::exception& error) {
+    refusal = message_of(error);
+  }
+  return BudgetError("operator " + op +
+                         " was refused memory and went on with less of it, by another algorithm, so what it "
+                         "has computed may differ from what it is without a budget; repeat the step with "
+                         "more: " +
+                         refusal,
+                     least);
+}
+
 BudgetError no_tier_error(const RoomWanted& wanted, std::uint64_t page_bytes,
                           const std::vector<std::shared_ptr<Tier>>& tiers, std::uint64_t alive_bytes) {
   std::string full;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct RoomWanted {
 
 /// Makes the error for a working set that exceeds the budget.
 BudgetError working_set_error(const RoomWanted& wanted);
+/// Makes the error for an operator that was refused memory, with `refused`, and went on with less of it.
+BudgetError went_on_error(const std::string& op, const std::exception_ptr& refused);
 /// Makes the error for a page of `page_bytes` that should leave, and for which no tier has room.
 BudgetError no_tier_error(const RoomWanted& wanted, std::uint64_t page_bytes,
                           const std::vector<std::shared_ptr<Tier>>& tiers, std::uint64_t alive_bytes);

@@ -67,8 +67,6 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
   }
   plan(wanted);
   if (!all_there) bring_in(frame, first);
-  if (outermost && !frame.used.empty() && !memory_->asks_before_allocations() && running())
-    make_room_ahead(frame);
 }
 
 // Of the outermost operator.
@@ -189,6 +187,10 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
   Frame& frame = this_threads_frame();
   const bool outermost = --frame.depth == 0;
   if (outermost) {
+    // Libraries try what needs less memory where they get none (cuDNN: another algorithm), which is another
+    // result in its last bits.
+    if (const auto refused = std::exchange(frame.refused, nullptr); refused && !results.empty())
+      mover_.keep_error(std::make_exception_ptr(went_on_error(call.op.name, refused)), Decision(mutex_));
     frame.failed = nullptr;
     frame.op = nullptr;
   }

@@ -1,6 +1,7 @@
 // How room is found: for allocations, for pages that come back, ahead of operators.
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -22,18 +23,38 @@ constexpr int kMostIdleRounds = 2000;
 
 bool Pager::before_allocate(std::size_t bytes) {
   if (OwnAllocation::is_being_made() || !running()) return false;
-  if (auto& failed = this_threads_frame().failed) std::rethrow_exception(std::exchange(failed, nullptr));
-  bool there = false;
-  {
-    Decision decision(mutex_);
-    if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
-    if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // allocate() sees to its pages
-    note_needed(bytes, decision);
-    there = try_claim(bytes);
+  try {
+    if (auto& failed = this_threads_frame().failed) std::rethrow_exception(std::exchange(failed, nullptr));
+    bool there = false;
+    {
+      Decision decision(mutex_);
+      if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
+      if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // allocate() sees to its pages
+      note_needed(bytes, decision);
+      there = try_claim(bytes);
+    }
+    if (!there) make_room(bytes);
+  } catch (...) {
+    refuse(std::current_exception());
   }
-  if (!there) make_room(bytes);
   blocks_.trim(kept_bytes(0));
   return true;
+}
+
+void Pager::refuse(const std::exception_ptr& error) {
+  Frame& frame = this_threads_frame();
+  if (frame.depth == 0) std::rethrow_exception(error);
+  frame.refused = error;
+  // cuDNN tries another algorithm where it is told that there is no memory, and keeps to it from then on.
+  const std::string_view op = frame.op != nullptr ? *frame.op : std::string_view();
+  if (op.find("conv") != op.npos || op.find("cudnn") != op.npos) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const c10::OutOfMemoryError& refused) {
+      C10_THROW_ERROR(Error, message_of(refused));
+    }
+  }
+  std::rethrow_exception(error);
 }
 
 void Pager::after_allocate(std::size_t bytes) noexcept { reserved_bytes_ -= bytes; }
@@ -42,7 +63,11 @@ void* Pager::allocate(std::size_t bytes) {
   if (!running()) return nullptr;
   if (addresses_stay()) {
     const bool small = bytes < Page::kLeastBytes || OwnAllocation::is_being_made();
-    return small ? nullptr : allocate_stable(bytes);
+    try {
+      return small ? nullptr : allocate_stable(bytes);
+    } catch (...) {
+      refuse(std::current_exception());
+    }
   }
   if (bytes < BlockCache::kSmallestBlock) return nullptr;
   // What the pager allocates for itself has no reservation.
@@ -91,7 +116,6 @@ void Pager::storage_died(Page& page) noexcept {
 
 // Where the allocator tells of it later, under a lock of its own.
 void Pager::take_freed(Decision& decision) {
-  if (memory_->asks_before_allocations()) return;  // and tells of frees
   for (const void* data : memory_->take_freed()) {
     Page* page = table_.at(data);
     if (page == nullptr) continue;
@@ -191,33 +215,13 @@ bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
 
 void Pager::make_room(std::uint64_t bytes) {
   if (find_room(bytes, most())) return;
+  if (memory_->finish_frees() && find_room(bytes, most())) return;
   const Decision decision(mutex_);
   throw working_set_error(wanted_room(bytes, decision));
 }
 
-// Room for what the running operator will allocate, where nobody asks when it does: as its last run did, or
-// as much again as it reads.
-void Pager::make_room_ahead(const Frame& frame) {
-  std::uint64_t bytes = 0;
-  {
-    const Decision decision(mutex_);
-    const StepLearner& learner = step_.learner();
-    if (learner.following() && frame.position < learner.trace().operators.size()) {
-      const std::uint64_t pinned = table_.memory_bytes() - table_.evictable_bytes();
-      const std::uint64_t working_set = working_set_bytes(learner.trace(), frame.position);
-      bytes = working_set - std::min(working_set, pinned);
-    } else {
-      for (const Frame::Use& use : frame.used) bytes += use.page->bytes;
-    }
-    const std::uint64_t most = limit_bytes() - std::min(limit_bytes(), needed_bytes(0));
-    bytes = std::min(bytes, most);  // if it needs more, its allocation is refused
-  }
-  make_room(bytes);
-  reserved_bytes_ -= bytes;
-}
-
 bool Pager::free_some(std::uint64_t bytes) noexcept {
-  if (!running() || OwnAllocation::is_being_made()) return false;
+  if (!running()) return false;
   const std::uint64_t before = memory_->alive_bytes();
   try {
     for (;;) {
@@ -225,9 +229,8 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
       PagePtr leaving;
       PagePtr victim;
       {
-        // The allocator's lock is held: another thread with this lock may be waiting for that one.
-        const Decision decision(mutex_, std::try_to_lock);
-        if (!decision.holds_lock()) break;
+        Decision decision(mutex_);
+        take_freed(decision);
         leaving = mover_.leaving(decision);
         if (leaving == nullptr) victim = table_.victim(step_.learner().following(), /*others_too=*/false);
         if (victim != nullptr) table_.begin_preparing(*victim);
@@ -242,13 +245,6 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
     mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
   return memory_->alive_bytes() < before;
-}
-
-void Pager::refuse_allocation(std::uint64_t bytes) {
-  const Decision decision(mutex_);
-  if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
-  minimum_bytes_ = std::max(minimum_bytes_, needed_bytes(bytes));
-  throw working_set_error(wanted_room(bytes, decision));
 }
 
 // ---- pages that are wanted
@@ -278,10 +274,6 @@ bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
     c10::DataPtr block;
     try {
       block = page->way->allocate(*page);
-    } catch (const c10::OutOfMemoryError&) {  // the bytes are there, but not side by side
-      reserved_bytes_ -= page->bytes;
-      if (memory_->asks_before_allocations() || !free_some(page->bytes)) throw;
-      continue;
     } catch (...) {
       reserved_bytes_ -= page->bytes;
       throw;

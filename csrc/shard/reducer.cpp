@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <array>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -199,12 +200,14 @@ void Reducer::send(std::size_t number) {
   if (!divides_gradients()) bucket.on_its_way.push_back(sent);
   bucket.on_its_way.push_back(reduced);
   Line& line = line_of(number);
-  bucket.ticket =
-      line.lane->submit([this, &line, number, host, sent = std::move(sent), reduced = std::move(reduced)] {
+  const std::array<Tensor, 2> used{sent->tensor(), reduced->tensor()};
+  bucket.ticket = line.lane->submit(
+      [this, &line, number, host, sent = std::move(sent), reduced = std::move(reduced)] {
         const CategoryScope communication(Category::kCommunication);
         line.exchange->exchange({number, sent->tensor(), reduced->tensor(), buckets_[number].places});
         if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
-      });
+      },
+      used);
   // While one is filled, two are sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole. With one alone, link and backward wait for each other where they are about as fast.
   if (divides_gradients() && number > 1) await(*line_of(number - 2).lane, buckets_[number - 2].ticket);

@@ -53,6 +53,51 @@ TEST_F(BudgetErrors, AWorkingSetThatDoesNotFitIsNamedAndTrainingGoesOnWithMore) 
   }
 }
 
+// As cuDNN does, which tries its algorithms one after another: with the memory for it 1, else 2.
+at::Tensor with_or_without_memory(const at::Tensor& like) {
+  try {
+    return at::ones_like(like) + torch::zeros({1 << 20}).sum();
+  } catch (const c10::OutOfMemoryError&) {
+    return at::full_like(like, 2);
+  }
+}
+TORCH_LIBRARY(reef_budget_fallback_test, m) {
+  m.def("with_or_without_memory(Tensor like) -> Tensor");
+  m.impl("with_or_without_memory", c10::DispatchKey::CPU, &with_or_without_memory);
+}
+
+TEST_F(BudgetErrors, AnOperatorThatGoesOnWithLessMemoryIsNoSilentOtherResult) {
+  for (const char* addresses_are : {"go", "stay"}) {
+    const test::Environment way("REEF_ADDRESSES", addresses_are);
+    const at::Tensor like = torch::ones({1000});
+    const auto call = [&] {
+      return c10::Dispatcher::singleton()
+          .findSchemaOrThrow("reef_budget_fallback_test::with_or_without_memory", "")
+          .typed<at::Tensor(const at::Tensor&)>()
+          .call(like);
+    };
+    BudgetOptions options;
+    options.strict = true;
+    Budget budget(kMany, at::TensorList(like), options);
+    EXPECT_EQ(call().sum().item<float>(), 1000);
+    budget.set_bytes(budget.use().live_bytes + (1 << 20));
+    try {
+      const at::Tensor other = call();
+      other.sum();
+      ADD_FAILURE() << "computed " << other[0] << " where addresses " << addresses_are;
+    } catch (const BudgetError& error) {
+      EXPECT_NE(message_of(error).find("went on with less"), std::string::npos) << message_of(error);
+      EXPECT_GT(error.smallest_budget_bytes(), 4 << 20);
+    }
+    budget.set_bytes(kMany);
+    EXPECT_EQ(call().sum().item<float>(), 1000) << "the next is right";
+    // Whoever tries it outside of operators is told at once, and knows.
+    budget.set_bytes(budget.use().live_bytes + (1 << 20));
+    EXPECT_THROW(torch::zeros({1 << 20}), BudgetError);
+    EXPECT_EQ(torch::ones({10}).sum().item<float>(), 10);
+  }
+}
+
 TEST_F(BudgetErrors, AnEvictedTensorIsNeverReadByAccident) {
   const at::Tensor tensor = torch::ones({1000});
   Budget budget(kMany, at::TensorList(tensor));

@@ -8,7 +8,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <ATen/ops/ones.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
 #include <random>
@@ -34,6 +37,8 @@ struct Played {
   std::map<c10::StreamId, Done> streams;
   c10::StreamId current = kPrograms;
   int events = 0;
+  std::set<std::pair<const void*, c10::StreamId>>
+      used;  ///< memory that a stream uses, as the allocator is told
 };
 Played& played() {
   static Played only;
@@ -69,6 +74,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     --played().events;
   }
   void synchronizeEvent(void*) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
+    played().used.emplace(memory.get(), stream.id());
+  }
   static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
 };
 const Guard guard;
@@ -123,6 +131,18 @@ TEST(CommLane, AStreamFollowsTheProgramAndIsFollowed) {
     EXPECT_LE(played().events, 1) << "those that nobody can wait for any more are gone";
   }
   EXPECT_EQ(played().events, 0);
+}
+
+// Or it would be given to somebody else when the program's last tensor of it goes, while the lane is at it.
+TEST(CommLane, TheAllocatorIsToldOfMemoryThatAWorkUses) {
+  played() = {};
+  const auto lane = make_comm_lane(group(), kDevice);
+  const std::array<at::Tensor, 2> used{at::ones({3}), at::ones({5})};
+  lane->submit([] { EXPECT_EQ(played().used.size(), 2) << "before it begins"; }, used);
+  for (const at::Tensor& tensor : used)
+    EXPECT_TRUE(played().used.contains({tensor.const_data_ptr(), kLanes})) << tensor.sizes();
+  lane->submit([] {});
+  EXPECT_EQ(played().used.size(), 2);
 }
 
 // On a thread and on a stream alike.

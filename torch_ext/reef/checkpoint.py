@@ -33,12 +33,12 @@ def checkpoint(function: Callable[..., T], *args: Any, check_values: bool = Fals
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     inputs = [leaves[place] for place in places]
     others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    kept = _Kept.apply(torch.empty(0, requires_grad=True), *inputs).grad_fn
+    kept = _Kept.apply(torch.empty(0, requires_grad=True), *inputs)
     function = Carried(function)
 
     def again() -> list[torch.Tensor]:
         filled = list(others)
-        for place, tensor in zip(places, kept.saved_tensors, strict=True):
+        for place, tensor in zip(places, kept.grad_fn.saved_tensors, strict=True):
             filled[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         again_args, again_kwargs = _pytree.tree_unflatten(filled, structure)
         function(*again_args, **again_kwargs)
@@ -59,7 +59,8 @@ def is_undone() -> bool:
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps tensors as autograd does, through hooks that are in force: an outer region forgets them."""
+    """Keeps tensors as autograd does, through hooks that are in force: an outer region forgets them. The result is what
+    keeps them; of its ``grad_fn`` alone they would be gone."""
 
     @staticmethod
     def forward(ctx: Any, nothing: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
