@@ -34,26 +34,71 @@ class NormsOfParts::Listener final : public OperatorListener {
   }
 
   bool begins(OperatorCall& call) override {
-    if (call.op.name != "aten::_foreach_norm") return false;
+    const What what = what_is(call.op.name);
+    if (what == What::kOther) return false;
+    ThisThreads& mine = this_threads();
+    if (what == What::kOfEach) return reaches_parts(call, mine);
     for (const c10::IValue& input : call.call.inputs()) {
       any_tensor(input, [&](const Tensor& tensor) {
-        if (is_of_parts(tensor)) refused().push_back(tensor);
+        if (what == What::kOfAll ? is_of_parts(tensor) : mine.knows(tensor)) mine.refused.push_back(tensor);
         return false;
       });
     }
-    for (const Tensor& tensor : refused()) refuse_access(*tensor.storage().unsafeGetStorageImpl(), kMessage);
-    return !refused().empty();
+    for (const Tensor& tensor : mine.refused)
+      refuse_access(*tensor.storage().unsafeGetStorageImpl(), kMessage);
+    return !mine.refused.empty();
   }
 
-  void ends(OperatorCall&) noexcept override {
-    for (const Tensor& tensor : std::exchange(refused(), {}))
+  bool needs_outputs() const override { return true; }
+  void ends(OperatorCall& call) noexcept override {
+    ThisThreads& mine = this_threads();
+    for (const Tensor& tensor : std::exchange(mine.refused, {}))
       allow_access(*tensor.storage().unsafeGetStorageImpl());
+    if (what_is(call.op.name) == What::kOfEach) mine.note(call.call.outputs());
   }
 
  private:
-  static std::vector<Tensor>& refused() {
-    static thread_local std::vector<Tensor> tensors;
-    return tensors;
+  enum class What : std::uint8_t {
+    kOther,
+    kOfAll,   ///< takes the norms of many
+    kOfEach,  ///< takes the norm of one, or is on the way to it
+    kJoins,   ///< puts many into one, as norms are before that of all is taken
+  };
+  static What what_is(const std::string& op) {
+    if (op == "aten::_foreach_norm") return What::kOfAll;
+    if (op == "aten::stack" || op == "aten::cat") return What::kJoins;
+    const bool of_each = op == "aten::linalg_vector_norm" || op == "aten::norm" || op == "aten::abs" ||
+                         op == "aten::max" || op == "aten::amax";
+    return of_each ? What::kOfEach : What::kOther;
+  }
+
+  struct ThisThreads {
+    std::vector<Tensor> refused;                                  ///< by the operator that runs
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> norms;  ///< of parts' gradients, or on the way
+
+    bool knows(const Tensor& tensor) const {
+      return std::any_of(norms.begin(), norms.end(), [&](const auto& norm) {
+        return !norm.expired() && norm._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+      });
+    }
+    void note(c10::ArrayRef<c10::IValue> made) {
+      std::erase_if(norms, [](const auto& norm) { return norm.expired(); });
+      for (const c10::IValue& output : made) {
+        if (output.isTensor() && output.toTensor().defined())
+          norms.emplace_back(output.toTensor().getIntrusivePtr());
+      }
+    }
+  };
+  static ThisThreads& this_threads() {
+    static thread_local ThisThreads mine;
+    return mine;
+  }
+
+  bool reaches_parts(const OperatorCall& call, const ThisThreads& mine) {
+    const auto inputs = call.call.inputs();
+    if (inputs.empty() || !inputs[0].isTensor()) return false;
+    const Tensor& of = inputs[0].toTensor();
+    return of.defined() && (mine.knows(of) || is_of_parts(of));
   }
 
   bool is_of_parts(const Tensor& tensor) {

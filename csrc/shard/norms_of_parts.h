@@ -9,9 +9,10 @@
 
 namespace reef {
 
-/// While one lives, the operator that takes the norms of a list of gradients (torch's clip_grad_norm_) is
-/// refused those of these parts: each rank would get another norm and clip by it. It gets a c10::Error that
-/// says what to call. The norm of one gradient by itself is the program's own business.
+/// While one lives, the operator that takes the norms of a list of gradients (clip_grad_norm_ of torch in
+/// Python) is refused those of these parts, and so is one that puts the norms of several of them into one
+/// tensor (clip_grad_norm_ of torch in C++): each rank would get another norm and clip by it. It gets a
+/// c10::Error that says what to call. The norm of one gradient by itself is the program's own business.
 class NormsOfParts {
  public:
   explicit NormsOfParts(std::vector<at::Tensor> parts);

@@ -125,6 +125,30 @@ TEST(ShardGradients, WhatWasAddedUpWithoutSyncIsCleared) {
   }
 }
 
+// Each rank would clip by a norm of its own.
+TEST(ShardGradients, TorchsNormOfPartsIsRefused) {
+  for (const Stage stage : kStages) {
+    for (const double kind : {2.0, std::numeric_limits<double>::infinity()}) {
+      Sharded sharded(stage, false);
+      sharded.pass(0);
+      std::vector<Tensor> before;
+      for (const Tensor& part : sharded.shard.parameters()) before.push_back(part.grad().clone());
+      const auto clip = [&] { torch::nn::utils::clip_grad_norm_(sharded.shard.parameters(), 1.0, kind); };
+      if (stage == Stage::kReplicate || size() == 1) {
+        clip();
+        continue;
+      }
+      EXPECT_THROW(clip(), c10::Error);
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        const Tensor gradient = sharded.shard.parameters()[i].grad();
+        EXPECT_TRUE(torch::equal(gradient, before[i]));
+        EXPECT_NO_THROW(gradient.norm().item<float>()) << "of one part";
+      }
+      EXPECT_NO_THROW(torch::nn::utils::clip_grad_norm_(whole_numbers()->parameters(), 1.0, kind));
+    }
+  }
+}
+
 TEST(ShardGradients, AParameterHasOneShard) {
   for (const Stage stage : kStages) {
     torch::nn::Linear layer(kIn, 8);

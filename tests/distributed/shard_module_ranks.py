@@ -282,7 +282,13 @@ def the_norm_of_parts_is_refused(stage):
         with refused("take that of the whole gradient, by reef::clip_grad_norm_"):
             torch.nn.utils.clip_grad_norm_(parts, 1e-3)
         assert all(torch.equal(p.grad, b) for p, b in zip(parts, before, strict=True))
+        for take in (lambda: torch.stack([p.grad.norm() for p in parts]).norm(),
+                     lambda: torch.nn.utils.clip_grad_norm_(parts, 1.0, foreach=False)):
+            with refused("take that of the whole gradient, by reef::clip_grad_norm_"):
+                take()
+        assert all(torch.equal(p.grad, b) for p, b in zip(parts, before, strict=True))
         [p.grad.norm() for p in parts]  # the program's own business
+        torch.stack([p.norm() for p in parts])
         torch.nn.utils.get_total_norm([torch.ones(3), torch.ones(2)])
     both.sharded.end()
 
