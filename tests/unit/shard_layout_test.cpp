@@ -46,6 +46,26 @@ TEST(ShardLayout, EveryElementIsInOneSliceAndSlicesOfABucketAreEqual) {
   }
 }
 
+// Whatever the number of copies: all slices of one before the first of the next.
+TEST(ShardLayout, EveryCopyHasEverySliceOnce) {
+  for (int slices = 1; slices <= 9; ++slices) {
+    ShardLayout layout = plan_shards({{70000}, {3}}, slices, 1000);
+    int rank = 0;
+    for (int copy = 0; copy < 4; ++copy) {
+      for (int slice = 0; slice < slices; ++slice, ++rank) {
+        const ShardPlace place = layout.place_of(rank);
+        ASSERT_EQ(place.copy, copy);
+        ASSERT_EQ(place.slice, slice);
+        for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+          const std::int64_t begin = slice * layout.buckets[bucket].slice_elements;
+          ASSERT_EQ(layout.begin(bucket, slice), begin);
+          for (const ShardPiece& piece : layout.pieces(bucket, slice)) ASSERT_GE(piece.offset, begin);
+        }
+      }
+    }
+  }
+}
+
 // As many and in the same order on every rank: what it keeps, and nothing of what others keep.
 TEST(ShardLayout, EveryRankHasAPartOfEveryItem) {
   Random random(4);
