@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reef/error.h"
+#include "support/config_error.h"
 
 namespace reef {
 namespace {
@@ -154,17 +154,12 @@ TEST(ShardLayout, NothingIsPaddedWhereNothingMustBe) {
 }
 
 TEST(ShardLayout, RefusesWhatCannotBe) {
-  const auto text_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const ConfigError& error) {
-      return message_of(error);
-    }
-    return "";
-  };
-  EXPECT_NE(text_of([] { plan_shards({{1}}, 0, 1); }).find("0 ranks"), std::string::npos);
-  EXPECT_NE(text_of([] { plan_shards({{1}}, 1, 0); }).find("bucket_bytes 0"), std::string::npos);
-  EXPECT_NE(text_of([] { plan_shards({{1}, {-1}}, 1, 1); }).find("item 1 of -1"), std::string::npos);
+  EXPECT_NE(test::config_error([] { plan_shards({{1}}, 0, 1); }).find("0 ranks"), std::string::npos);
+  EXPECT_NE(test::config_error([] { plan_shards({{1}}, 1, 0); }).find("bucket_bytes 0"), std::string::npos);
+  EXPECT_NE(test::config_error([] {
+              plan_shards({{1}, {-1}}, 1, 1);
+            }).find("item 1 of -1"),
+            std::string::npos);
 }
 
 }  // namespace
