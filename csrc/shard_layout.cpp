@@ -29,7 +29,7 @@ void check(const std::vector<ShardItem>& items, int ranks, std::int64_t bucket_b
 }  // namespace
 
 std::vector<ShardPiece> ShardLayout::parts(std::size_t bucket, int rank) const {
-  const std::int64_t begin = rank * buckets[bucket].slice_elements;
+  const std::int64_t begin = this->begin(bucket, rank);
   const std::int64_t end = begin + buckets[bucket].slice_elements;
   std::vector<ShardPiece> found;
   for (const ShardPiece& item : buckets[bucket].items) {

@@ -4,34 +4,31 @@
 
 #include "distributed/heartbeat.h"
 #include "distributed/members.h"
-#include "fork.h"
+#include "table_at_fork.h"
 
 namespace reef {
 namespace {
 
-struct GroupsInUse {
-  MutexAtFork mutex{AtFork::Order::kTables};
-  std::map<const c10d::ProcessGroup*, std::weak_ptr<GroupUse>> groups;
-};
+using GroupsInUse = TableAtFork<std::map<const c10d::ProcessGroup*, std::weak_ptr<GroupUse>>>;
 GroupsInUse& in_use() {
-  static auto* const all = new GroupsInUse;  // alive in destructors of statics, too
+  static auto* const all = new GroupsInUse;
   return *all;
 }
 
 }  // namespace
 
 std::shared_ptr<GroupUse> GroupUse::of(const ProcessGroupPtr& group) {
-  const std::lock_guard lock(in_use().mutex);
-  std::weak_ptr<GroupUse>& known = in_use().groups[group.get()];
+  const auto groups = in_use().lock();
+  std::weak_ptr<GroupUse>& known = (*groups)[group.get()];
   auto use = known.lock();
   if (!use) known = use = std::make_shared<GroupUse>(group);
   return use;
 }
 
 GroupUse::~GroupUse() {
-  const std::lock_guard lock(in_use().mutex);
-  const auto known = in_use().groups.find(group.get());
-  if (known != in_use().groups.end() && known->second.expired()) in_use().groups.erase(known);
+  const auto groups = in_use().lock();
+  const auto known = groups->find(group.get());
+  if (known != groups->end() && known->second.expired()) groups->erase(known);
 }
 
 void GroupUse::wait_for_message(const c10::intrusive_ptr<c10d::Work>& work) {

@@ -2,11 +2,10 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "fork.h"
+#include "table_at_fork.h"
 
 namespace reef {
 namespace {
@@ -14,11 +13,7 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Works that have no future, and so cannot tell: they are asked whenever another ends.
-struct Silent {
-  MutexAtFork mutex{AtFork::Order::kTables};
-  std::vector<std::pair<WorkPtr, std::function<void()>>> works;
-};
-
+using Silent = TableAtFork<std::vector<std::pair<WorkPtr, std::function<void()>>>>;
 Silent& silent() {
   static auto* const all = new Silent;
   return *all;
@@ -27,8 +22,8 @@ Silent& silent() {
 void ask_the_silent() {
   std::vector<std::function<void()>> over;
   {
-    const std::lock_guard lock(silent().mutex);
-    std::erase_if(silent().works, [&](auto& work) {
+    const auto works = silent().lock();
+    std::erase_if(*works, [&](auto& work) {
       if (!work.first->isCompleted()) return false;
       over.push_back(std::move(work.second));
       return true;
@@ -63,8 +58,7 @@ void when_over(c10::ArrayRef<c10::IValue> outputs, std::function<void()> then) {
     future->addCallback([then = std::move(then)](c10::ivalue::Future&) { then(); });
     return;
   }
-  const std::lock_guard lock(silent().mutex);
-  silent().works.emplace_back(work, std::move(then));
+  silent().lock()->emplace_back(work, std::move(then));
 }
 
 }  // namespace reef

@@ -1,22 +1,17 @@
 #include "page/storage_access.h"
 
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
 #include "compat.h"
-#include "fork.h"
+#include "table_at_fork.h"
 
 namespace reef {
 namespace {
 
 // Messages by storage; never destroyed, since memory comes back until the very end.
-std::mutex& stale_mutex() {
-  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
-  return *mutex;
-}
-using Stale = std::unordered_map<const c10::StorageImpl*, std::string>;
+using Stale = TableAtFork<std::unordered_map<const c10::StorageImpl*, std::string>>;
 Stale& stale() {
   static auto* const messages = new Stale;
   return *messages;
@@ -36,24 +31,24 @@ void refuse_access(c10::StorageImpl& storage, const std::string& message, bool o
 // A page of a storage that is stale may leave and come back.
 void allow_access(c10::StorageImpl& storage) {
   if (stale_count > 0) {
-    const std::lock_guard lock(stale_mutex());
-    if (const auto found = stale().find(&storage); found != stale().end())
+    const auto messages = stale().lock();
+    if (const auto found = messages->find(&storage); found != messages->end())
       return refuse_access(storage, found->second);
   }
   compat::refuse_access(storage, false);
 }
 
 void mark_stale(c10::StorageImpl& storage, const std::string& message) {
-  const std::lock_guard lock(stale_mutex());
-  stale().insert_or_assign(&storage, message);
-  stale_count = stale().size();
+  const auto messages = stale().lock();
+  messages->insert_or_assign(&storage, message);
+  stale_count = messages->size();
   refuse_access(storage, message);
 }
 
 bool unmark_stale(c10::StorageImpl& storage) {
-  const std::lock_guard lock(stale_mutex());
-  if (stale().erase(&storage) == 0) return false;
-  stale_count = stale().size();
+  const auto messages = stale().lock();
+  if (messages->erase(&storage) == 0) return false;
+  stale_count = messages->size();
   const bool is_there = storage._mutable_data_ptr_no_checks().get() != nullptr || storage.nbytes() == 0;
   if (is_there) compat::refuse_access(storage, false);
   return true;

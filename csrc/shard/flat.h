@@ -19,6 +19,14 @@ c10::Device device_of(const Items& items, const TensorOf& tensor_of = {}) {
   return items.empty() ? c10::Device(c10::kCPU) : std::invoke(tensor_of, items.front()).device();
 }
 
+/// Where a parameter, or its gradient, lies in flat memory.
+struct FlatPlace {
+  std::int64_t offset = 0;
+  std::vector<std::int64_t> shape, strides;
+  std::size_t item = 0;  ///< of the layout
+  at::Tensor of(const at::Tensor& flat) const { return alias(flat, offset, shape, strides); }
+};
+
 /// A part of a parameter that this rank keeps; without elements, where others keep all of it.
 struct KeptPart {
   ShardPiece piece;

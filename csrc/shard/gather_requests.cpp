@@ -10,6 +10,8 @@ namespace reef {
 GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name)
     : store_(group->getSize() > 1 ? group->getStore() : nullptr), prefix_("reef/gathers/" + name + '/') {}
 
+GatherRequests::~GatherRequests() = default;
+
 std::string GatherRequests::key(const std::string& what) const {
   return prefix_ + std::to_string(step_) + '/' + what;
 }

@@ -24,6 +24,9 @@ class GatherRequests {
 
   /// `name` is that of one shard, the same on all ranks, and of no other of the group.
   GatherRequests(const ProcessGroupPtr& group, const std::string& name);
+  ~GatherRequests();
+  GatherRequests(const GatherRequests&) = delete;
+  GatherRequests& operator=(const GatherRequests&) = delete;
 
   /// Whether the group has a store.
   explicit operator bool() const { return store_ != nullptr; }

@@ -105,61 +105,86 @@ Gatherer::Listener& Gatherer::listener() {
   return *only;
 }
 
-Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
-                   int exchange, const ShardOptions& options)
-    : layout_(std::move(layout)),
-      options_(options),
-      place_(group->getRank() % layout_.ranks),
-      copy_(group->getRank() / layout_.ranks),
-      device_(device_of(parameters)),
-      exchange_(group, exchange, layout_.ranks),
-      lane_(make_comm_lane(*group, device_)) {}
+namespace {
 
-Gatherer::~Gatherer() = default;
-
-ParameterDtypes Gatherer::dtypes(const std::vector<Tensor>& parameters, std::size_t bucket) const {
-  return dtypes_of(parameters[layout_.buckets[bucket].items.front().item].scalar_type(),
-                   options_.mixed_precision);
+// A bucket's parameters in memory of this dtype.
+Tensor packed(const std::vector<Tensor>& parameters, const FlatBucket& bucket, std::int64_t elements,
+              at::ScalarType dtype) {
+  const Tensor& like = parameters[bucket.places().front().item];
+  Tensor flat = at::zeros({elements}, like.options().requires_grad(false).dtype(dtype));
+  for (const FlatPlace& place : bucket.places()) place.of(flat).copy_(parameters[place.item]);
+  return flat;
 }
 
-Tensor Gatherer::kept(const Tensor& own) const {
-  const at::NoGradGuard no_grad;
-  const CategoryScope category(Category::kParameter);
-  if (!options_.offload || own.is_cpu()) return own.clone();
+// Memory for parts, with these values.
+Tensor kept(const Tensor& own, bool on_host) {
+  if (!on_host || own.is_cpu()) return own.clone();
   return empty_on_host(own).copy_(own);
 }
 
-Tensor Gatherer::packed(const std::vector<Tensor>& parameters, std::size_t bucket,
-                        at::ScalarType dtype) const {
+}  // namespace
+
+Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
+                   int exchange, const ShardOptions& options, const std::function<void(FlatBucket&)>& moved)
+    : layout_(std::move(layout)),
+      options_(options),
+      place_(layout_.place_of(group->getRank())),
+      divided_(options.stage != Stage::kReplicate),
+      device_(device_of(parameters)),
+      exchange_(group, exchange, layout_.ranks),
+      lane_(make_comm_lane(*group, device_)) {
+  buckets_.reserve(layout_.buckets.size());
+  for (std::size_t number = 0; number < layout_.buckets.size(); ++number) {
+    buckets_.push_back(move(parameters, number));
+    keep_parts(parameters, number);
+    moved(buckets_.back());
+  }
+}
+
+Gatherer::~Gatherer() { listener().remove(*this); }
+
+FlatBucket Gatherer::move(const std::vector<Tensor>& parameters, std::size_t number) const {
   const at::NoGradGuard no_grad;
   const CategoryScope category(Category::kParameter);
-  const std::vector<ShardPiece>& items = layout_.buckets[bucket].items;
-  const at::TensorOptions options = parameters[items.front().item].options().requires_grad(false);
-  Tensor flat = at::zeros({layout_.elements(bucket)}, options.dtype(dtype));
-  for (const ShardPiece& place : items) {
-    const Tensor& parameter = parameters[place.item];
-    alias(flat, place.offset, parameter.sizes(), parameter.strides()).copy_(parameter);
-  }
-  return flat;
-}
-
-Gatherer::Flat Gatherer::flatten(const std::vector<Tensor>& parameters, std::size_t bucket) {
-  const ParameterDtypes dtypes = this->dtypes(parameters, bucket);
-  Flat flat;
-  flat.exact = packed(parameters, bucket, dtypes.part);
-  flat.whole = dtypes.has_masters() ? packed(parameters, bucket, dtypes.parameter) : flat.exact;
-  for (const ShardPiece& place : layout_.buckets[bucket].items) {
+  const auto tensor_of = [&](std::size_t item) -> const Tensor& { return parameters[item]; };
+  const at::ScalarType given = tensor_of(layout_.buckets[number].items.front().item).scalar_type();
+  const ParameterDtypes dtypes = dtypes_of(given, options_.mixed_precision);
+  FlatBucket bucket = flat_bucket(layout_, number, dtypes.parameter, tensor_of);
+  const std::int64_t elements = layout_.elements(number);
+  const Tensor exact = packed(parameters, bucket, elements, dtypes.part);
+  const Tensor whole = dtypes.has_masters() ? packed(parameters, bucket, elements, dtypes.parameter) : exact;
+  for (const FlatPlace& place : bucket.places()) {
     Tensor parameter = parameters[place.item];
     parameter.mutable_grad().reset();  // parts have gradients in its place
-    parameter.set_data(alias(flat.whole, place.offset, parameter.sizes(), parameter.strides()));
+    parameter.set_data(place.of(whole));
   }
-  return flat;
+  bucket.take(whole, kept(own_of(exact), options_.offload));
+  return bucket;
 }
 
-void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
+void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t number) {
+  const Tensor& own = buckets_[number].own();
+  if (!divided_) {  // they are all of the parameters
+    const std::vector<ShardPiece>& pieces = layout_.buckets[number].items;
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+      parts_.push_back({pieces[i], buckets_[number].places()[i].of(own).set_requires_grad(true)});
+    return;
+  }
+  const std::int64_t begin = layout_.begin(number, place_.slice);
+  for (const ShardPiece& piece : layout_.parts(number, place_.slice)) {
+    const Tensor& whole = parameters[piece.item];
+    const Tensor part = part_alias(own, piece.offset - begin, part_shape(whole, piece.elements));
+    part.set_requires_grad(true);
+    set_part(part, {piece.first, whole.numel(), place_.copy}, whole.sizes());
+    parts_.push_back({piece, part});
+  }
+}
+
+void Gatherer::write_back(const FlatBucket& bucket) const noexcept {
   try {
     const Unrecorded unrecorded;
-    const Pinned pinned(kept);
+    const Tensor own = own_of(bucket.whole());
+    const Pinned pinned(bucket.own());
     const Tensor& master = pinned.tensor();
     if (own.scalar_type() == master.scalar_type()) {
       master.copy_(own);
@@ -169,33 +194,20 @@ void Gatherer::write_back(const Tensor& own, const Tensor& kept) noexcept {
           at::where(master.to(own.scalar_type()).eq(written), master, written.to(master.scalar_type())));
     }
   } catch (const std::exception& error) {
-    refuse_access(*kept.storage().unsafeGetStorageImpl(), message_of(error));
+    refuse_access(*bucket.own().storage().unsafeGetStorageImpl(), message_of(error));
   }
 }
 
-void Gatherer::keep_parts(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& slice) {
-  const std::int64_t begin = place_ * layout_.buckets[bucket].slice_elements;
-  for (const ShardPiece& piece : layout_.parts(bucket, place_)) {
-    const Tensor& whole = parameters[piece.item];
-    const Tensor part = part_alias(slice, piece.offset - begin, part_shape(whole, piece.elements));
-    part.set_requires_grad(true);
-    set_part(part, {piece.first, whole.numel(), copy_}, whole.sizes());
-    parts_.push_back({piece, part});
+void Gatherer::confirm() {
+  for (FlatBucket& bucket : buckets_) {
+    if (bucket.state() == FlatBucket::State::kStale) bucket.confirm();
   }
 }
 
-void Gatherer::keep_whole(const std::vector<Tensor>& parameters, std::size_t bucket, const Tensor& flat) {
-  for (const ShardPiece& place : layout_.buckets[bucket].items) {
-    const Tensor& like = parameters[place.item];
-    parts_.push_back(
-        {place, alias(flat, place.offset, like.sizes(), like.strides()).set_requires_grad(true)});
-  }
-}
-
-void Gatherer::observe(const std::vector<Tensor>& wholes, const std::vector<Tensor>& own) {
-  for (std::size_t i = 0; i < wholes.size(); ++i) {
-    listener().add(wholes[i], {this, i, Touched::kWhole});
-    listener().add(own[i], {this, i, Touched::kOwn});
+void Gatherer::observe() {
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    listener().add(buckets_[number].whole(), {this, number, Touched::kWhole});
+    listener().add(buckets_[number].own(), {this, number, Touched::kOwn});
   }
   observation_ = std::make_unique<OperatorObservation>(listener());
 }

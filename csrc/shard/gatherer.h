@@ -14,6 +14,7 @@
 #include "reef/shard_layout.h"
 #include "shard/dtypes.h"
 #include "shard/flat.h"
+#include "shard/flat_bucket.h"
 
 namespace reef {
 
@@ -58,29 +59,16 @@ class Gatherer {
   virtual void release() {}
 
  protected:
+  /// Moves parameters to the memory of their buckets, one bucket after another, and makes this rank's parts.
+  /// Calls `moved` with each bucket, which is in kHere.
   Gatherer(const std::vector<at::Tensor>& parameters, ShardLayout layout, const ProcessGroupPtr& group,
-           int exchange, const ShardOptions& options);
+           int exchange, const ShardOptions& options, const std::function<void(FlatBucket&)>& moved);
 
-  /// Of a bucket of these parameters, before they are moved and after it.
-  ParameterDtypes dtypes(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
-
-  /// A bucket's parameters in one flat tensor, and in the dtype of parts, as they were before: the same
-  /// tensor where that is the same.
-  struct Flat {
-    at::Tensor whole;
-    at::Tensor exact;
-  };
-  /// Moves them there.
-  Flat flatten(const std::vector<at::Tensor>& parameters, std::size_t bucket);
-  /// Makes memory for parts, with these values.
-  at::Tensor kept(const at::Tensor& own) const;
+  /// This rank's slice of it or, not divided, all of it.
+  at::Tensor own_of(const at::Tensor& whole) const { return divided_ ? exchange_.own_slice(whole) : whole; }
   /// What a program has written into its parameters, alike on all ranks (loads a file, makes them anew), goes
   /// to memory that parts have of their own. What fails is thrown there.
-  static void write_back(const at::Tensor& own, const at::Tensor& kept) noexcept;
-  /// This rank's parts of a bucket. `slice` is its slice, or all of the bucket.
-  void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& slice);
-  /// All of it, as this rank's masters.
-  void keep_whole(const std::vector<at::Tensor>& parameters, std::size_t bucket, const at::Tensor& flat);
+  void write_back(const FlatBucket& bucket) const noexcept;
 
   /// What memory of a bucket an operator reads or writes, whichever tensor it was given.
   enum class Touched : std::uint8_t {
@@ -97,10 +85,20 @@ class Gatherer {
   /// the operators they called were given.
   virtual bool begins(const OperatorCall& call, const std::vector<Touch>& touches) noexcept = 0;
   virtual void ends(const std::vector<Touch>& touches) noexcept = 0;
-  /// Begins to observe operators on the memory of the buckets' parameters and of this rank's parts.
-  void observe(const std::vector<at::Tensor>& wholes, const std::vector<at::Tensor>& own);
-  /// No more, and what is on its way has come. To be called by destructors.
+  /// No step was made: what is stale is not out of date.
+  void confirm();
+
+  /// Begins to observe operators on the buckets. To be called by constructors, at the end.
+  void observe();
+  /// They are not observed any more, and what is on its way has come. To be called by destructors.
   void close();
+
+  /// Whether a step may have been made since parameters became what parts are.
+  enum class Step : std::uint8_t {
+    kNone,
+    kExpected,  ///< on some rank
+    kMade,      ///< on this rank, which has written a part
+  };
 
   /// Whether any rank says so.
   bool anywhere(bool here) { return largest({here ? 1 : 0}).front() != 0; }
@@ -111,8 +109,9 @@ class Gatherer {
 
   ShardLayout layout_;
   ShardOptions options_;
-  int place_;  ///< whose slices are this rank's
-  int copy_;   ///< among how many that have them before
+  ShardPlace place_;
+  bool divided_;  ///< parts are not whole
+  std::vector<FlatBucket> buckets_;
   std::vector<KeptPart> parts_;
   c10::Device device_;
   SliceExchange exchange_;
@@ -122,8 +121,8 @@ class Gatherer {
   class Listener;
   static Listener& listener();
 
-  at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
-                    at::ScalarType dtype) const;
+  FlatBucket move(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
+  void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket);
 
   std::unique_ptr<OperatorObservation> observation_;
 };

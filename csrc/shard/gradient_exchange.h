@@ -7,23 +7,18 @@
 #include <memory>
 #include <vector>
 
-#include "alias.h"
 #include "distributed/slice_exchange.h"
 #include "reef/shard.h"
+#include "shard/flat.h"
 
 namespace reef {
 
 /// A full bucket of this rank's gradients, to be exchanged.
 struct GradientBucket {
-  /// What is between the places of parameters is zero.
-  struct Place {
-    std::int64_t offset = 0;  ///< in `flat`
-    std::vector<std::int64_t> shape, strides;
-    at::Tensor of(const at::Tensor& flat) const { return alias(flat, offset, shape, strides); }
-  };
-  std::size_t number = 0;  ///< of a bucket that is the same parameters in every step
-  at::Tensor flat;         ///< all of it
-  at::Tensor own;          ///< where the result goes: `flat` itself, or this rank's slice, in `flat` or not
+  using Place = FlatPlace;  ///< in `flat`; what is between those of parameters is zero
+  std::size_t number = 0;   ///< of a bucket that is the same parameters in every step
+  at::Tensor flat;          ///< all of it
+  at::Tensor own;           ///< where the result goes: `flat` itself, or this rank's slice, in `flat` or not
   c10::ArrayRef<Place> places;  ///< of its parameters, in order
 };
 

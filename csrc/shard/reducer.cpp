@@ -10,8 +10,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "page/pager.h"
+#include "page/pinned.h"
 #include "reef/ledger.h"
+#include "shard/gradient_heap.h"
 
 namespace reef {
 
@@ -57,28 +58,26 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
       lines_{make_line(first_exchange, device_of(parameters, &ReducedParameter::tensor)),
              make_line(first_exchange + 1, device_of(parameters, &ReducedParameter::tensor))} {
   items_.resize(parameters.size());
-  buckets_.resize(layout_.buckets.size());
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    for (const ShardPiece& place : layout_.buckets[bucket].items) {
-      Item& item = items_[place.item];
-      item.parameter = std::move(parameters[place.item]);
-      item.sizes = item.parameter.tensor.sizes();
-      item.strides = item.parameter.tensor.strides();
+  buckets_.reserve(layout_.buckets.size());
+  for (std::size_t number = 0; number < layout_.buckets.size(); ++number) {
+    const std::vector<ShardPiece>& pieces = layout_.buckets[number].items;
+    for (std::size_t place = 0; place < pieces.size(); ++place) {
+      Item& item = items_[pieces[place].item];
+      item.parameter = std::move(parameters[pieces[place].item]);
+      item.bucket = number;
       item.place = place;
       item.accumulator = torch::autograd::impl::grad_accumulator(item.parameter.tensor);
-      item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, place.item));
-      item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, place.item));
-      buckets_[bucket].items.push_back(place.item);
-      const Tensor& tensor = item.parameter.tensor;
-      buckets_[bucket].places.push_back({place.offset, tensor.sizes().vec(), tensor.strides().vec()});
+      item.hook = item.accumulator->add_post_hook(std::make_unique<Hook>(*this, pieces[place].item));
+      item.accumulator->add_pre_hook(std::make_unique<KeepHook>(self_, pieces[place].item));
     }
-    const Tensor& first = items_[buckets_[bucket].items.front()].parameter.tensor;
-    buckets_[bucket].dtype = dtypes_of(first.scalar_type(), options_.mixed_precision).sum;
-    buckets_[bucket].waiting = buckets_[bucket].items.size();
-  }
-  // Before the heap has grown: made in the first backward, they would lie among activations.
-  for (std::size_t bucket = 0; bucket < buckets_.size() && !has_parts(); ++bucket) {
-    if (stays(bucket)) memory_of(bucket);
+    const auto tensor_of = [&](std::size_t item) -> const Tensor& { return items_[item].parameter.tensor; };
+    const at::ScalarType dtype = tensor_of(pieces.front().item).scalar_type();
+    const at::ScalarType sums = dtypes_of(dtype, options_.mixed_precision).sum;
+    FlatBucket& bucket = buckets_.emplace_back(flat_bucket(layout_, number, sums, tensor_of));
+    incomplete_.push_back(pieces.size());
+    // Before the heap has grown: made in the first backward, it would lie among activations.
+    const Tensor& first = like(bucket);
+    if (!has_parts() && stays_in_heap(number, layout_.buckets.size(), first.device())) bucket.make(first);
   }
   end_step();
 }
@@ -98,9 +97,9 @@ void Reducer::set_syncing(bool syncing) {
 
 void Reducer::lend_gradients() {
   const std::lock_guard lock(mutex_);
-  hold_flats();
+  take_flats_back();
   free_flats();
-  let_flats_go();
+  lend_flats();
   lent_ = true;
 }
 
@@ -111,48 +110,31 @@ bool Reducer::hears_of(std::size_t item) const {
 
 // Where gradients of before are still there (zero_grad(set_to_none=false)), their memory is used again,
 // unless the program holds on to some of it.
-void Reducer::hold_flats() {
-  for (std::size_t number = 0; number < buckets_.size(); ++number) {
-    Bucket& bucket = buckets_[number];
-    auto storage = bucket.flat.defined() ? nullptr : bucket.given.lock();
-    if (storage != nullptr) {
-      const Tensor& like = items_[bucket.items.front()].parameter.tensor;
-      bucket.flat = all_of(c10::Storage(std::move(storage)), like, bucket.dtype);
-    }
-    if (bucket.flat.defined() && has_other_owners(number)) bucket.flat.reset();
-  }
+void Reducer::take_flats_back() {
+  for (std::size_t number = 0; number < buckets_.size(); ++number)
+    buckets_[number].take_back(like(buckets_[number]), [&] { return gradients_in(number); });
 }
 
-// Of the memory of a bucket's gradients, beside these and the bucket.
-bool Reducer::has_other_owners(std::size_t number) {
-  const Tensor& flat = buckets_[number].flat;
-  std::size_t known = 1;
-  const auto count = [&](const Tensor& gradient) { known += same_storage(gradient, flat) ? 1 : 0; };
-  for (const std::size_t item : buckets_[number].items) {
-    count(items_[item].parameter.tensor.grad());
-    count(items_[item].kept);
+// Gradients that lie in a bucket's memory.
+std::size_t Reducer::gradients_in(std::size_t number) const {
+  const FlatBucket& bucket = buckets_[number];
+  std::size_t known = 0;
+  const auto count = [&](const Tensor& gradient) { known += same_storage(gradient, bucket.whole()) ? 1 : 0; };
+  for (const FlatPlace& place : bucket.places()) {
+    count(items_[place.item].parameter.tensor.grad());
+    count(items_[place.item].kept);
   }
   for (const Part& part : parts_) {
     if (part.piece.bucket == number) count(part.tensor.grad());
   }
-  return flat.storage().use_count() > known;
+  return known;
 }
 
-// In the C library's heap the holes are too small for what backward makes first, and that takes more memory
-// in the end; but where its last gradients go, activations have gone.
-bool Reducer::stays(std::size_t number) const {
-  const bool in_heap = items_.front().parameter.tensor.is_cpu() && Pager::running(c10::kCPU) == nullptr;
-  return in_heap && 4 * number + 2 <= 3 * buckets_.size();  // its middle in three quarters
-}
-
-// Once gradients are cleared, what comes next lies there: of a small GPT 17.7 bytes a parameter at the peak
-// instead of 19.9.
-void Reducer::let_flats_go() {
+void Reducer::lend_flats() {
   for (std::size_t number = 0; number < buckets_.size(); ++number) {
-    Bucket& bucket = buckets_[number];
-    if (!bucket.flat.defined() || stays(number)) continue;
-    bucket.given = bucket.flat.storage().getWeakStorageImpl();
-    bucket.flat.reset();
+    FlatBucket& bucket = buckets_[number];
+    if (bucket.state() != FlatBucket::State::kHere) continue;
+    if (!stays_in_heap(number, buckets_.size(), like(bucket).device())) bucket.lend();
   }
 }
 
@@ -161,56 +143,44 @@ Reducer::Line& Reducer::line_of(std::size_t bucket) {
   return lines_[lines_[0].exchange->in_any_order(device) ? bucket % 2 : 0];
 }
 
-const Tensor& Reducer::memory_of(std::size_t number) {
-  Bucket& bucket = buckets_[number];
-  if (bucket.flat.defined()) return bucket.flat;
-  const CategoryScope gradients(Category::kGradient);
-  const Tensor& like = items_[bucket.items.front()].parameter.tensor;
-  bucket.flat =
-      at::empty({layout_.elements(number)}, like.options().requires_grad(false).dtype(bucket.dtype));
-  std::int64_t end = 0;  // what is padded is zero
-  const auto pad = [&](std::int64_t next) { bucket.flat.narrow(0, end, next - end).zero_(); };
-  for (const ShardPiece& place : layout_.buckets[number].items) {
-    pad(place.offset);
-    end = place.offset + place.elements;
-  }
-  pad(layout_.elements(number));
-  return bucket.flat;
+const Tensor& Reducer::like(const FlatBucket& bucket) const {
+  return items_[bucket.places().front().item].parameter.tensor;
 }
 
 Tensor Reducer::place_of(const Item& item) {
-  return alias(memory_of(item.place.bucket), item.place.offset, item.sizes, item.strides);
+  FlatBucket& bucket = buckets_[item.bucket];
+  return bucket.places()[item.place].of(bucket.make(like(bucket)));
 }
 
 void Reducer::send(std::size_t number) {
-  Bucket& bucket = buckets_[number];
-  const Tensor flat = memory_of(number);
-  const std::int64_t elements = layout_.buckets[number].slice_elements;
+  FlatBucket& bucket = buckets_[number];
+  const Tensor flat = bucket.make(like(bucket));
+  Tensor own = flat;
   if (divides_gradients()) {
     const CategoryScope gradients(Category::kGradient);
-    bucket.own = at::empty({elements}, flat.options());
-    bucket.flat.reset();  // the lane has the last reference
-  } else {
-    bucket.own = sharded() ? lines_[0].exchange->ranks().own_slice(flat) : flat;
+    own = at::empty({layout_.buckets[number].slice_elements}, flat.options());
+  } else if (sharded()) {
+    own = lines_[0].exchange->ranks().own_slice(flat);
   }
   auto sent = std::make_shared<Pinned>(flat);
-  auto reduced = std::make_shared<Pinned>(bucket.own);
+  auto reduced = std::make_shared<Pinned>(own);
   Tensor host;
-  if (options_.offload && !flat.is_cpu()) bucket.own = host = empty_on_host(bucket.own);
-  if (!divides_gradients()) bucket.on_its_way.push_back(sent);
-  bucket.on_its_way.push_back(reduced);
+  if (options_.offload && !flat.is_cpu()) host = empty_on_host(own);
+  if (!divides_gradients()) bucket.hold(sent);
+  bucket.hold(reduced);
   Line& line = line_of(number);
-  const std::array<Tensor, 2> used{sent->tensor(), reduced->tensor()};
-  bucket.ticket = line.lane->submit(
+  const std::array<Tensor, 2> used{flat, own};
+  const std::uint64_t ticket = line.lane->submit(
       [this, &line, number, host, sent = std::move(sent), reduced = std::move(reduced)] {
         const CategoryScope communication(Category::kCommunication);
-        line.exchange->exchange({number, sent->tensor(), reduced->tensor(), buckets_[number].places});
+        line.exchange->exchange({number, sent->tensor(), reduced->tensor(), buckets_[number].places()});
         if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
       },
       used);
+  bucket.go(host.defined() ? host : own, /*stay=*/!divides_gradients(), *line.lane, ticket);
   // While one is filled, two are sent, no more: where the link is slower than backward, divided gradients
   // would pile up whole. With one alone, link and backward wait for each other where they are about as fast.
-  if (divides_gradients() && number > 1) await(*line_of(number - 2).lane, buckets_[number - 2].ticket);
+  if (divides_gradients() && number > 1) await(buckets_[number - 2].lane(), buckets_[number - 2].ticket());
 }
 
 }  // namespace reef

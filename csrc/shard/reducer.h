@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -15,11 +14,10 @@
 
 #include "autograd/outermost_graph.h"
 #include "distributed/comm_lane.h"
-#include "page/pinned.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
 #include "shard/dtypes.h"
-#include "shard/flat.h"
+#include "shard/flat_bucket.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
@@ -84,31 +82,28 @@ class Reducer {
   class Pass;
   /// Its kind of pointer depends on LibTorch's version.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
+  /// What the program has made of a parameter's gradient since the last pass, as this pass has found it.
+  enum class Before : std::uint8_t {
+    kNotSeen,
+    kSeen,     ///< it is `kept`
+    kCleared,  ///< and it was cleared, where parts have the gradient
+  };
+  /// What is in a parameter's place.
+  enum class Sum : std::uint8_t {
+    kNone,
+    kAdded,     ///< this rank's, of this pass or of passes in no_sync before it
+    kComplete,  ///< and this pass will add nothing to it
+  };
   struct Item {
     ReducedParameter parameter;
-    at::DimVector sizes, strides;  ///< when it was sharded; the program may have given it other memory since
-    ShardPiece place;
+    std::size_t bucket = 0;
+    std::size_t place = 0;  ///< of its bucket's, which say how it lay in memory when it was sharded
     Accumulator accumulator;
     std::uintptr_t hook = 0;
-    at::Tensor kept;       ///< the parameter's gradient before this pass
-    at::Tensor stand_in;   ///< of its gradient, which parts have instead; defined once they have had one
-    bool seen = false;     ///< in this pass: `kept` is what there was
-    bool cleared = false;  ///< in this pass: the program has cleared the parameter's gradient before it
-    bool filled = false;   ///< its place in the bucket has a sum
-    bool ready = false;    ///< in this pass of backward
-  };
-  struct Bucket {
-    at::Tensor flat;  ///< this rank's sums; undefined when there are none
-    /// Its memory after a pass: of the gradients that lie in it, and free when they are.
-    c10::weak_intrusive_ptr<c10::StorageImpl> given{c10::intrusive_ptr<c10::StorageImpl>()};
-    /// What has been reduced: the slice or, at kReplicate, all; in host memory, if parts are.
-    at::Tensor own;
-    std::uint64_t ticket = 0;  ///< of its line, once it is on its way
-    std::vector<std::shared_ptr<Pinned>> on_its_way;
-    std::vector<std::size_t> items;
-    std::vector<GradientBucket::Place> places;  ///< of these
-    at::ScalarType dtype = at::kFloat;          ///< of sums
-    std::size_t waiting = 0;                    ///< items that are not ready
+    at::Tensor kept;      ///< the parameter's gradient before this pass
+    at::Tensor stand_in;  ///< of its gradient, which parts have instead; defined once they have had one
+    Before before = Before::kNotSeen;
+    Sum sum = Sum::kNone;
   };
 
   struct Part : KeptPart {
@@ -134,12 +129,11 @@ class Reducer {
   void graph_begins();
   void begin_pass();
   void begin_gradients();
-  void hold_flats();
+  void take_flats_back();
   void free_flats();
-  bool stays(std::size_t bucket) const;  ///< its memory, when gradients are cleared
-  void let_flats_go();
+  void lend_flats();
   void take(Item& item);
-  const at::Tensor& memory_of(std::size_t bucket);
+  const at::Tensor& like(const FlatBucket& bucket) const;
   at::Tensor place_of(const Item& item);
   void leave_out(Item& item);
   void send_whole_buckets();
@@ -152,7 +146,7 @@ class Reducer {
   std::vector<bool> used_anywhere(bool abandons);
   int who_abandons(bool abandons);
   void send_the_rest();
-  bool has_other_owners(std::size_t bucket);
+  std::size_t gradients_in(std::size_t bucket) const;
   void keep_sums();
   [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
   void end_step(bool used = true);
@@ -165,7 +159,8 @@ class Reducer {
   ShardLayout layout_;
   ShardOptions options_;
   std::vector<Item> items_;
-  std::vector<Bucket> buckets_;
+  std::vector<FlatBucket> buckets_;
+  std::vector<std::size_t> incomplete_;  ///< of each bucket, so many items
   std::vector<Part> parts_;
   std::function<void()> reducing_ = [] {};
   std::function<void()> reduced_ = [] {};
@@ -174,11 +169,15 @@ class Reducer {
   std::mutex mutex_;
   std::int64_t step_ = 0;
   bool syncing_ = true;
-  bool in_pass_ = false;
-  bool has_gradients_ = false;  ///< in this pass: memory for them is there
-  bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced
-  std::uint8_t clears_ = 0;     ///< a sum over the parts whose gradients were cleared after passes in no_sync
-  bool lent_ = false;           ///< gradients of parts
+  enum class During : std::uint8_t {
+    kNoPass,
+    kPass,
+    kGradients,  ///< and it has looked at what has become of gradients since the last
+  };
+  During during_ = During::kNoPass;
+  bool lost_sums_ = false;   ///< of passes in no_sync; this rank abandons the next pass that is reduced
+  std::uint8_t clears_ = 0;  ///< a sum over the parts whose gradients were cleared after passes in no_sync
+  bool lent_ = false;        ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
     std::unique_ptr<GradientExchange> exchange;

@@ -15,11 +15,11 @@ using at::Tensor;
 // What the program has made of the parameter's gradient since the last pass, where parts have it. A gradient
 // of its own is added to, as ever, in place of what there was.
 void Reducer::see(Item& item) {
-  if (std::exchange(item.seen, true)) return;
+  if (item.before != Before::kNotSeen) return;
   Tensor& gradient = item.parameter.tensor.mutable_grad();
   const bool stands_in = gradient.defined() && gradient.is_same(item.stand_in);
-  item.cleared = item.stand_in.defined() && !stands_in;
-  if (item.cleared) item.filled = false;  // a sum of passes in no_sync, too
+  item.before = item.stand_in.defined() && !stands_in ? Before::kCleared : Before::kSeen;
+  if (item.before == Before::kCleared) item.sum = Sum::kNone;  // of passes in no_sync, too
   item.kept = gradient;
   if (stands_in) gradient = Tensor();
 }
@@ -41,9 +41,9 @@ void Reducer::watch_parts() {
   if (lent_) return;
   for (Part& part : parts_) {
     const Item& item = items_[part.piece.item];
-    part.has_sums = item.filled;
+    part.has_sums = item.sum != Sum::kNone;
     Tensor& gradient = part.tensor.mutable_grad();
-    if (!item.filled || gradient.defined()) continue;
+    if (!part.has_sums || gradient.defined()) continue;
     if (!part.stand_in.defined()) {
       part.stand_in =
           stand_in(part.tensor, "the gradient of parameter " + item.parameter.name +
@@ -59,10 +59,13 @@ void Reducer::see_sums() {
   if (has_parts()) return see_parts();
   for (Item& item : items_) {
     const Tensor& gradient = item.parameter.tensor.grad();
-    if (!item.filled) continue;
-    item.filled = gradient.defined();
-    if (!item.filled) item.kept.reset();
-    if (item.filled && !same_memory(gradient, place_of(item))) place_of(item).copy_(gradient);
+    if (item.sum == Sum::kNone) continue;
+    if (!gradient.defined()) {
+      item.sum = Sum::kNone;
+      item.kept.reset();
+    } else if (!same_memory(gradient, place_of(item))) {
+      place_of(item).copy_(gradient);
+    }
   }
 }
 
@@ -70,7 +73,7 @@ void Reducer::see_sums() {
 void Reducer::see_parts() {
   for (Part& part : parts_) {
     if (!std::exchange(part.has_sums, false) || part.tensor.grad().defined()) continue;
-    items_[part.piece.item].filled = false;
+    items_[part.piece.item].sum = Sum::kNone;
     clears_ = static_cast<std::uint8_t>(31 * clears_ + part.piece.item + 1);
   }
 }
@@ -94,8 +97,8 @@ void Reducer::keep(std::size_t number) {
   Item& item = items_[number];
   if (has_parts()) return see(item);
   Tensor& gradient = item.parameter.tensor.mutable_grad();
-  if (!gradient.defined() || item.filled) return;
-  item.kept = same_storage(gradient, buckets_[item.place.bucket].flat) ? gradient.clone() : gradient;
+  if (!gradient.defined() || item.sum != Sum::kNone) return;
+  item.kept = same_storage(gradient, buckets_[item.bucket].whole()) ? gradient.clone() : gradient;
   gradient = Tensor();
 }
 
@@ -104,7 +107,7 @@ void Reducer::free_flats() {
   if (divides_gradients()) return;
   for (Part& part : parts_) {
     Tensor& gradient = part.tensor.mutable_grad();
-    if (same_storage(gradient, buckets_[part.piece.bucket].flat)) gradient = gradient.clone();
+    if (same_storage(gradient, buckets_[part.piece.bucket].whole())) gradient = gradient.clone();
   }
 }
 
@@ -114,7 +117,7 @@ void Reducer::take(Item& item) {
     throw ConfigError("rank " + std::to_string(group_->getRank()) + ": parameter " + item.parameter.name +
                       " has a sparse gradient, which is not reduced; make its layer dense (sparse=False).");
   }
-  if (gradient.sizes() != item.sizes) {
+  if (gradient.sizes() != buckets_[item.bucket].places()[item.place].shape) {
     throw ConfigError("rank " + std::to_string(group_->getRank()) + ": the gradient of parameter " +
                       item.parameter.name +
                       " has not the shape that the parameter had when reef::shard was called: give it other "
@@ -122,7 +125,7 @@ void Reducer::take(Item& item) {
   }
   const Tensor place = place_of(item);
   if (!same_memory(gradient, place)) {
-    if (item.filled && has_parts()) {
+    if (item.sum != Sum::kNone && has_parts()) {
       place.add_(gradient);
     } else {
       place.copy_(gradient);  // what there was has been added by autograd
@@ -130,7 +133,7 @@ void Reducer::take(Item& item) {
     // Frees what autograd had made. A sharded parameter has no gradient of its own.
     gradient = has_parts() ? Tensor() : place;  // the stand-in comes at the end of the pass
   }
-  item.filled = true;
+  if (item.sum == Sum::kNone) item.sum = Sum::kAdded;
 }
 
 // This rank has no gradient of it.
@@ -148,7 +151,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
       Item& item = items_[i];
       Tensor& gradient = item.parameter.tensor.mutable_grad();
       const Tensor place = place_of(item);
-      const Tensor& before = item.filled ? item.kept : gradient;
+      const Tensor& before = item.sum != Sum::kNone ? item.kept : gradient;
       if (before.defined()) place.add_(before);
       gradient = place;
     }
@@ -160,9 +163,9 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
     if (!used[part.piece.item]) continue;
     const ShardPiece& piece = part.piece;
     const std::int64_t begin =
-        sharded() ? group_->getRank() % layout_.ranks * layout_.buckets[piece.bucket].slice_elements : 0;
+        sharded() ? layout_.begin(piece.bucket, layout_.place_of(group_->getRank()).slice) : 0;
     const Tensor reduced =
-        alias(buckets_[piece.bucket].own, piece.offset - begin, part.tensor.sizes(), part.tensor.strides());
+        alias(buckets_[piece.bucket].own(), piece.offset - begin, part.tensor.sizes(), part.tensor.strides());
     Tensor& gradient = part.tensor.mutable_grad();
     if (gradient.defined()) {
       gradient.add_(reduced);
@@ -175,7 +178,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
 void Reducer::clear_as_the_module() {
   // A step beside the end of a pass is that of a DelayedUpdate, for which the pass waits.
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || in_pass_ || lent_ || !has_parts()) return;
+  if (!lock.owns_lock() || during_ != During::kNoPass || lent_ || !has_parts()) return;
   for (Part& part : parts_) {
     const Item& item = items_[part.piece.item];
     const Tensor& gradient = item.parameter.tensor.grad();
@@ -188,7 +191,7 @@ void Reducer::clear_as_the_module() {
 // Of parameters whose gradients the program has cleared.
 void Reducer::clear_parts() {
   for (Part& part : parts_) {
-    if (items_[part.piece.item].cleared) part.tensor.mutable_grad().reset();
+    if (items_[part.piece.item].before == Before::kCleared) part.tensor.mutable_grad().reset();
   }
 }
 

@@ -46,7 +46,7 @@ void Reducer::ready(std::size_t number) {
                       "nothing of the other ranks: step when backward is over.");
   }
   begin_gradients();
-  if (item.place.bucket < next_bucket_) {
+  if (item.bucket < next_bucket_) {
     throw ConfigError(
         "rank " + std::to_string(group_->getRank()) + ": parameter " + item.parameter.name +
         " has got another gradient after its gradients were sent, in one pass of backward: it is used "
@@ -54,9 +54,9 @@ void Reducer::ready(std::size_t number) {
   }
   take(item);
   // Another graph of the pass may add to it once more.
-  if (!syncing_ || item.ready || runs_within_another_graph()) return;
-  item.ready = true;
-  --buckets_[item.place.bucket].waiting;
+  if (!syncing_ || item.sum == Sum::kComplete || runs_within_another_graph()) return;
+  item.sum = Sum::kComplete;
+  --incomplete_[item.bucket];
   send_whole_buckets();
 }
 
@@ -64,7 +64,7 @@ void Reducer::ready(std::size_t number) {
 // of another dtype.
 void Reducer::graph_begins() {
   const std::lock_guard lock(mutex_);
-  if (in_pass_) return;
+  if (during_ != During::kNoPass) return;
   const auto reached = [](const Item& item) {
     if (graph_runs(*item.accumulator)) return true;
     const auto now = torch::autograd::impl::try_get_grad_accumulator(item.parameter.tensor);
@@ -74,23 +74,22 @@ void Reducer::graph_begins() {
 }
 
 void Reducer::begin_pass() {
-  if (in_pass_) return;
-  in_pass_ = true;
+  if (during_ != During::kNoPass) return;
+  during_ = During::kPass;
   at_end_of_outermost_graph([pass = std::make_shared<Pass>(self_)] { pass->finish(); });
 }
 
 // A re-entrant checkpoint may reach parameters that the graph around it does not.
 void Reducer::begin_gradients() {
   begin_pass();
-  if (std::exchange(has_gradients_, true)) return;
-  if (lent_) return;
-  hold_flats();
+  if (std::exchange(during_, During::kGradients) == During::kGradients || lent_) return;
+  take_flats_back();
   see_sums();
   free_flats();
 }
 
 void Reducer::send_whole_buckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waiting == 0) send(next_bucket_++);
+  while (next_bucket_ < buckets_.size() && incomplete_[next_bucket_] == 0) send(next_bucket_++);
 }
 
 // At the end of backward, on the thread that ran it.
@@ -116,6 +115,7 @@ void Reducer::finish() {
     send_the_rest();
     const std::vector<bool> used = used_anywhere(abandons);
     if (used.back()) leave_pass(who_abandons(abandons), wrong);
+    for (FlatBucket& bucket : buckets_) bucket.settle();
     forget_sums();
     giving_();
     lent_ = false;
@@ -132,10 +132,10 @@ void Reducer::finish() {
 // Of a pass in no_sync.
 void Reducer::keep_sums() {
   clear_parts();
-  for (Item& item : items_) give_stand_in(item, item.filled);
+  for (Item& item : items_) give_stand_in(item, item.sum != Sum::kNone);
   watch_parts();
-  for (Item& item : items_) item.seen = item.cleared = false;
-  in_pass_ = has_gradients_ = false;
+  for (Item& item : items_) item.before = Before::kNotSeen;
+  during_ = During::kNoPass;
 }
 
 // All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters. Throws
@@ -166,8 +166,8 @@ void Reducer::end_step(bool used) {
 void Reducer::send_the_rest() {
   begin_gradients();
   for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
-    for (const std::size_t number : buckets_[next_bucket_].items) {
-      if (!items_[number].filled) leave_out(items_[number]);
+    for (const FlatPlace& place : buckets_[next_bucket_].places()) {
+      if (items_[place.item].sum == Sum::kNone) leave_out(items_[place.item]);
     }
     send(next_bucket_);
   }
@@ -205,7 +205,7 @@ std::vector<bool> Reducer::used_anywhere(bool abandons) {
   const std::size_t items = items_.size();
   Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 3}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
-  for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].filled ? 1 : 0;
+  for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].sum != Sum::kNone ? 1 : 0;
   own[items] = abandons ? 1 : 0;
   own[items + 1] = clears_;
   own[items + 2] = static_cast<std::uint8_t>(~clears_);
@@ -225,18 +225,18 @@ std::vector<bool> Reducer::used_anywhere(bool abandons) {
 }
 
 void Reducer::end_pass() noexcept {
-  in_pass_ = has_gradients_ = false;
+  during_ = During::kNoPass;
   next_bucket_ = 0;
   for (Item& item : items_) {
-    item.filled = item.ready = item.seen = item.cleared = false;
+    item.before = Before::kNotSeen;
+    item.sum = Sum::kNone;
     item.kept.reset();
   }
-  for (Bucket& bucket : buckets_) {
-    bucket.waiting = bucket.items.size();
-    bucket.own.reset();
-    bucket.on_its_way.clear();
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    incomplete_[number] = buckets_[number].places().size();
+    buckets_[number].reset_own();
   }
-  let_flats_go();
+  lend_flats();
 }
 
 // An error has ended this rank's pass, and is on its way to the program. The others wait for its gradients:
@@ -245,7 +245,7 @@ void Reducer::end_pass() noexcept {
 void Reducer::abandon() noexcept {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
-  if (!in_pass_) return;
+  if (during_ == During::kNoPass) return;
   lost_sums_ = !syncing_ && !gathers_.answer;
   try {
     if (gathers_.tell_failed) gathers_.tell_failed();
@@ -263,13 +263,14 @@ void Reducer::abandon() noexcept {
 
 // Gradients are what they were. Memory that may be on its way is left to the lane.
 void Reducer::give_up() noexcept {
-  for (std::size_t bucket = 0; bucket < next_bucket_; ++bucket) buckets_[bucket].flat.reset();
+  for (std::size_t bucket = 0; bucket < next_bucket_; ++bucket) buckets_[bucket].forget();
   if (has_parts()) {
     for (Item& item : items_) see(item);
     clear_parts();
   }
   for (Item& item : items_) {
-    if (item.filled || item.seen || item.kept.defined()) item.parameter.tensor.mutable_grad() = item.kept;
+    if (item.sum != Sum::kNone || item.before != Before::kNotSeen || item.kept.defined())
+      item.parameter.tensor.mutable_grad() = item.kept;
   }
   if (syncing_ || gathers_.answer) forget_sums();
   end_pass();

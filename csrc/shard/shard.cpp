@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_set>
 #include <utility>
 
-#include "fork.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "shard/agreement.h"
@@ -21,6 +19,7 @@
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
 #include "shard/shared_memory.h"
+#include "table_at_fork.h"
 
 namespace reef {
 
@@ -116,29 +115,23 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   broadcast(tensors, group);
 }
 
-std::mutex& claims_mutex() {
-  static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
-  return *mutex;
-}
-std::unordered_set<const c10::TensorImpl*>& claims() {
-  static auto* const all = new std::unordered_set<const c10::TensorImpl*>;
+TableAtFork<std::unordered_set<const c10::TensorImpl*>>& claims() {
+  static auto* const all = new TableAtFork<std::unordered_set<const c10::TensorImpl*>>;
   return *all;
 }
 
 }  // namespace
 
 bool ClaimedParameters::has(const Tensor& parameter) {
-  const std::lock_guard lock(claims_mutex());
-  return claims().contains(parameter.unsafeGetTensorImpl());
+  return claims().lock()->contains(parameter.unsafeGetTensorImpl());
 }
 void ClaimedParameters::add(const Tensor& parameter) {
-  const std::lock_guard lock(claims_mutex());
   parameters_.push_back(parameter.unsafeGetTensorImpl());
-  claims().insert(parameters_.back());
+  claims().lock()->insert(parameters_.back());
 }
 ClaimedParameters::~ClaimedParameters() {
-  const std::lock_guard lock(claims_mutex());
-  for (const c10::TensorImpl* const parameter : parameters_) claims().erase(parameter);
+  const auto all = claims().lock();
+  for (const c10::TensorImpl* const parameter : parameters_) all->erase(parameter);
 }
 
 void Shard::Parts::wait_for_update() const {

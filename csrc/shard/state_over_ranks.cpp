@@ -86,7 +86,8 @@ StateSubject subject_of(const DividedParameters& all, std::size_t item) {
 // What is in the bucket, of a state, for others.
 NamedState in_bucket(const DividedParameters& all, const NamedState& state, std::size_t bucket) {
   NamedState found;
-  if (all.divided && all.group->getRank() >= all.layout.ranks) return found;  // the first copy speaks for all
+  if (all.divided && all.layout.place_of(all.group->getRank()).copy > 0)
+    return found;  // the first copy speaks for all
   for (const KeptElements& kept : all.kept(bucket)) {
     const auto own =
         std::find_if(state.begin(), state.end(), [&](const auto& one) { return one.first == kept.name; });
@@ -128,7 +129,7 @@ std::vector<KeptElements> DividedParameters::kept(std::size_t bucket) const {
       kept.push_back({piece.item, 0, parameters[piece.item].tensor.numel(), parameters[piece.item].name});
     return kept;
   }
-  for (const ShardPiece& piece : layout.parts(bucket, group->getRank() % layout.ranks)) {
+  for (const ShardPiece& piece : layout.parts(bucket, layout.place_of(group->getRank()).slice)) {
     const auto& [name, tensor] = parameters[piece.item];
     if (piece.elements == 0 && tensor.numel() > 0) continue;
     const std::int64_t last = piece.first + piece.elements;

@@ -33,12 +33,22 @@ struct ShardBucket {
   std::vector<ShardPiece> items;  ///< whole, in order
 };
 
+/// Which slices a rank keeps, where there may be more ranks than slices: ranks that follow each other have a
+/// copy of everything among them.
+struct ShardPlace {
+  int slice = 0;  ///< its number, in every bucket
+  int copy = 0;   ///< the number of the copy that it belongs to
+};
+
 struct ShardLayout {
-  int ranks = 1;
+  int ranks = 1;  ///< of a copy
   std::vector<ShardBucket> buckets;
 
+  ShardPlace place_of(int rank) const { return {rank % ranks, rank / ranks}; }
   std::int64_t elements(std::size_t bucket) const { return ranks * buckets[bucket].slice_elements; }
-  /// What `rank` keeps of a bucket, in order. Items without elements are in nobody's slice.
+  /// At which element of its bucket slice number `slice` begins.
+  std::int64_t begin(std::size_t bucket, int slice) const { return slice * buckets[bucket].slice_elements; }
+  /// What `rank` (of a copy) keeps of a bucket, in order. Items without elements are in nobody's slice.
   REEF_API std::vector<ShardPiece> pieces(std::size_t bucket, int rank) const;
   /// The same, but of every item of the bucket: elements [0, 0) of what others keep, where the slice begins.
   REEF_API std::vector<ShardPiece> parts(std::size_t bucket, int rank) const;

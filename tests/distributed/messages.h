@@ -16,8 +16,11 @@
 #include "reef/collectives.h"
 #include "reef/error.h"
 #include "reef/process_group.h"
+#include "support/config_error.h"
 
 namespace reef::messages {
+
+using test::config_error;
 
 /// One group for the whole program.
 inline const ProcessGroupPtr& world() {
@@ -48,17 +51,6 @@ inline bool same(const at::Tensor& left, const at::Tensor& right) {
   const at::Tensor a = left.detach().resolve_conj().resolve_neg().contiguous();
   const at::Tensor b = right.detach().resolve_conj().resolve_neg().contiguous();
   return a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-/// "" if nothing is thrown.
-template <class Call>
-std::string config_error(const Call& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return message_of(error);
-  }
-  return "";
 }
 
 inline void expect_words(const std::string& text, const std::vector<std::string>& words) {

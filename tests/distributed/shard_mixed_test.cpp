@@ -10,6 +10,7 @@
 #include "reef/grad_scaler.h"
 #include "reef/part.h"
 #include "shard_net.h"
+#include "support/config_error.h"
 
 namespace reef::shard_tests {
 namespace {
@@ -343,12 +344,7 @@ TEST(ShardMixed, AutocastIsOneProcessThatAccumulates) {
 
 TEST(ShardMixed, RefusesOtherDtypes) {
   const auto said = [](const MixedPrecision& mixed) {
-    try {
-      shard(*torch::nn::Linear(4, 4), group(), {.mixed_precision = mixed});
-    } catch (const ConfigError& error) {
-      return message_of(error);
-    }
-    return std::string();
+    return test::config_error([&] { shard(*torch::nn::Linear(4, 4), group(), {.mixed_precision = mixed}); });
   };
   EXPECT_EQ(said({at::kDouble}),
             "reef::shard was given MixedPrecision with parameters of Double: give BFloat16 or Half.");

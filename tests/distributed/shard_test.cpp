@@ -17,9 +17,12 @@
 #include "reef/grad_scaler.h"
 #include "reef/ledger.h"
 #include "shard_net.h"
+#include "support/config_error.h"
 
 namespace reef::shard_tests {
 namespace {
+
+using test::config_error;
 
 TEST(Shard, EveryStageIsOneProcessThatAccumulates) {
   for (const Case& tested : kCases) {
@@ -300,16 +303,6 @@ TEST(Shard, AStepThatOverflowsIsLeftOutOnAllRanks) {
   }
 }
 
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return message_of(error);
-  }
-  return "";
-}
-
 TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
   const auto expect = [](const std::string& found, const std::string& part) {
     if (size() == 1) {
@@ -320,54 +313,55 @@ TEST(Shard, RanksThatDisagreeAreToldTheFirstDifference) {
   };
   const bool odd = rank() == size() - 1 && size() > 1;
   const std::string last = " on rank " + std::to_string(size() - 1);
-  expect(refusal([&] { shard(*torch::nn::Linear(4, odd ? 5 : 4), group()); }),
+  expect(config_error([&] { shard(*torch::nn::Linear(4, odd ? 5 : 4), group()); }),
          "number 1 is parameter weight of Float [4, 4], which requires a gradient on rank 0, and parameter "
          "weight of "
          "Float [5, 4], which requires a gradient" +
              last);
-  expect(refusal([&] { shard(*torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(!odd)), group()); }),
+  expect(config_error([&] { shard(*torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(!odd)), group()); }),
          "number 2 is parameter bias of Float [4], which requires a gradient on rank 0, and nothing more" +
              last);
-  expect(refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
+  expect(config_error([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = odd ? 1 : 2}); }),
          "number 0 is stage 0, bucket_bytes 2, reduction 1, buffers 0 on rank 0, and stage 0, "
          "bucket_bytes 1");
   const bool last_rank = rank() == size() - 1;
   const std::string wrong =
-      refusal([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = last_rank ? 0 : 1}); });
+      config_error([&] { shard(*torch::nn::Linear(4, 4), group(), {.bucket_bytes = last_rank ? 0 : 1}); });
   const std::string said = "reef::shard was given bucket_bytes 0: give a positive number.";
   EXPECT_EQ(wrong, last_rank ? said : "rank " + std::to_string(size() - 1) + ": " + said);
 }
 
 TEST(Shard, AScalerIsUsedInOrder) {
-  EXPECT_NE(refusal([] { GradScaler({.init_scale = 0}); }).find("init_scale is not positive"),
+  EXPECT_NE(config_error([] { GradScaler({.init_scale = 0}); }).find("init_scale is not positive"),
             std::string::npos);
-  EXPECT_NE(refusal([] { GradScaler({.growth_factor = 1}); }).find("growth_factor"), std::string::npos);
-  EXPECT_NE(refusal([] { GradScaler({.backoff_factor = 1}); }).find("backoff_factor"), std::string::npos);
+  EXPECT_NE(config_error([] { GradScaler({.growth_factor = 1}); }).find("growth_factor"), std::string::npos);
+  EXPECT_NE(config_error([] { GradScaler({.backoff_factor = 1}); }).find("backoff_factor"),
+            std::string::npos);
   GradScaler scaler;
-  EXPECT_NE(refusal([&] { scaler.update(); }).find("update() before any step"), std::string::npos);
+  EXPECT_NE(config_error([&] { scaler.update(); }).find("update() before any step"), std::string::npos);
   torch::nn::Linear layer(4, 4);
   torch::optim::SGD optimizer(layer->parameters(), 0.1);
   scaler.scale(layer->forward(torch::ones({1, 4})).sum()).backward();
   scaler.unscale_(optimizer);
-  EXPECT_NE(refusal([&] { scaler.unscale_(optimizer); }).find("have been unscaled"), std::string::npos);
+  EXPECT_NE(config_error([&] { scaler.unscale_(optimizer); }).find("have been unscaled"), std::string::npos);
   EXPECT_TRUE(scaler.step(optimizer));
-  EXPECT_NE(refusal([&] { scaler.step(optimizer); }).find("has been stepped"), std::string::npos);
+  EXPECT_NE(config_error([&] { scaler.step(optimizer); }).find("has been stepped"), std::string::npos);
   torch::nn::Linear half(4, 4);
   half->to(torch::kHalf);
   torch::optim::SGD of_half(half->parameters(), 0.1);
   half->weight.mutable_grad() = torch::ones_like(half->weight);
-  EXPECT_NE(refusal([&] { scaler.unscale_(of_half); }).find("a gradient is float16"), std::string::npos);
+  EXPECT_NE(config_error([&] { scaler.unscale_(of_half); }).find("a gradient is float16"), std::string::npos);
 }
 
 TEST(Shard, RefusesWhatItCannotDo) {
   torch::nn::Linear layer(4, 4);
-  EXPECT_NE(refusal([&] { shard(*layer, nullptr); }).find("no process group"), std::string::npos);
-  EXPECT_NE(refusal([&] { shard(*layer, group(), {.bucket_bytes = 0}); }).find("bucket_bytes 0"),
+  EXPECT_NE(config_error([&] { shard(*layer, nullptr); }).find("no process group"), std::string::npos);
+  EXPECT_NE(config_error([&] { shard(*layer, group(), {.bucket_bytes = 0}); }).find("bucket_bytes 0"),
             std::string::npos);
   torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(10, 4).sparse(true));
   Shard sharded = shard(*sparse, group());
   const std::string said =
-      refusal([&] { sparse->forward(torch::zeros({2}, torch::kLong)).sum().backward(); });
+      config_error([&] { sparse->forward(torch::zeros({2}, torch::kLong)).sum().backward(); });
   EXPECT_NE(said.find("parameter weight has a sparse gradient"), std::string::npos) << said;
 }
 

@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,11 +28,20 @@ class FailingAllocator final : public c10::Allocator {
   ~FailingAllocator() override { c10::SetAllocator(at::kCPU, &below_, kHighest); }
   /// The one after so many others of some size fails; the exchange in which it is said is smaller.
   void arm(int others) { left_ = others; }
+  /// The one after so many others of any size fails, of this thread.
+  void arm_here(int others) {
+    thread_ = std::this_thread::get_id();
+    arm(others);
+  }
   /// Whether it has.
-  bool disarm() { return left_.exchange(kNever) == kFailed; }
+  bool disarm() {
+    thread_ = std::thread::id();
+    return left_.exchange(kNever) == kFailed;
+  }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes >= 256) {
+    const std::thread::id only = thread_;
+    if (only == std::thread::id() ? bytes >= 256 : bytes > 0 && only == std::this_thread::get_id()) {
       int left = left_;
       while (left >= 0 && !left_.compare_exchange_weak(left, left - 1)) {
       }
@@ -49,6 +60,7 @@ class FailingAllocator final : public c10::Allocator {
   static constexpr int kNever = -2;
   c10::Allocator& below_;
   std::atomic<int> left_{kNever};
+  std::atomic<std::thread::id> thread_{std::thread::id()};
 };
 
 std::vector<std::int64_t> on_all_ranks(std::int64_t own) {
@@ -167,6 +179,51 @@ TEST(ShardTogether, MemoryThatRunsOutOnOneRankIsHeardOfOnAll) {
           EXPECT_GT(others, failing == 0 ? 1 : 0) << name << ": nothing has failed";
           all.sharded.load_state_dict({model});
           all.sharded.load_optimizer_state(all.optimizer, {state});
+        }
+      }
+    }
+  }
+}
+
+// Whichever allocation fails, on all ranks, while parameters are read that may have been stepped: whoever
+// reads them next reads them.
+TEST(ShardTogether, MemoryThatRunsOutWhileParametersAreReadLeavesThemReadable) {
+  const Ledger ledger;  // whose allocator stays
+  FailingAllocator memory;
+  for (const bool masters : {false, true}) {
+    for (const Stage stage : kStages) {
+      for (const bool steps : {false, true}) {
+        Trained all(stage, masters);
+        bool failed = true;
+        for (int others = 0; failed; ++others) {
+          const std::string text = "stage " + std::to_string(static_cast<int>(stage)) +
+                                   (masters ? ", masters" : "") + (steps ? ", stepped" : "") +
+                                   ", the allocation after " + std::to_string(others);
+          all.net->forward(torch::ones({2, 24}, masters ? at::kBFloat16 : at::kFloat)).backward();
+          if (steps) all.optimizer.step();
+          const torch::NoGradGuard no_grad;
+          const auto read = [&] {
+            return std::pair(all.net->up->weight.clone(), all.net->down->bias.clone());
+          };
+          if (!steps) read();  // a step may still follow, so the next read asks once more
+          std::optional<std::pair<Tensor, Tensor>> first;
+          std::string said;
+          memory.arm_here(others);
+          try {
+            first = read();
+          } catch (const std::exception& error) {
+            said = message_of(error);
+          }
+          failed = memory.disarm();  // or an operator within the one that failed has asked once more
+          if (!first) {
+            EXPECT_TRUE(failed && said.find("no memory") != std::string::npos) << text << said;
+          }
+          const auto second = read();
+          const StateDict whole = all.sharded.full_state_dict();
+          for (const auto& [weight, bias] : {first.value_or(second), second}) {
+            EXPECT_TRUE(torch::equal(weight, whole.at("up.weight").to(weight.dtype()))) << text;
+            EXPECT_TRUE(torch::equal(bias, whole.at("down.bias").to(bias.dtype()))) << text;
+          }
         }
       }
     }

@@ -141,6 +141,66 @@ def test_a_shard_lives_as_long_as_its_module_unless_it_is_ended():
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
 
 
+class Heard:
+    """Stands before a shard and notes what it is asked."""
+
+    def __init__(self, native):
+        self.shard, self.asked = native.shard, []
+        native.shard = self
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        return getattr(self.shard, name)
+
+
+def replaced(optimizer, part):
+    optimizer.param_groups[0]["params"][0] = part
+
+
+# How an optimizer of other tensors comes to parts, and of which of two shards.
+WAYS = {
+    "none": ((), lambda optimizer, parts: None),
+    "one": ((0,), lambda optimizer, parts: replaced(optimizer, parts[0][0])),
+    "the other": ((1,), lambda optimizer, parts: replaced(optimizer, parts[1][-1])),
+    "a group of both": ((0, 1), lambda optimizer, parts: optimizer.add_param_group({"params": parts[0] + parts[1]})),
+    "a group each": ((0, 1), lambda optimizer, parts: [optimizer.add_param_group({"params": of}) for of in parts]),
+}
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_asks_the_shards_whose_parts_it_steps_and_no_other(way, stage):
+    group = reef.init_process_group(rank=0, world_size=1)
+    layers = [torch.nn.Linear(300, 4) for _ in range(2)]
+    shards = [reef.shard(layer, group, stage=stage) for layer in layers]
+    shards[0].refresh()  # whose parts are others then
+    parts = [sharded.parameters() for sharded in shards]
+    optimizer = torch.optim.SGD([torch.ones(2), torch.ones(3)], lr=0.1)
+    stepped, comes_to = WAYS[way]
+    comes_to(optimizer, parts)
+    for layer in layers:
+        layer(torch.ones(2, 300)).sum().backward()
+        layer.zero_grad()
+    heard = [Heard(sharded._native) for sharded in shards]
+    optimizer.step()
+    assert [each.asked for each in heard] == [["clear_gradients"] if n in stepped else [] for n in range(2)]
+    for n in stepped:
+        assert all(p.grad is None for p in parts[n])
+
+    # One that has ended is not asked any more, and one that is gone neither.
+    shards[0]._native.shard = heard[0].shard
+    shards[0].end()
+    heard[0].asked.clear()
+    heard[1].asked.clear()
+    optimizer.step()
+    assert (heard[0].asked, heard[1].asked) == ([], ["clear_gradients"] if 1 in stepped else [])
+    gone = weakref.ref(shards.pop()._native)
+    del layers, heard, layer
+    gc.collect()
+    optimizer.step()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.LBFGS])
 def test_an_optimizer_that_needs_whole_parameters_is_refused_parts(make, stage):

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "reef/error.h"
+#include "support/config_error.h"
 #include "tier/swap_file.h"
 #include "tier/uring.h"
 
@@ -37,14 +37,11 @@ inline DiskIo io_of(Way way) { return way == Way::kThreads ? DiskIo::kThreads : 
 /// Why it cannot be tested here; empty if it can.
 inline std::string obstacle(Way way) {
   if (way != Way::kUring) return "";
-  try {
+  return config_error([] {
     disk_tier({.directory = std::filesystem::temp_directory_path().string(),
                .capacity_bytes = 4096,
                .io = DiskIo::kUring});
-  } catch (const ConfigError& error) {
-    return message_of(error);
-  }
-  return "";
+  });
 }
 
 class TamperedFile : public SwapFile {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reef/error.h"
+#include "support/config_error.h"
 
 namespace reef {
 namespace {
@@ -43,6 +43,26 @@ TEST(ShardLayout, EveryElementIsInOneSliceAndSlicesOfABucketAreEqual) {
       }
     }
     for (std::size_t i = 0; i < items.size(); ++i) ASSERT_EQ(reached[i], items[i].elements);
+  }
+}
+
+// Whatever the number of copies: all slices of one before the first of the next.
+TEST(ShardLayout, EveryCopyHasEverySliceOnce) {
+  for (int slices = 1; slices <= 9; ++slices) {
+    ShardLayout layout = plan_shards({{70000}, {3}}, slices, 1000);
+    int rank = 0;
+    for (int copy = 0; copy < 4; ++copy) {
+      for (int slice = 0; slice < slices; ++slice, ++rank) {
+        const ShardPlace place = layout.place_of(rank);
+        ASSERT_EQ(place.copy, copy);
+        ASSERT_EQ(place.slice, slice);
+        for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+          const std::int64_t begin = slice * layout.buckets[bucket].slice_elements;
+          ASSERT_EQ(layout.begin(bucket, slice), begin);
+          for (const ShardPiece& piece : layout.pieces(bucket, slice)) ASSERT_GE(piece.offset, begin);
+        }
+      }
+    }
   }
 }
 
@@ -134,17 +154,12 @@ TEST(ShardLayout, NothingIsPaddedWhereNothingMustBe) {
 }
 
 TEST(ShardLayout, RefusesWhatCannotBe) {
-  const auto text_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const ConfigError& error) {
-      return message_of(error);
-    }
-    return "";
-  };
-  EXPECT_NE(text_of([] { plan_shards({{1}}, 0, 1); }).find("0 ranks"), std::string::npos);
-  EXPECT_NE(text_of([] { plan_shards({{1}}, 1, 0); }).find("bucket_bytes 0"), std::string::npos);
-  EXPECT_NE(text_of([] { plan_shards({{1}, {-1}}, 1, 1); }).find("item 1 of -1"), std::string::npos);
+  EXPECT_NE(test::config_error([] { plan_shards({{1}}, 0, 1); }).find("0 ranks"), std::string::npos);
+  EXPECT_NE(test::config_error([] { plan_shards({{1}}, 1, 0); }).find("bucket_bytes 0"), std::string::npos);
+  EXPECT_NE(test::config_error([] {
+              plan_shards({{1}, {-1}}, 1, 1);
+            }).find("item 1 of -1"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -38,11 +38,31 @@ class _Native:
 
     def __init__(self, shard: torch.ScriptObject, look: Look) -> None:
         self.shard: torch.ScriptObject | None = shard
-        self.look = look
+        self._stepped: list[int] = []  # ids of what optimizers step, which lives as long as `shard`
+        weakref.finalize(self, _forget, self._stepped).atexit = False
+        self.take_up(look)
 
-    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        parts = {id(p) for p in self.shard.parameters()} if self.shard is not None else set()
-        return any(id(p) in parts for group in optimizer.param_groups for p in group["params"])
+    def take_up(self, look: Look) -> None:
+        """What the shard has now is what ``look`` has seen."""
+        assert self.shard is not None
+        self.look = look
+        _forget(self._stepped)
+        self._stepped.extend(id(p) for p in self.shard.parameters())
+        _shard_that_steps.update(dict.fromkeys(self._stepped, weakref.ref(self)))
+
+    def end(self) -> None:
+        self.shard = None
+        _forget(self._stepped)
+
+
+_shard_that_steps: dict[int, weakref.ref[_Native]] = {}
+"""By ``id`` of what optimizers step: a step of other tensors costs no more than that they are looked up."""
+
+
+def _forget(stepped: list[int]) -> None:
+    for number in stepped:
+        _shard_that_steps.pop(number, None)
+    stepped.clear()
 
 
 class Shard:
@@ -109,7 +129,7 @@ class Shard:
     def end(self) -> None:
         """Leaves the module to this rank alone, with whole parameters as they are now. All ranks call this alike."""
         self._shard.gather()
-        self._native.shard = None
+        self._native.end()
         del _of_module[self._module]
 
     def refresh(self, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -126,9 +146,9 @@ class Shard:
             self._shard.refresh(*look.lists(), *look.numbers())
         except BaseException:
             if self._shard.has_ended():
-                self._native.shard = None
+                self._native.end()
             raise
-        self._native.look = look
+        self._native.take_up(look)
         if optimizer is None or states is None:
             return
         parts = {_whole_name(part, name): part for part, name in zip(self.parameters(), self.names(), strict=True)}
@@ -243,12 +263,14 @@ class Shard:
 def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     """Clears what the module's zero_grad() has cleared, and refuses an optimizer that would treat parts as if they were
     whole parameters."""
-    for native in list(_of_module.values()):
-        if native.shard is not None:
+    stepped = (_shard_that_steps.get(id(p)) for group in optimizer.param_groups for p in group["params"])
+    shards = {known for known in stepped if known is not None}
+    for native in (known() for known in shards):
+        if native is not None and native.shard is not None:
             native.shard.clear_gradients()
-            if native.look.may_have_changed() and native.is_stepped_by(optimizer):
-                native.look.check()  # all of its parameters may be others, which no pass has reduced
-    refuse_whole_rules(optimizer)
+            native.look.check()  # all of its parameters may be others, which no pass has reduced
+    if shards:
+        refuse_whole_rules(optimizer)
 
 
 def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
