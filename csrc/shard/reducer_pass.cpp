@@ -120,6 +120,10 @@ void Reducer::finish() {
     giving_();
     lent_ = false;
     give_gradients(used);
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      const ShardPiece& place = items_[i].place;
+      if (!used[i]) exchange_of(place.bucket).leave_out(place.bucket, place.offset, place.elements);
+    }
     end_step();
     reduced_();
   } catch (...) {
@@ -158,7 +162,7 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
 void Reducer::end_step(bool used) {
   ++step_;
   for (Line& line : lines_) {
-    if (!used) line.exchange->abandon_step();
+    line.exchange->end_step(used);
     line.exchange->begin_step(step_);
   }
 }

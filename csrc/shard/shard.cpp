@@ -60,8 +60,20 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
                         ": give Float, or what the parameters are, " + name(mixed->parameters) + ".");
     }
   }
+  const bool compresses = options.compression != Compression::kNone;
+  if (compresses && options.sum_order == SumOrder::kNative)
+    throw ConfigError(
+        "reef::shard was given a compression and sum_order kNative, which adds up whole gradients: leave one "
+        "of them out.");
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
+    const at::ScalarType computed = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
+    if (compresses && tensor.requires_grad() && computed == at::kHalf) {
+      throw ConfigError(
+          which +
+          "is of Half, and a compression, which holds gradients back: a loss scale that changes "
+          "would scale those. Take BFloat16, or leave compression out.");
+    }
     if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
       throw ConfigError(which + "is sparse or has gaps: make it dense.");
     if (tensor.requires_grad() && ClaimedParameters::has(tensor)) {
