@@ -147,8 +147,9 @@ void Shard::refresh(torch::nn::Module& module) {
 void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow module_now) {
   const at::NoGradGuard no_grad;
   Parts& old = *parts_;
-  if (old.update != nullptr || old.no_sync > 0)
-    throw ConfigError("refresh() was called beside a DelayedUpdate or in no_sync: end that first.");
+  if (old.update != nullptr || old.no_sync > 0 || old.local_sums > 0)
+    throw ConfigError(
+        "refresh() was called in local_sums, beside a DelayedUpdate or in no_sync: end that first.");
   // Masters have bits that the module's parameters do not.
   std::map<std::string, Tensor> masters;
   if (old.options.mixed_precision) {

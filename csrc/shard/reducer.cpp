@@ -95,6 +95,11 @@ void Reducer::set_syncing(bool syncing) {
   syncing_ = syncing;
 }
 
+void Reducer::set_local(bool local) {
+  const std::lock_guard lock(mutex_);
+  local_ = local;
+}
+
 void Reducer::lend_gradients() {
   const std::lock_guard lock(mutex_);
   hold_flats();
@@ -184,6 +189,10 @@ Tensor Reducer::place_of(const Item& item) {
 void Reducer::send(std::size_t number) {
   Bucket& bucket = buckets_[number];
   const Tensor flat = memory_of(number);
+  if (local_) {
+    bucket.own = options_.offload && !flat.is_cpu() ? empty_on_host(flat).copy_(flat) : flat;
+    return;
+  }
   const std::int64_t elements = layout_.buckets[number].slice_elements;
   if (divides_gradients()) {
     const CategoryScope gradients(Category::kGradient);

@@ -55,8 +55,9 @@ class Reducer {
   /// Called at the end of each pass that is reduced, before its last gradients are sent: where it throws, all
   /// ranks abandon the pass.
   void when_reducing(std::function<void()> reducing) { reducing_ = std::move(reducing); }
-  /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
-  void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
+  /// Called at the end of each pass whose gradients have been given, on the thread that ran it: those of all
+  /// ranks, or this rank's own.
+  void when_reduced(std::function<void(bool over_ranks)> reduced) { reduced_ = std::move(reduced); }
   /// Called before gradients of parts are given.
   void when_giving(std::function<void()> giving) { giving_ = std::move(giving); }
   /// Of parameters that ranks gather in backward: see Gatherer. Without it a pass that fails on one rank
@@ -68,6 +69,8 @@ class Reducer {
   /// Gradients of parts get memory of their own, and are not looked at until new ones are given.
   void lend_gradients();
   void set_syncing(bool syncing);
+  /// Passes give this rank's own sums, and send nothing. Only where nothing is divided.
+  void set_local(bool local);
   /// Clears the gradients of parts whose parameters' the program has cleared, which the next pass would do.
   void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
@@ -152,6 +155,7 @@ class Reducer {
   void send_whole_buckets();
   void send(std::size_t bucket);
   void finish();
+  void finish_locally();
   void abandon() noexcept;
   at::Tensor largest(const at::Tensor& own);
   void await(CommLane& lane, std::uint64_t ticket);
@@ -175,12 +179,13 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<Part> parts_;
   std::function<void()> reducing_ = [] {};
-  std::function<void()> reduced_ = [] {};
+  std::function<void(bool)> reduced_ = [](bool) {};
   std::function<void()> giving_ = [] {};
   Gathers gathers_;
   std::mutex mutex_;
   std::int64_t step_ = 0;
   bool syncing_ = true;
+  bool local_ = false;
   bool in_pass_ = false;
   bool has_gradients_ = false;  ///< in this pass: memory for them is there
   bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced

@@ -106,6 +106,10 @@ void Reducer::finish() {
       if (by_rank < group_->getSize()) leave_pass(by_rank, nullptr);
       return keep_sums();
     }
+    if (local_) {
+      finish_locally();
+      return end_pass();
+    }
     std::exception_ptr wrong;
     try {
       reducing_();
@@ -125,12 +129,32 @@ void Reducer::finish() {
       if (!used[i]) exchange_of(place.bucket).leave_out(place.bucket, place.offset, place.elements);
     }
     end_step();
-    reduced_();
+    reduced_(/*over_ranks=*/true);
   } catch (...) {
     give_up();
     throw;
   }
   end_pass();
+}
+
+// No other rank hears of it.
+void Reducer::finish_locally() {
+  reducing_();
+  if (const int rank = group_->getRank(); lost_sums_) {
+    throw PassAbandoned(
+        "rank " + std::to_string(rank) +
+            ": backward has failed in no_sync, so this pass is abandoned, and what passes in "
+            "no_sync had added up before it: clear the gradients, and go on with the next batch.",
+        rank);
+  }
+  send_the_rest();
+  std::vector<bool> used;
+  for (const Item& item : items_) used.push_back(item.filled);
+  forget_sums();
+  giving_();
+  lent_ = false;
+  give_gradients(used);
+  reduced_(/*over_ranks=*/false);
 }
 
 // Of a pass in no_sync.
@@ -250,6 +274,7 @@ void Reducer::abandon() noexcept {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   if (!in_pass_) return;
+  if (local_ && syncing_) return give_up();
   lost_sums_ = !syncing_ && !gathers_.answer;
   try {
     if (gathers_.tell_failed) gathers_.tell_failed();

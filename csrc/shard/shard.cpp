@@ -224,7 +224,9 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     }
     Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
     reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
-    reducer.when_reduced([parts = parts_.get()] { parts->make_alike(); });
+    reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
+      if (over_ranks) parts->make_alike();
+    });
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -251,8 +253,8 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
                             [&gatherer] { gatherer.abandon_pass(); }});
   }
   reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
-  reducer.when_reduced([parts = parts_.get()] {
-    parts->make_alike();
+  reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
+    if (over_ranks) parts->make_alike();
     parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
   });

@@ -159,6 +159,27 @@ class REEF_API Shard {
     Parts& parts_;
   };
 
+  /// While one lives, a pass of backward gives parameters() this rank's own sums, which a step uses, and
+  /// sends nothing, not a byte: parameters are each rank's own from then on (local SGD), until
+  /// average_parameters(). A rank may take other steps than others. Buffers stay each rank's, too. All ranks
+  /// begin and end it alike. Throws ConfigError where parameters are divided.
+  class REEF_API LocalSums {
+   public:
+    explicit LocalSums(Shard& shard);
+    ~LocalSums();
+    LocalSums(const LocalSums&) = delete;
+    LocalSums& operator=(const LocalSums&) = delete;
+
+   private:
+    Parts& parts_;
+  };
+
+  /// Each of parameters() becomes its mean over the ranks: added up in the order of ranks and in its dtype,
+  /// then divided; and buffers become what ShardOptions::buffers says. Gradients, states of the optimizer and
+  /// what is held back stay each rank's. A rank sends what a step would. Memory: a bucket. All ranks call it
+  /// alike. Throws ConfigError on all where parameters are divided, and RankFailed.
+  void average_parameters();
+
   /// Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself
   /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
   /// RankFailed. kParameters: all of them are in memory then, until operators need others.
@@ -169,7 +190,8 @@ class REEF_API Shard {
   /// their bits, and gradients that are held back (ShardOptions::compression) stay so; parameters() are new
   /// tensors, so make the optimizer anew. Memory meanwhile, where there are masters: two copies of a full
   /// state dict; with a compression, what all ranks hold back. All ranks alike. Throws as shard() does, and
-  /// then the module is whole and no longer sharded, and ConfigError beside a DelayedUpdate or in no_sync.
+  /// then the module is whole and no longer sharded, and ConfigError beside a DelayedUpdate, in no_sync or in
+  /// LocalSums.
   void refresh(torch::nn::Module& module);
   void refresh(const Named& parameters, const Named& buffers, ModuleNow module_now = {});
   /// A refresh() has thrown when the old shard was gone, or this was moved from: nothing else may be called.

@@ -68,6 +68,7 @@ struct Shard : torch::CustomClassHolder {
   explicit Shard(const Given&... given) : shard(given...) {}
   reef::Shard shard;
   std::vector<std::unique_ptr<reef::Shard::NoSync>> pauses;
+  std::vector<std::unique_ptr<reef::Shard::LocalSums>> local_sums;
   std::unique_ptr<reef::UpdateBeside> update;
 };
 using Self = c10::intrusive_ptr<Shard>;
@@ -204,6 +205,12 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              self->pauses.push_back(std::make_unique<reef::Shard::NoSync>(self->shard));
            })
       .def("end_no_sync", [](const Self& self) { self->pauses.pop_back(); })
+      .def("begin_local_sums",
+           [](const Self& self) {
+             self->local_sums.push_back(std::make_unique<reef::Shard::LocalSums>(self->shard));
+           })
+      .def("end_local_sums", [](const Self& self) { self->local_sums.pop_back(); })
+      .def("average_parameters", [](const Self& self) { self->shard.average_parameters(); })
       .def("open_update",
            [](const Self& self) { self->update = std::make_unique<reef::UpdateBeside>(self->shard); })
       .def("close_update", [](const Self& self) { self->update.reset(); })

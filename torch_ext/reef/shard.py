@@ -106,6 +106,32 @@ class Shard:
         finally:
             self._shard.end_no_sync()
 
+    @contextlib.contextmanager
+    def local_sums(self) -> Iterator[None]:
+        """Backward gives ``parameters()`` this rank's own sums, which a step uses, and sends nothing, not a byte: parameters
+        are each rank's own from then on (local SGD), until ``average_parameters``. A rank may take other steps than others.
+        Buffers stay each rank's, too. All ranks begin and end it alike. ::
+
+            with sharded.local_sums():
+                for batch in batches:
+                    optimizer.zero_grad()
+                    loss(model(batch)).backward()
+                    optimizer.step()
+            sharded.average_parameters()
+
+        Raises ValueError above stage ``"replicate"``."""
+        self._shard.begin_local_sums()
+        try:
+            yield
+        finally:
+            self._shard.end_local_sums()
+
+    def average_parameters(self) -> None:
+        """Makes each of ``parameters()`` its mean over the ranks: added up in the order of ranks and in its dtype, then divided;
+        and buffers become what ``buffers`` says. Gradients and states of the optimizer stay each rank's. All ranks call
+        this alike. Raises ValueError above stage ``"replicate"``, and torch.distributed.DistError if a rank is gone."""
+        self._shard.average_parameters()
+
     def end(self) -> None:
         """Leaves the module to this rank alone, with whole parameters as they are now. All ranks call this alike."""
         self._shard.gather()
