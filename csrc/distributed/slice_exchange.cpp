@@ -114,6 +114,33 @@ void SliceExchange::all_gather(const char* name, const Tensor& flat, const Ranks
   count_sent((among.count - 1) * static_cast<std::int64_t>(flat.nbytes()) / among.count);
 }
 
+void SliceExchange::all_to_all(const char* name, const Tensor& from, const Tensor& to,
+                               const RanksAmong& among) {
+  const Tensor own = slice(to, among.place, among.count);
+  count_sent((among.count - 1) * static_cast<std::int64_t>(own.nbytes()));
+  if (among.count > 1 && !by_messages(*group_, from.device())) {
+    Tensor sent = from;
+    Tensor received = to;
+    run(name, received, [&](Works& works) {
+      works.push_back(compat::all_to_all(*group_, received, sent, elements_for(among, own.numel())));
+    });
+    return used_by_this_stream(from);
+  }
+  own.copy_(slice(from, among.place, among.count));
+  const int tag = next_tag();  // even of no elements: other ranks, which have some, count on
+  if (from.numel() == 0) return;
+  run(name, to, [&](Works& works) {
+    for (int step = 1; step < among.count; ++step) {
+      const int number = among.number_behind(among.count - step);
+      works.push_back(receive(slice(to, number, among.count), among.at(number), tag));
+    }
+    for (int step = 1; step < among.count; ++step) {
+      const int number = among.number_behind(step);
+      works.push_back(send(slice(from, number, among.count), among.at(number), tag));
+    }
+  });
+}
+
 void SliceExchange::tell(const Tensor& flat) { gather("the exchange of flags and texts", flat, all_); }
 
 void SliceExchange::gather(const char* name, const Tensor& flat, const RanksAmong& among) {

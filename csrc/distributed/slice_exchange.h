@@ -56,7 +56,11 @@ class SliceExchange {
   /// it, with the ranks that it is among, even where there is nothing to send.
   void all_gather(const char* name, const at::Tensor& flat, const RanksAmong& among);
 
-  /// The same of small things that all ranks tell each other, which are not counted.
+  /// Slice number n of `from` goes to the rank at place n of these, and of `to` comes from there; this rank's
+  /// is copied. Called as all_gather() is.
+  void all_to_all(const char* name, const at::Tensor& from, const at::Tensor& to, const RanksAmong& among);
+
+  /// An all-gather of small things that all ranks tell each other, which are not counted.
   void tell(const at::Tensor& flat);
 
   /// Every element becomes the largest of those that the ranks have there. Not counted.

@@ -26,12 +26,16 @@ std::string line_of(const char* what, const std::string& name, const Tensor& ten
 
 std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::Named& buffers,
                                   const ShardOptions& options) {
-  std::vector<std::string> lines = {"stage " + std::to_string(static_cast<int>(options.stage)) +
-                                    ", bucket_bytes " + std::to_string(options.bucket_bytes) +
-                                    ", reduction " + std::to_string(static_cast<int>(options.reduction)) +
-                                    ", buffers " + std::to_string(static_cast<int>(options.buffers)) +
-                                    (options.sum_order == SumOrder::kNative ? ", sum_order native" : "") +
-                                    (options.offload ? ", offload" : "")};
+  std::vector<std::string> lines = {
+      "stage " + std::to_string(static_cast<int>(options.stage)) + ", bucket_bytes " +
+      std::to_string(options.bucket_bytes) + ", reduction " +
+      std::to_string(static_cast<int>(options.reduction)) + ", buffers " +
+      std::to_string(static_cast<int>(options.buffers)) +
+      (options.sum_order == SumOrder::kNative ? ", sum_order native" : "") +
+      (options.compression != Compression::kNone
+           ? ", compression " + std::to_string(static_cast<int>(options.compression))
+           : "") +
+      (options.offload ? ", offload" : "")};
   if (const auto& resident = options.resident_bytes)
     lines.front() += ", resident_bytes " + std::to_string(*resident);
   if (options.shard_degree != 0) lines.front() += ", shard_degree " + std::to_string(options.shard_degree);

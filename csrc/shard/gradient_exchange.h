@@ -9,6 +9,7 @@
 
 #include "distributed/slice_exchange.h"
 #include "reef/shard.h"
+#include "shard/exchange_memory.h"
 #include "shard/flat.h"
 
 namespace reef {
@@ -32,11 +33,14 @@ struct GradientBucket {
 ///
 /// exchange() runs on a lane, one call at a time, with the buckets in the same order on every rank. Memory
 /// made there is counted as communication. There is an exchange for each lane, and a bucket always comes to
-/// the same one.
+/// the same one. What is remembered from step to step is in its ExchangeMemory: for steps that no rank uses,
+/// for state dicts and for other ranks nothing is left to do.
 class GradientExchange {
  public:
-  /// `slices`: of a bucket, and ranks of a copy. A number of the shard's own; see SliceExchange.
-  GradientExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options);
+  /// `slices`: of a bucket, and ranks of a copy. A number of the shard's own; see SliceExchange. `memory`:
+  /// what it declares to remember, alike on all ranks.
+  GradientExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
+                   ExchangeMemory memory = {});
   virtual ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
@@ -44,9 +48,14 @@ class GradientExchange {
   /// `bucket.own` becomes the gradient of all ranks, on devices by the current stream; what else is in `flat`
   /// is undefined afterwards. Throws RankFailed.
   virtual void exchange(const GradientBucket& bucket) = 0;
-  /// No rank uses what has been exchanged in this step: what is remembered from step to step is what it was
-  /// before. Nothing is under way; the next step begins after it.
-  virtual void abandon_step() {}
+  /// No rank uses this step for so many elements of the bucket, from `first` on: those of a parameter that
+  /// has no gradient on any. Before end_step().
+  void leave_out(std::size_t bucket, std::int64_t first, std::int64_t elements) {
+    memory_.leave_out(bucket, first, elements, ranks_.copy().place);
+  }
+  /// Whether ranks have used what has been exchanged since the step began; if not, what is remembered is what
+  /// it was before. Nothing is under way; the next step begins after it.
+  virtual void end_step(bool used);
   /// While nothing is under way. What is thrown from now on says in which step it was.
   virtual void begin_step(std::int64_t step) { ranks_.begin_step(step); }
   /// Whether calls of this and of others of its group may run at the same time, and in any order.
@@ -55,6 +64,8 @@ class GradientExchange {
   /// For what else the ranks tell each other on its lane.
   SliceExchange& ranks() { return ranks_; }
   const SliceExchange& ranks() const { return ranks_; }
+  ExchangeMemory& memory() { return memory_; }
+  const ExchangeMemory& memory() const { return memory_; }
 
  protected:
   Reduction reduction() const { return reduction_; }
@@ -65,6 +76,7 @@ class GradientExchange {
 
  private:
   SliceExchange ranks_;
+  ExchangeMemory memory_;
   Reduction reduction_;
   bool divided_;
 };

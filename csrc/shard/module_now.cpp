@@ -13,6 +13,7 @@
 
 #include "reef/error.h"
 #include "shard/shard_parts.h"
+#include "shard/state_of_exchange.h"
 
 namespace reef {
 
@@ -43,6 +44,33 @@ void check_same(const Shard::Named& before, const Shard::Named& now) {
     if (tensor_of(now, name) != nullptr) continue;
     throw ConfigError("parameter " + name + " is not the module's any more" + kRefresh);
   }
+}
+
+// What is remembered of parameters that are still there, of their shape, by the names that they have now.
+OptimizerState::Communication named_as_in(const Shard::Named& now, const DividedParameters& before,
+                                          const Reducer& reducer, OptimizerState::Communication state) {
+  std::map<std::string, std::string> names;
+  for (auto named = now.rbegin(); named != now.rend(); ++named) {  // the first name counts
+    const auto& [name, tensor] = *named;
+    for (std::size_t item = 0; item < before.parameters.size(); ++item) {
+      const ReducedParameter& one = before.parameters[item];
+      const bool is_there = one.tensor.is_same(tensor) && tensor.sizes() == reducer.sizes_of(item);
+      if (is_there && tensor.requires_grad()) names[one.name] = name;
+    }
+  }
+  for (auto& [rank, values] : state.of_ranks) {
+    NamedState kept;
+    for (auto& [name, of_name] : values) {
+      const bool whole = names.contains(name);
+      const PieceName piece = whole ? PieceName{name} : parse_piece_name(name);
+      const auto known = names.find(piece.parameter);
+      if (known == names.end()) continue;
+      kept.emplace_back(whole ? known->second : piece_name(known->second, piece.first, piece.last),
+                        std::move(of_name));
+    }
+    values = std::move(kept);
+  }
+  return state;
 }
 
 }  // namespace
@@ -119,8 +147,9 @@ void Shard::refresh(torch::nn::Module& module) {
 void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow module_now) {
   const at::NoGradGuard no_grad;
   Parts& old = *parts_;
-  if (old.update != nullptr || old.no_sync > 0)
-    throw ConfigError("refresh() was called beside a DelayedUpdate or in no_sync: end that first.");
+  if (old.update != nullptr || old.no_sync > 0 || old.local_sums > 0)
+    throw ConfigError(
+        "refresh() was called in local_sums, beside a DelayedUpdate or in no_sync: end that first.");
   // Masters have bits that the module's parameters do not.
   std::map<std::string, Tensor> masters;
   if (old.options.mixed_precision) {
@@ -129,11 +158,21 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
       if (const auto was = old.name_of(tensor)) masters[name] = before.at(*was);
     }
   }
+  const OptimizerState::Communication held_back = named_as_in(
+      parameters, old.divided, *old.reducer, StateOfExchange(old.divided, *old.reducer).whole(/*keep=*/true));
   if (old.gatherer) old.gatherer->gather();
   const ShardOptions options = old.options;
   const ProcessGroupPtr group = old.divided.group;
   parts_.reset();
   *this = Shard(parameters, buffers, group, options, std::move(module_now));
+  try {
+    StateOfExchange exchange(parts_->divided, *parts_->reducer);
+    exchange.load(exchange.resharded({held_back}));
+  } catch (const ConfigError&) {  // on all ranks
+    if (parts_->gatherer) parts_->gatherer->gather();
+    parts_.reset();
+    throw;
+  }
   if (masters.empty()) return;
   StateDict now = full_state_dict();
   for (const auto& [name, values] : masters) {

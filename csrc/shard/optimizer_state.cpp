@@ -47,6 +47,59 @@ void write_values(OutputArchive& archive, const OptimizerState::Values& values) 
   for (const auto& [key, value] : values) archive.write(key, value);
 }
 
+void write_communication(OutputArchive& archive, const OptimizerState::Communication& communication) {
+  const auto archive_of = [&] { return OutputArchive(archive.compilation_unit()); };
+  OutputArchive written = archive_of();
+  written.write("method", c10::IValue(communication.method));
+  written.write("ranks", c10::IValue(communication.ranks));
+  OutputArchive numbers = archive_of();
+  write_values(numbers, communication.numbers);
+  written.write("numbers", numbers);
+  written.write("size", at::tensor(static_cast<std::int64_t>(communication.of_ranks.size())));
+  for (std::size_t i = 0; i < communication.of_ranks.size(); ++i) {
+    const auto& [rank, values] = communication.of_ranks[i];
+    OutputArchive of_rank = archive_of();
+    of_rank.write("rank", c10::IValue(rank));
+    of_rank.write("size", at::tensor(static_cast<std::int64_t>(values.size())));
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      OutputArchive one = archive_of();
+      write_values(one, values[n].second);
+      of_rank.write(numbered("name/", n), c10::IValue(values[n].first));
+      of_rank.write(numbered("values/", n), one);
+    }
+    written.write(numbered("of_rank/", i), of_rank);
+  }
+  archive.write("communication", written);
+}
+
+OptimizerState::Communication read_communication(InputArchive& archive) {
+  const auto value = [](InputArchive& from, const std::string& key) {
+    c10::IValue read;
+    from.read(key, read);
+    return read;
+  };
+  OptimizerState::Communication read{
+      value(archive, "method").toStringRef(), value(archive, "ranks").toInt(), {}, {}};
+  InputArchive numbers;
+  archive.read("numbers", numbers);
+  read.numbers = read_values(numbers);
+  const std::int64_t ranks = read_size(archive, "size");
+  for (std::int64_t i = 0; i < ranks; ++i) {
+    InputArchive of_rank;
+    archive.read(numbered("of_rank/", static_cast<std::size_t>(i)), of_rank);
+    auto& [rank, values] = read.of_ranks.emplace_back();
+    rank = value(of_rank, "rank").toInt();
+    const std::int64_t size = read_size(of_rank, "size");
+    for (std::int64_t n = 0; n < size; ++n) {
+      InputArchive one;
+      of_rank.read(numbered("values/", static_cast<std::size_t>(n)), one);
+      values.emplace_back(value(of_rank, numbered("name/", static_cast<std::size_t>(n))).toStringRef(),
+                          read_values(one));
+    }
+  }
+  return read;
+}
+
 // Of any class, by way of its own files.
 template <class To>
 void pass_on(OutputArchive& from, const To& to) {
@@ -88,6 +141,7 @@ OutputArchive& operator<<(OutputArchive& archive, const OptimizerState& state) {
     groups.write(numbered("param_groups/", g), written);
   }
   archive.write("param_groups", groups);
+  if (!state.communication.method.empty()) write_communication(archive, state.communication);
   return archive;
 }
 
@@ -122,6 +176,8 @@ InputArchive& operator>>(InputArchive& archive, OptimizerState& state) {
     group.read("options", options);
     to.options = read_values(options);
   }
+  if (InputArchive communication; archive.try_read("communication", communication))
+    read.communication = read_communication(communication);
   state = std::move(read);
   return archive;
 }

@@ -95,6 +95,11 @@ void Reducer::set_syncing(bool syncing) {
   syncing_ = syncing;
 }
 
+void Reducer::set_local(bool local) {
+  const std::lock_guard lock(mutex_);
+  local_ = local;
+}
+
 void Reducer::lend_gradients() {
   const std::lock_guard lock(mutex_);
   take_flats_back();
@@ -155,6 +160,10 @@ Tensor Reducer::place_of(const Item& item) {
 void Reducer::send(std::size_t number) {
   FlatBucket& bucket = buckets_[number];
   const Tensor flat = bucket.make(like(bucket));
+  if (local_) {
+    const Tensor own = options_.offload && !flat.is_cpu() ? empty_on_host(flat).copy_(flat) : flat;
+    return bucket.go(own, /*stay=*/true, *line_of(number).lane, 0);
+  }
   Tensor own = flat;
   if (divides_gradients()) {
     const CategoryScope gradients(Category::kGradient);

@@ -53,8 +53,9 @@ class Reducer {
   /// Called at the end of each pass that is reduced, before its last gradients are sent: where it throws, all
   /// ranks abandon the pass.
   void when_reducing(std::function<void()> reducing) { reducing_ = std::move(reducing); }
-  /// Called at the end of each pass whose gradients have arrived, on the thread that ran it.
-  void when_reduced(std::function<void()> reduced) { reduced_ = std::move(reduced); }
+  /// Called at the end of each pass whose gradients have been given, on the thread that ran it: those of all
+  /// ranks, or this rank's own.
+  void when_reduced(std::function<void(bool over_ranks)> reduced) { reduced_ = std::move(reduced); }
   /// Called before gradients of parts are given.
   void when_giving(std::function<void()> giving) { giving_ = std::move(giving); }
   /// Of parameters that ranks gather in backward: see Gatherer. Without it a pass that fails on one rank
@@ -66,12 +67,21 @@ class Reducer {
   /// Gradients of parts get memory of their own, and are not looked at until new ones are given.
   void lend_gradients();
   void set_syncing(bool syncing);
+  /// Passes give this rank's own sums, and send nothing. Only where nothing is divided.
+  void set_local(bool local);
   /// Clears the gradients of parts whose parameters' the program has cleared, which the next pass would do.
   void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
   std::int64_t step() const { return step_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
+  /// Which has this bucket's gradients. While no pass is under way.
+  GradientExchange& exchange_of(std::size_t bucket) { return *line_of(bucket).exchange; }
+  /// Of the parameter, when it was sharded.
+  at::IntArrayRef sizes_of(std::size_t item) const { return items_[item].sizes; }
+  at::IntArrayRef strides_of(std::size_t item) const { return items_[item].strides; }
+  /// In which its gradients are added up.
+  at::ScalarType dtype_of_sums(std::size_t item) const { return buckets_[items_[item].place.bucket].dtype; }
   std::int64_t sent_bytes() const {
     return lines_[0].exchange->ranks().sent_bytes() + lines_[1].exchange->ranks().sent_bytes();
   }
@@ -139,6 +149,7 @@ class Reducer {
   void send_whole_buckets();
   void send(std::size_t bucket);
   void finish();
+  void finish_locally();
   void abandon() noexcept;
   at::Tensor largest(const at::Tensor& own);
   void await(CommLane& lane, std::uint64_t ticket);
@@ -163,12 +174,13 @@ class Reducer {
   std::vector<std::size_t> incomplete_;  ///< of each bucket, so many items
   std::vector<Part> parts_;
   std::function<void()> reducing_ = [] {};
-  std::function<void()> reduced_ = [] {};
+  std::function<void(bool)> reduced_ = [](bool) {};
   std::function<void()> giving_ = [] {};
   Gathers gathers_;
   std::mutex mutex_;
   std::int64_t step_ = 0;
   bool syncing_ = true;
+  bool local_ = false;
   enum class During : std::uint8_t {
     kNoPass,
     kPass,

@@ -105,6 +105,10 @@ void Reducer::finish() {
       if (by_rank < group_->getSize()) leave_pass(by_rank, nullptr);
       return keep_sums();
     }
+    if (local_) {
+      finish_locally();
+      return end_pass();
+    }
     std::exception_ptr wrong;
     try {
       reducing_();
@@ -120,13 +124,38 @@ void Reducer::finish() {
     giving_();
     lent_ = false;
     give_gradients(used);
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      const ShardPiece& place = items_[i].place;
+      if (!used[i]) exchange_of(place.bucket).leave_out(place.bucket, place.offset, place.elements);
+    }
     end_step();
-    reduced_();
+    reduced_(/*over_ranks=*/true);
   } catch (...) {
     give_up();
     throw;
   }
   end_pass();
+}
+
+// No other rank hears of it.
+void Reducer::finish_locally() {
+  reducing_();
+  if (const int rank = group_->getRank(); lost_sums_) {
+    throw PassAbandoned(
+        "rank " + std::to_string(rank) +
+            ": backward has failed in no_sync, so this pass is abandoned, and what passes in "
+            "no_sync had added up before it: clear the gradients, and go on with the next batch.",
+        rank);
+  }
+  send_the_rest();
+  std::vector<bool> used;
+  for (const Item& item : items_) used.push_back(item.filled);
+  for (FlatBucket& bucket : buckets_) bucket.settle();
+  forget_sums();
+  giving_();
+  lent_ = false;
+  give_gradients(used);
+  reduced_(/*over_ranks=*/false);
 }
 
 // Of a pass in no_sync.
@@ -158,7 +187,7 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
 void Reducer::end_step(bool used) {
   ++step_;
   for (Line& line : lines_) {
-    if (!used) line.exchange->abandon_step();
+    line.exchange->end_step(used);
     line.exchange->begin_step(step_);
   }
 }
@@ -246,6 +275,7 @@ void Reducer::abandon() noexcept {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   if (during_ == During::kNoPass) return;
+  if (local_ && syncing_) return give_up();
   lost_sums_ = !syncing_ && !gathers_.answer;
   try {
     if (gathers_.tell_failed) gathers_.tell_failed();

@@ -59,8 +59,20 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
                         ": give Float, or what the parameters are, " + name(mixed->parameters) + ".");
     }
   }
+  const bool compresses = options.compression != Compression::kNone;
+  if (compresses && options.sum_order == SumOrder::kNative)
+    throw ConfigError(
+        "reef::shard was given a compression and sum_order kNative, which adds up whole gradients: leave one "
+        "of them out.");
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
+    const at::ScalarType computed = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
+    if (compresses && tensor.requires_grad() && computed == at::kHalf) {
+      throw ConfigError(
+          which +
+          "is of Half, and a compression, which holds gradients back: a loss scale that changes "
+          "would scale those. Take BFloat16, or leave compression out.");
+    }
     if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
       throw ConfigError(which + "is sparse or has gaps: make it dense.");
     if (tensor.requires_grad() && ClaimedParameters::has(tensor)) {
@@ -205,7 +217,9 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     }
     Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
     reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
-    reducer.when_reduced([parts = parts_.get()] { parts->make_alike(); });
+    reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
+      if (over_ranks) parts->make_alike();
+    });
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -232,8 +246,8 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
                             [&gatherer] { gatherer.abandon_pass(); }});
   }
   reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
-  reducer.when_reduced([parts = parts_.get()] {
-    parts->make_alike();
+  reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
+    if (over_ranks) parts->make_alike();
     parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
   });

@@ -68,6 +68,7 @@ struct Shard::Parts {
   std::optional<NormsOfParts> norms;  ///< where parts are not whole
   std::optional<Reducer> reducer;
   int no_sync = 0;
+  int local_sums = 0;
   UpdateBeside* update = nullptr;
 };
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeinfo>
+#include <utility>
 
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
@@ -16,6 +17,7 @@
 #include "shard/optimizer_options.h"
 #include "shard/shard_parts.h"
 #include "shard/state_groups.h"
+#include "shard/state_of_exchange.h"
 #include "shard/state_rules.h"
 #include "shard/together.h"
 
@@ -120,6 +122,7 @@ OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0
   const std::vector<GroupNames> merged = merged_groups(all, own.groups, /*saved=*/true);
   const bool keep = !rank0_only || all.group->getRank() == 0;
   NamedState states = whole_state(all, by_name(own), keep);
+  whole.communication = StateOfExchange(all, *parts_->reducer).whole(keep);
   if (!keep) return whole;
   std::map<std::string, std::string> ids;
   for (std::size_t g = 0; g < merged.size(); ++g) {
@@ -154,6 +157,9 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
   std::map<std::string, StateValues> states;
   for (auto& [name, values] : own_state(all, pieces, options)) states.emplace(name, std::move(values));
   OptimizerState found;
+  std::vector<OptimizerState::Communication> communication;
+  for (OptimizerState& state : given) communication.push_back(std::move(state.communication));
+  found.communication = StateOfExchange(all, *parts_->reducer).resharded(communication);
   for (std::size_t g = 0; g < own.groups.size(); ++g) {
     Group& group = found.groups.emplace_back(own.groups[g]);
     group.options = options[g].second;
@@ -187,6 +193,8 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
     }
   }
   std::erase_if(state.states, [&](const auto& one) { return empty.contains(one.first); });
+  state.communication = communication();
+  for (auto& [rank, of_rank] : state.communication.of_ranks) of_rank = unpacked_state(packed_state(of_rank));
   return state;
 }
 
@@ -198,14 +206,20 @@ void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector
     groups = groups_of(optimizer, *this);
   });
   agree_on_rule(parts_->divided, optimizer);
-  const OptimizerState state = own_optimizer_state(groups, std::move(given), rule_of(optimizer));
+  OptimizerState state = own_optimizer_state(groups, std::move(given), rule_of(optimizer));
+  const OptimizerState::Communication own = std::exchange(state.communication, {});
   const KeptByOptimizer before(optimizer);
+  const OptimizerState::Communication held_back = communication();
   Together together(parts_->divided.group, parts_->divided.device());
-  together.here([&] { reef::load_optimizer_state(optimizer, state); });
+  together.here([&] {
+    reef::load_optimizer_state(optimizer, state);
+    load_communication(own);
+  });
   try {
     together.agree();
   } catch (...) {
     before.put_back(optimizer);
+    load_communication(held_back);
     throw;
   }
 }

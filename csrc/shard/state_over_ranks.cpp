@@ -45,16 +45,6 @@ auto unpacked(const IValue& pairs, const Unpack& unpack) {
   return all;
 }
 
-IValue packed_state(const NamedState& state) {
-  return packed(state, [](const StateValues& values) { return packed(values, compact); });
-}
-
-NamedState unpacked_state(const IValue& state) {
-  return unpacked(state, [](const IValue& values) {
-    return unpacked(values, [](const IValue& value) { return value; });
-  });
-}
-
 // Pieces by the name of their parameter.
 using Pieces = std::map<std::string, std::vector<StatePiece>, std::less<>>;
 
@@ -119,6 +109,16 @@ void add_own(NamedState& own, const DividedParameters& all, const Pieces& pieces
 }
 
 }  // namespace
+
+IValue packed_state(const NamedState& state) {
+  return packed(state, [](const StateValues& values) { return packed(values, compact); });
+}
+
+NamedState unpacked_state(const IValue& state) {
+  return unpacked(state, [](const IValue& values) {
+    return unpacked(values, [](const IValue& value) { return value; });
+  });
+}
 
 c10::Device DividedParameters::device() const { return device_of(parameters, &ReducedParameter::tensor); }
 

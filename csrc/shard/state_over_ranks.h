@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <functional>
 #include <string>
@@ -36,9 +37,13 @@ struct DividedParameters {
 /// What is kept for parameters or parts, by their names.
 using NamedState = std::vector<std::pair<std::string, StateValues>>;
 
-/// All functions here are collective: all ranks call them alike. What goes wrong on one is thrown on all.
-/// They throw ConfigError and RankFailed. Sent by a rank: what it keeps, to each of the others, a bucket's at
-/// a time; memory: what all ranks keep for a bucket, twice.
+/// As one value, for Together, with tensors as copies on the CPU; and what has been made of one.
+c10::IValue packed_state(const NamedState& state);
+NamedState unpacked_state(const c10::IValue& state);
+
+/// All other functions here are collective: all ranks call them alike. What goes wrong on one is thrown on
+/// all. They throw ConfigError and RankFailed. Sent by a rank: what it keeps, to each of the others, a
+/// bucket's at a time; memory: what all ranks keep for a bucket, twice.
 
 /// Of what each rank keeps, what one process would keep, in the module's order. Not `keep`: nothing, on a
 /// rank that only helps.

@@ -52,19 +52,9 @@ std::optional<std::int64_t> entries_of_tile(std::int64_t elements, std::int64_t 
   return std::nullopt;
 }
 
-// In the order of the parameter's memory.
-Tensor flat_of(const StateSubject& subject, const Tensor& tensor) {
-  const Tensor& like = subject.parameter;
-  if (tensor.dim() == 1) return tensor.contiguous();
-  if (tensor.sizes() != like.sizes()) return tensor.contiguous().view({-1});
-  if (tensor.strides() == like.strides()) return tensor.as_strided({tensor.numel()}, {1});
-  const Tensor same = at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
-  return same.as_strided({tensor.numel()}, {1});
-}
-
 Tensor cut(const StateSubject& subject, const std::string& key, const StatePiece& piece, const Tensor& value,
            std::int64_t first, std::int64_t last) {
-  const Tensor flat = flat_of(subject, value);
+  const Tensor flat = in_memory_order(subject, value);
   if (first == piece.first && last == piece.last) return flat;
   const auto of_tile = entries_of_tile(piece.last - piece.first, flat.numel());
   if (!of_tile) {
@@ -138,6 +128,15 @@ std::vector<Joined> joined(const StateSubject& subject, std::int64_t first, std:
 }
 
 }  // namespace
+
+Tensor in_memory_order(const StateSubject& subject, const Tensor& tensor) {
+  const Tensor& like = subject.parameter;
+  if (tensor.dim() == 1) return tensor.contiguous();
+  if (tensor.sizes() != like.sizes()) return tensor.contiguous().view({-1});
+  if (tensor.strides() == like.strides()) return tensor.as_strided({tensor.numel()}, {1});
+  const Tensor same = at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
+  return same.as_strided({tensor.numel()}, {1});
+}
 
 StateValues part_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
                         const std::vector<StatePiece>& pieces) {

@@ -39,6 +39,9 @@ StateValues part_values(const StateSubject& subject, std::int64_t first, std::in
 StateValues kept_values(const StateSubject& subject, std::int64_t first, std::int64_t last,
                         const std::vector<StatePiece>& pieces);
 
+/// What is kept for a parameter or a part of it, in one dimension and in the order of the parameter's memory.
+at::Tensor in_memory_order(const StateSubject& subject, const at::Tensor& value);
+
 /// Throws ConfigError if the piece has a value that is neither by element nor of the parameter as a whole: a
 /// tensor of another shape than the parameter, its part or the codes and scales of so many elements, or a
 /// list.

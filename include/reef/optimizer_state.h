@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +23,7 @@ namespace reef {
 
 /// What an optimizer keeps, as data: the contents of torch::optim's files, whatever the optimizer's class. It
 /// is written and read as one is (torch::save, torch::load), in the same format, in which each can read the
-/// other's: names are an addition that torch::optim does not look at.
+/// other's: names and communication are additions that torch::optim does not look at.
 struct OptimizerState {
   using Values = std::vector<std::pair<std::string, c10::IValue>>;
   struct Group {
@@ -33,6 +34,16 @@ struct OptimizerState {
   std::vector<Group> groups;
   /// By id. What has taken no step has none.
   std::vector<std::pair<std::string, Values>> states;
+  /// What the exchange of gradients of a reef::Shard remembers from step to step (ShardOptions::compression):
+  /// of each rank by itself, since it is what that rank holds back. torch::optim does not look at it.
+  struct Communication {
+    std::string method;      ///< by which it is exchanged; empty: nothing is held back
+    std::int64_t ranks = 0;  ///< of the run
+    Values numbers;          ///< the same on all ranks
+    /// By rank and name of the parameter, or of a part of it: name[first:last].
+    std::vector<std::pair<std::int64_t, std::vector<std::pair<std::string, Values>>>> of_ranks;
+  };
+  Communication communication;
 };
 
 /// A copy of what it keeps: on the CPU, so many bytes, and twice as many while it is made.

@@ -47,6 +47,14 @@ struct MixedPrecision {
   at::ScalarType sums = at::kFloat;
 };
 
+/// What gradients are made smaller by, to travel.
+enum class Compression : std::uint8_t {
+  kNone,
+  /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
+  /// next one (error feedback), so that nothing is lost; see docs/shard.md.
+  kBFloat16,
+};
+
 struct ShardOptions {
   Stage stage = Stage::kReplicate;
   /// Gradients travel in flat memory of so many bytes (one parameter more, if that is larger).
@@ -58,6 +66,12 @@ struct ShardOptions {
   /// devices, where kRanks needs a bucket more for what it receives, and NCCL's sums may be faster; over gloo
   /// it sends gradients twice above kReplicate. Not with shard_degree.
   SumOrder sum_order = SumOrder::kRanks;
+  /// Gives up what kRanks promises, too: ranks are alike, bit for bit, and their number makes a difference.
+  /// With copies (shard_degree) only what leaves a copy is compressed. What is held back is in the
+  /// optimizer's state dicts (OptimizerState::communication), and takes the bytes of the gradients; of
+  /// bfloat16 the bytes that are sent are half of float32's. Not with kNative, nor for parameters of Half,
+  /// whose loss is scaled: a scale that changes would scale what is held back.
+  Compression compression = Compression::kNone;
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send. If it is not given: what a Budget for their device leaves free on every rank
@@ -145,6 +159,27 @@ class REEF_API Shard {
     Parts& parts_;
   };
 
+  /// While one lives, a pass of backward gives parameters() this rank's own sums, which a step uses, and
+  /// sends nothing, not a byte: parameters are each rank's own from then on (local SGD), until
+  /// average_parameters(). A rank may take other steps than others. Buffers stay each rank's, too. All ranks
+  /// begin and end it alike. Throws ConfigError where parameters are divided.
+  class REEF_API LocalSums {
+   public:
+    explicit LocalSums(Shard& shard);
+    ~LocalSums();
+    LocalSums(const LocalSums&) = delete;
+    LocalSums& operator=(const LocalSums&) = delete;
+
+   private:
+    Parts& parts_;
+  };
+
+  /// Each of parameters() becomes its mean over the ranks: added up in the order of ranks and in its dtype,
+  /// then divided; and buffers become what ShardOptions::buffers says. Gradients, states of the optimizer and
+  /// what is held back stay each rank's. A rank sends what a step would. Memory: a bucket. All ranks call it
+  /// alike. Throws ConfigError on all where parameters are divided, and RankFailed.
+  void average_parameters();
+
   /// Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself
   /// when an operator first reads a parameter after a step, so all ranks must do that or this alike. Throws
   /// RankFailed. kParameters: all of them are in memory then, until operators need others.
@@ -152,9 +187,11 @@ class REEF_API Shard {
 
   /// Takes up what has become of the module since shard(): parameters that are new, gone, frozen or not, in
   /// other memory or of another dtype, other buffers. As if the module were sharded anew, but masters keep
-  /// their bits; parameters() are new tensors, so make the optimizer anew. Memory meanwhile, where there are
-  /// masters: two copies of a full state dict. All ranks alike. Throws as shard() does, and then the module
-  /// is whole and no longer sharded, and ConfigError beside a DelayedUpdate or in no_sync.
+  /// their bits, and gradients that are held back (ShardOptions::compression) stay so; parameters() are new
+  /// tensors, so make the optimizer anew. Memory meanwhile, where there are masters: two copies of a full
+  /// state dict; with a compression, what all ranks hold back. All ranks alike. Throws as shard() does, and
+  /// then the module is whole and no longer sharded, and ConfigError beside a DelayedUpdate, in no_sync or in
+  /// LocalSums.
   void refresh(torch::nn::Module& module);
   void refresh(const Named& parameters, const Named& buffers, ModuleNow module_now = {});
   /// A refresh() has thrown when the old shard was gone, or this was moved from: nothing else may be called.
@@ -182,7 +219,10 @@ class REEF_API Shard {
   OptimizerState full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only = false);
   OptimizerState sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const;
   /// As load_state_dict(). What does not name its parameters (a file of torch::optim) has those that require
-  /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing.
+  /// a gradient, in the module's order. Refused: what another rule keeps, with what is missing. Gradients
+  /// that are held back (ShardOptions::compression) are loaded with it, by any number of ranks: where these
+  /// are fewer, they add up what others held back. A state that has none begins with none held back; refused:
+  /// one of another compression, or not of all ranks.
   void load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given);
   /// The same of optimizers that are not LibTorch's. `own` names parts; to load, it needs no states, and of
   /// options the keys alone, and what is returned has its ids. `rule`: its class, as "torch.optim.AdamW", of
@@ -190,6 +230,12 @@ class REEF_API Shard {
   OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
   OptimizerState own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
                                      const std::string& rule = "");
+
+  /// What this rank's exchange of gradients remembers (ShardOptions::compression), which the optimizer's
+  /// states above have besides; the tensors are nobody's to write to. load: in its place, what
+  /// own_optimizer_state() gives for this rank, once that optimizer has loaded the rest.
+  OptimizerState::Communication communication() const;
+  void load_communication(const OptimizerState::Communication& own);
 
   /// Clears the gradients of parts whose parameters' gradients were cleared (module.zero_grad()), which the
   /// next backward does by itself: to be called where a step comes before that. Python's optimizers do.

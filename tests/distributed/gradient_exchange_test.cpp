@@ -182,13 +182,13 @@ TEST(GradientExchange, WithinACopySumsAreThoseOfItsRanks) {
 /// each, and what rounding has lost is kept and added in the next step; vectors go as they are.
 class RoundedExchange final : public GradientExchange {
  public:
-  using GradientExchange::GradientExchange;
+  RoundedExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
+      : GradientExchange(group, number, slices, options, {"rounded", {{"lost"}}}) {}
 
   void exchange(const GradientBucket& bucket) override {
     const Tensor& own = bucket.own;
     if (divided()) sum_.reduce_scatter(bucket.flat, own, SliceSum::Over::kCopy, Reduction::kSum);
-    if (const auto before = lost_.find(bucket.number); before != lost_.end()) own.add_(before->second);
-    Tensor& lost = lost_in_step_[bucket.number];
+    if (const Tensor before = lost(bucket.number); before.defined()) own.add_(before);
     const std::vector<Piece> pieces = pieces_of(bucket);
     const RanksAmong between = between_copies();
 
@@ -213,7 +213,7 @@ class RoundedExchange final : public GradientExchange {
     }
     const Tensor all_levels = gathered(torch::cat(levels), between);
     const Tensor all_vectors = gathered(torch::cat(vectors), between);
-    lost = torch::zeros_like(own);
+    const Tensor lost = torch::zeros_like(own);
     std::int64_t level = 0, vector = 0;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const Tensor to = pieces[i].of(own);
@@ -228,13 +228,8 @@ class RoundedExchange final : public GradientExchange {
       }
       (pieces[i].matrix ? level : vector) += to.numel();
     }
+    memory().remember(bucket.number, "lost", lost);
     if (reduction() == Reduction::kMean) own.div_(ranks().all().count);
-  }
-
-  void abandon_step() override { lost_in_step_.clear(); }
-  void begin_step(std::int64_t step) override {
-    GradientExchange::begin_step(step);
-    for (auto& [bucket, lost] : std::exchange(lost_in_step_, {})) lost_[bucket] = std::move(lost);
   }
 
   struct Piece {
@@ -253,7 +248,7 @@ class RoundedExchange final : public GradientExchange {
     }
     return pieces;
   }
-  const Tensor& lost(std::size_t bucket) const { return lost_.at(bucket); }
+  Tensor lost(std::size_t bucket) const { return memory().tensor(bucket, "lost"); }
 
  private:
   Tensor gathered(const Tensor& own, const RanksAmong& between) {
@@ -264,7 +259,6 @@ class RoundedExchange final : public GradientExchange {
   }
 
   SliceSum sum_{ranks()};
-  std::map<std::size_t, Tensor> lost_, lost_in_step_;  ///< of each bucket
 };
 
 // Nothing is lost: what has been applied in all steps and what is kept for the next is what all ranks had,
@@ -324,7 +318,7 @@ TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
               EXPECT_TRUE(torch::equal(piece.of(full.own), piece.of(expected))) << text;
             }
           }
-          if (!used) exchange.abandon_step();
+          exchange.end_step(used);
           exchange.begin_step(step + 2);
         }
         EXPECT_EQ(exchange.ranks().sent_bytes(), bytes) << text;

@@ -39,6 +39,12 @@ reef::SumOrder sum_order_of(const std::string& name) {
   throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
 }
 
+reef::Compression compression_of(const std::string& name) {
+  if (name == "none") return reef::Compression::kNone;
+  if (name == "bfloat16") return reef::Compression::kBFloat16;
+  throw reef::ConfigError("compression '" + name + "' is not \"none\" or \"bfloat16\"");
+}
+
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
   reef::Shard::Named all;
   for (std::size_t i = 0; i < names.size(); ++i) all.emplace_back(names[i], tensors[i]);
@@ -62,6 +68,7 @@ struct Shard : torch::CustomClassHolder {
   explicit Shard(const Given&... given) : shard(given...) {}
   reef::Shard shard;
   std::vector<std::unique_ptr<reef::Shard::NoSync>> pauses;
+  std::vector<std::unique_ptr<reef::Shard::LocalSums>> local_sums;
   std::unique_ptr<reef::UpdateBeside> update;
 };
 using Self = c10::intrusive_ptr<Shard>;
@@ -89,6 +96,18 @@ std::vector<std::string> strings_of(const IValue& tuple) {
   for (const IValue& text : elements_of(tuple)) strings.push_back(text.toStringRef());
   return strings;
 }
+reef::OptimizerState::Communication communication_of(const IValue& data) {
+  const auto& parts = elements_of(data);
+  reef::OptimizerState::Communication found{
+      parts[0].toStringRef(), parts[1].toInt(), values_of(parts[2]), {}};
+  for (const IValue& of_rank : elements_of(parts[3])) {
+    auto& [rank, values] = found.of_ranks.emplace_back();
+    rank = elements_of(of_rank)[0].toInt();
+    for (const IValue& one : elements_of(elements_of(of_rank)[1]))
+      values.emplace_back(elements_of(one)[0].toStringRef(), values_of(elements_of(one)[1]));
+  }
+  return found;
+}
 reef::OptimizerState state_of(const IValue& data) {
   reef::OptimizerState state;
   for (const IValue& group : elements_of(elements_of(data)[0])) {
@@ -97,6 +116,7 @@ reef::OptimizerState state_of(const IValue& data) {
   }
   for (const IValue& one : elements_of(elements_of(data)[1]))
     state.states.emplace_back(elements_of(one)[0].toStringRef(), values_of(elements_of(one)[1]));
+  state.communication = communication_of(elements_of(data)[2]);
   return state;
 }
 
@@ -108,12 +128,22 @@ IValue tuple_of(const reef::OptimizerState::Values& values) {
 IValue tuple_of(const std::vector<std::string>& strings) {
   return tuple_of(std::vector<IValue>(strings.begin(), strings.end()));
 }
+IValue data_of(const reef::OptimizerState::Communication& communication) {
+  std::vector<IValue> of_ranks;
+  for (const auto& [rank, values] : communication.of_ranks) {
+    std::vector<IValue> all;
+    for (const auto& [name, of_name] : values) all.push_back(tuple_of({name, tuple_of(of_name)}));
+    of_ranks.push_back(tuple_of({rank, tuple_of(std::move(all))}));
+  }
+  return tuple_of({communication.method, communication.ranks, tuple_of(communication.numbers),
+                   tuple_of(std::move(of_ranks))});
+}
 IValue data_of(const reef::OptimizerState& state) {
   std::vector<IValue> groups, states;
   for (const auto& group : state.groups)
     groups.push_back(tuple_of({tuple_of(group.ids), tuple_of(group.names), tuple_of(group.options)}));
   for (const auto& [id, values] : state.states) states.push_back(tuple_of({id, tuple_of(values)}));
-  return tuple_of({tuple_of(std::move(groups)), tuple_of(std::move(states))});
+  return tuple_of({tuple_of(std::move(groups)), tuple_of(std::move(states)), data_of(state.communication)});
 }
 
 }  // namespace
@@ -165,6 +195,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              for (const HeldState& one : given) states.push_back(one->state);
              return data_of(self->shard.own_optimizer_state(own->state, std::move(states), rule));
            })
+      .def("communication", [](const Self& self) { return data_of(self->shard.communication()); })
+      .def("load_communication",
+           [](const Self& self, const IValue& own) { self->shard.load_communication(communication_of(own)); })
       .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })
       .def("begin_no_sync",
@@ -172,6 +205,12 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              self->pauses.push_back(std::make_unique<reef::Shard::NoSync>(self->shard));
            })
       .def("end_no_sync", [](const Self& self) { self->pauses.pop_back(); })
+      .def("begin_local_sums",
+           [](const Self& self) {
+             self->local_sums.push_back(std::make_unique<reef::Shard::LocalSums>(self->shard));
+           })
+      .def("end_local_sums", [](const Self& self) { self->local_sums.pop_back(); })
+      .def("average_parameters", [](const Self& self) { self->shard.average_parameters(); })
       .def("open_update",
            [](const Self& self) { self->update = std::make_unique<reef::UpdateBeside>(self->shard); })
       .def("close_update", [](const Self& self) { self->update.reset(); })
@@ -187,7 +226,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "str sum_order, "
+      "str sum_order, str compression, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
@@ -195,7 +234,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, const std::string& sum_order,
+         const std::string& reduction, const std::string& sum_order, const std::string& compression,
          std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
          const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
@@ -206,6 +245,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          .bucket_bytes = bucket_bytes,
                                          .reduction = reef::bind::reduction_of(reduction),
                                          .sum_order = sum_order_of(sum_order),
+                                         .compression = compression_of(compression),
                                          .resident_bytes = resident_bytes,
                                          .shard_degree = static_cast<int>(shard_degree),
                                          .buffers = buffers_of(buffer_mode),

@@ -16,7 +16,7 @@ from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
 from .shard_module import Look
 from .shard_optimizer import refuse_whole_rules, rule_of
-from .shard_state import dict_of, held, is_extra, tensors_of, with_names
+from .shard_state import communication_of, dict_of, held, is_extra, tensors_of, with_names
 
 STAGES = ("replicate", "optimizer", "gradients", "parameters")
 
@@ -126,6 +126,32 @@ class Shard:
         finally:
             self._shard.end_no_sync()
 
+    @contextlib.contextmanager
+    def local_sums(self) -> Iterator[None]:
+        """Backward gives ``parameters()`` this rank's own sums, which a step uses, and sends nothing, not a byte: parameters
+        are each rank's own from then on (local SGD), until ``average_parameters``. A rank may take other steps than others.
+        Buffers stay each rank's, too. All ranks begin and end it alike. ::
+
+            with sharded.local_sums():
+                for batch in batches:
+                    optimizer.zero_grad()
+                    loss(model(batch)).backward()
+                    optimizer.step()
+            sharded.average_parameters()
+
+        Raises ValueError above stage ``"replicate"``."""
+        self._shard.begin_local_sums()
+        try:
+            yield
+        finally:
+            self._shard.end_local_sums()
+
+    def average_parameters(self) -> None:
+        """Makes each of ``parameters()`` its mean over the ranks: added up in the order of ranks and in its dtype, then divided;
+        and buffers become what ``buffers`` says. Gradients and states of the optimizer stay each rank's. All ranks call
+        this alike. Raises ValueError above stage ``"replicate"``, and torch.distributed.DistError if a rank is gone."""
+        self._shard.average_parameters()
+
     def end(self) -> None:
         """Leaves the module to this rank alone, with whole parameters as they are now. All ranks call this alike."""
         self._shard.gather()
@@ -134,9 +160,9 @@ class Shard:
 
     def refresh(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Takes up what has become of the module since: parameters that are new, gone, frozen or not, in other memory or of
-        another dtype, other buffers. As if the module were sharded anew, but masters keep their bits. ``parameters()`` are new
-        tensors then: make the optimizer anew, or give it here. It then has the new parts of what it had, with their states, and
-        not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever.
+        another dtype, other buffers. As if the module were sharded anew, but masters keep their bits, and gradients that are
+        held back (``compression``) stay so. ``parameters()`` are new tensors then: make the optimizer anew, or give it here. It
+        then has the new parts of what it had, with their states, and not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever.
         All ranks call this alike.
 
         Raises ValueError on all ranks as ``shard`` does, and then the module is whole and no longer sharded."""
@@ -162,7 +188,8 @@ class Shard:
         present = {number for saved in states["param_groups"] for number in saved["params"]}
         states["state"] = {number: values for number, values in states["state"].items() if number in present}
         optimizer.state.clear()
-        self.load_optimizer_state_dict(optimizer, states)
+        states.pop("communication", None)  # the shard has kept it
+        self._load_optimizer_state_dicts(optimizer, [states], communication=False)
 
     def gather(self) -> None:
         """Makes the module's parameters what the ranks' optimizers have made of their parts. Happens by itself when an
@@ -204,7 +231,8 @@ class Shard:
         self, optimizer: torch.optim.Optimizer, *, rank0_only: bool = False
     ) -> dict[str, Any]:
         """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
-        module's order, with their ``param_names``. As ``full_state_dict``."""
+        module's order, with their ``param_names`` and, with a ``compression``, what each rank holds back of gradients
+        (``communication``). As ``full_state_dict``."""
         with self._on_all(_stepping(optimizer)):
             refuse_whole_rules(_stepping(optimizer))
             own = held(self.sharded_optimizer_state_dict(optimizer))
@@ -212,13 +240,21 @@ class Shard:
         return dict_of(whole, named=True) if whole[0] else {}
 
     def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """``optimizer.state_dict()``, with ``param_names``."""
+        """``optimizer.state_dict()``, with ``param_names`` and, with a ``compression``, what this rank holds back of
+        gradients (``communication``)."""
         self._shard.wait_for_update()
-        return with_names(optimizer, self._names(), states=True)
+        return {**with_names(optimizer, self._names(), states=True), **communication_of(self._shard.communication())}
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
         """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
-        the module's order. Of an optimizer of the same rule, by its options and states."""
+        the module's order. Of an optimizer of the same rule, by its options and states. What is held back of gradients is
+        loaded with it, by any number of ranks; one without ``communication`` begins with nothing held back, and of another
+        ``compression`` it is refused."""
+        self._load_optimizer_state_dicts(optimizer, state_dicts, communication=True)
+
+    def _load_optimizer_state_dicts(
+        self, optimizer: torch.optim.Optimizer, state_dicts: Iterable[Mapping[str, Any]], *, communication: bool
+    ) -> None:
         steps = _stepping(optimizer)
         with self._on_all(steps):
             refuse_whole_rules(steps)
@@ -227,10 +263,16 @@ class Shard:
         data = self._shard.own_optimizer_state(own, given, rule_of(steps))
         before = {"state": steps.state, "param_groups": steps.param_groups}
         options = [dict(group) for group in optimizer.param_groups]
+        held_back = self._shard.communication()
         try:
             with self._on_all():
-                optimizer.load_state_dict(dict_of(data, named=False))
+                found = dict_of(data, named=False)
+                found.pop("communication", None)
+                optimizer.load_state_dict(found)
+                if communication:
+                    self._shard.load_communication(data[2])
         except BaseException:
+            self._shard.load_communication(held_back)
             steps.__setstate__(before)
             for group, own_options in zip(optimizer.param_groups, options, strict=True):
                 group.update(own_options)
@@ -295,6 +337,7 @@ def shard(
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
     sum_order: str = "ranks",
+    compression: str = "none",
     resident_bytes: str | int | None = None,
     shard_degree: int = 0,
     buffers: str = "local",
@@ -311,6 +354,10 @@ def shard(
     micro-batches, and divides by the number of ranks for ``reduction="mean"``. With ``sum_order="native"`` they are added
     up as the backend's own reduce-scatter or all-reduce does: then that holds within rounding only. It is for devices; over
     gloo it sends gradients twice above ``"replicate"``.
+
+    With ``compression="bfloat16"`` gradients travel as bfloat16, half the bytes of float32, and what rounding takes from one
+    is held back on its rank and added to the next, so that nothing is lost. It gives up the bits of one process; ranks
+    are alike. What is held back is in the optimizer's state dicts, and takes the bytes of the gradients.
 
     With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
     such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
@@ -344,7 +391,7 @@ def shard(
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
     look = Look(module)
     made = torch.ops.reef.shard(
-        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order,
+        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression,
         None if resident_bytes is None else parse_bytes(resident_bytes), shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
     )  # fmt: skip
     _of_module[module] = _Native(made, look)

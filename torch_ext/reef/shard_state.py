@@ -9,8 +9,8 @@ import torch
 
 from .part import part_of
 
-Data = tuple[tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...], tuple[Any, ...]]
-"""Groups: ids, names, options. And what each id has, by key."""
+Data = tuple[tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...], tuple[Any, ...], tuple[Any, ...]]
+"""Groups: ids, names, options. What each id has, by key. And what is held back of gradients."""
 
 
 def held(state_dict: dict[str, Any]) -> torch.ScriptObject:
@@ -30,12 +30,31 @@ def data_of(state_dict: dict[str, Any]) -> Data:
         )
         for group in state_dict.get("param_groups", ())
     )
-    return groups, tuple((str(number), tuple(values.items())) for number, values in state_dict.get("state", {}).items())
+    states = tuple((str(number), tuple(values.items())) for number, values in state_dict.get("state", {}).items())
+    return groups, states, _communication_data(state_dict.get("communication") or {})
+
+
+def _communication_data(held_back: Mapping[str, Any]) -> tuple[Any, ...]:
+    of_ranks = tuple(
+        (int(rank), tuple((name, tuple(values.items())) for name, values in of_rank.items()))
+        for rank, of_rank in held_back.get("of_ranks", {}).items()
+    )
+    return held_back.get("method", ""), held_back.get("ranks", 0), tuple(held_back.get("numbers", {}).items()), of_ranks
+
+
+def communication_of(data: tuple[Any, ...]) -> dict[str, Any]:
+    """The entry of an optimizer's state dict; none, where nothing is remembered."""
+    method, ranks, numbers, of_ranks = data
+    if not method:
+        return {}
+    held_back = {rank: {name: dict(values) for name, values in of_rank} for rank, of_rank in of_ranks}
+    return {"communication": {"method": method, "ranks": ranks, "numbers": dict(numbers), "of_ranks": held_back}}
 
 
 def dict_of(data: Data, *, named: bool) -> dict[str, Any]:
-    groups, states = data
+    groups, states, communication = data
     return {
+        **communication_of(communication),
         "state": {int(number): dict(values) for number, values in states},
         "param_groups": [
             {**dict(options), "params": [int(number) for number in numbers], **({"param_names": list(names)} if named else {})}

@@ -1,0 +1,128 @@
+"""One rank of tests/python/test_shard_compression.py: `save DIRECTORY` trains at every stage and writes state dicts; `load
+DIRECTORY RANKS` goes on from what so many ranks wrote. Gradients are whole numbers, sums and the learning rate 1, so what has been
+applied is minus the parameters, and what is applied and what is held back is, bit for bit, what there was."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import reef
+
+SHAPES = {"matrix": (40, 13), "vector": (700,), "cube": (3, 7, 11), "number": ()}
+STAGES = (0, 1, 2, 3)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+
+
+def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return {n: torch.randint(-8000, 8000, shape, generator=generator).float() for n, shape in SHAPES.items()}
+
+
+def train(net: Net, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        own = gradients(rank, step)
+        torch.stack([(p * own[name]).sum() for name, p in net.named_parameters()]).sum().backward()
+        optimizer.step()
+
+
+def all_gradients(ranks: int, steps: range) -> dict[str, torch.Tensor]:
+    of_all = [gradients(rank, step) for rank in range(ranks) for step in steps]
+    return {name: torch.stack([one[name] for one in of_all]).sum(0) for name in SHAPES}
+
+
+def held_back(state: dict) -> dict[str, torch.Tensor]:
+    """The sum over ranks, of whole parameters and parts of them."""
+    total = {name: torch.zeros(shape).reshape(-1) for name, shape in SHAPES.items()}
+    for of_rank in state.get("communication", {}).get("of_ranks", {}).values():
+        for name, values in of_rank.items():
+            parameter, _, part = name.partition("[")
+            if parameter not in SHAPES:
+                assert not any(value.any() for value in values.values()), name
+                continue
+            first = int(part.partition(":")[0] or 0)
+            for value in values.values():
+                total[parameter][first : first + value.numel()] += value.reshape(-1)
+    return {name: value.view(SHAPES[name]) for name, value in total.items()}
+
+
+def check(sharded: reef.Shard, optimizer: torch.optim.Optimizer, expected: dict[str, torch.Tensor], where: str) -> None:
+    module, state = sharded.full_state_dict(), sharded.full_optimizer_state_dict(optimizer)
+    rest = held_back(state)
+    for name, value in expected.items():
+        assert torch.equal(rest[name] - module[name], value), f"{where}: {name}"
+
+
+def made(group: torch.distributed.ProcessGroup, stage: int, bucket_bytes: str):
+    net = Net()
+    sharded = reef.shard(net, group, stage=stage, bucket_bytes=bucket_bytes, reduction="sum", compression="bfloat16")
+    return net, sharded, torch.optim.SGD(sharded.parameters(), lr=1.0)
+
+
+def save(group: torch.distributed.ProcessGroup, directory: Path) -> None:
+    rank, ranks = group.rank(), group.size()
+    for stage in STAGES:
+        net, sharded, optimizer = made(group, stage, "4KiB")
+        train(net, optimizer, rank, range(2))
+        check(sharded, optimizer, all_gradients(ranks, range(2)), f"stage {stage}")
+        whole = sharded.full_state_dict(), sharded.full_optimizer_state_dict(optimizer)
+        assert ranks == 1 or any(value.abs().sum() > 0 for value in held_back(whole[1]).values())
+        if rank == 0:
+            torch.save(whole, directory / f"{stage}.pt")
+        torch.save((sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)), directory / f"{stage}.{rank}.pt")
+        plain = torch.optim.SGD(Net().parameters(), lr=1.0)
+        plain.load_state_dict(whole[1])  # torch's own does not look at it
+
+
+def load(group: torch.distributed.ProcessGroup, directory: Path, saved_by: int) -> None:
+    rank, ranks = group.rank(), group.size()
+    before = all_gradients(saved_by, range(2))
+    after = {name: value + before[name] for name, value in all_gradients(ranks, range(2, 4)).items()}
+    for stage in STAGES:
+        whole = torch.load(directory / f"{stage}.pt")
+        parts = [torch.load(directory / f"{stage}.{of}.pt", mmap=True) for of in range(saved_by)]
+        for to in (stage, (stage + 1) % len(STAGES)):
+            for how, given in {"whole": [whole], "rank 0's": [whole] if rank == 0 else [], "parts": parts}.items():
+                net, sharded, optimizer = made(group, to, "1KiB")
+                where = f"{how} from stage {stage} to {to}, rank {rank}"
+                sharded.load_state_dict(*(module for module, _ in given))
+                sharded.load_optimizer_state_dict(optimizer, *(state for _, state in given))
+                check(sharded, optimizer, before, where)
+                train(net, optimizer, rank, range(2, 4))
+                check(sharded, optimizer, after, where + ", two steps later")
+        if saved_by > 1:
+            try:
+                sharded.load_optimizer_state_dict(optimizer, *(state for _, state in parts[1:]))
+                raise AssertionError("a state that is missing was not missed")
+            except ValueError as error:
+                assert "rank 0" in str(error) or "none of the pieces" in str(error), error
+            check(sharded, optimizer, after, f"stage {stage}, after a refusal")
+
+        net, sharded, optimizer = made(group, stage, "4KiB")
+        sharded.load_state_dict(whole[0])
+        sharded.load_optimizer_state_dict(optimizer, whole[1])
+        net.extra = torch.nn.Linear(2, 2)
+        sharded.refresh(optimizer)
+        module, state = sharded.full_state_dict(), sharded.full_optimizer_state_dict(optimizer)
+        assert all(torch.equal(held_back(state)[n] - module[n], before[n]) for n in SHAPES), f"stage {stage}, after refresh()"
+
+
+def main() -> None:
+    group = reef.init_process_group()
+    directory = Path(sys.argv[2])
+    if sys.argv[1] == "save":
+        save(group, directory)
+    else:
+        load(group, directory, int(sys.argv[3]))
+    print("done")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
