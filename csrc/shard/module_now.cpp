@@ -54,7 +54,7 @@ OptimizerState::Communication named_as_in(const Shard::Named& now, const Divided
     const auto& [name, tensor] = *named;
     for (std::size_t item = 0; item < before.parameters.size(); ++item) {
       const ReducedParameter& one = before.parameters[item];
-      const bool is_there = one.tensor.is_same(tensor) && tensor.sizes() == reducer.sizes_of(item);
+      const bool is_there = one.tensor.is_same(tensor) && tensor.sizes() == reducer.flat_place_of(item).shape;
       if (is_there && tensor.requires_grad()) names[one.name] = name;
     }
   }

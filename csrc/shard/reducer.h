@@ -77,11 +77,12 @@ class Reducer {
   bool hears_of(std::size_t item) const;
   /// Which has this bucket's gradients. While no pass is under way.
   GradientExchange& exchange_of(std::size_t bucket) { return *line_of(bucket).exchange; }
-  /// Of the parameter, when it was sharded.
-  at::IntArrayRef sizes_of(std::size_t item) const { return items_[item].sizes; }
-  at::IntArrayRef strides_of(std::size_t item) const { return items_[item].strides; }
+  /// Where the parameter lies in its bucket, as it was when it was sharded.
+  const FlatPlace& flat_place_of(std::size_t item) const {
+    return buckets_[items_[item].bucket].places()[items_[item].place];
+  }
   /// In which its gradients are added up.
-  at::ScalarType dtype_of_sums(std::size_t item) const { return buckets_[items_[item].place.bucket].dtype; }
+  at::ScalarType dtype_of_sums(std::size_t item) const { return buckets_[items_[item].bucket].dtype(); }
   std::int64_t sent_bytes() const {
     return lines_[0].exchange->ranks().sent_bytes() + lines_[1].exchange->ranks().sent_bytes();
   }

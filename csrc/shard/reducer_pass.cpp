@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <chrono>
@@ -125,8 +126,10 @@ void Reducer::finish() {
     lent_ = false;
     give_gradients(used);
     for (std::size_t i = 0; i < items_.size(); ++i) {
-      const ShardPiece& place = items_[i].place;
-      if (!used[i]) exchange_of(place.bucket).leave_out(place.bucket, place.offset, place.elements);
+      if (used[i]) continue;
+      const FlatPlace& place = flat_place_of(i);
+      const std::size_t bucket = items_[i].bucket;
+      exchange_of(bucket).leave_out(bucket, place.offset, c10::multiply_integers(place.shape));
     }
     end_step();
     reduced_(/*over_ranks=*/true);
@@ -149,7 +152,7 @@ void Reducer::finish_locally() {
   }
   send_the_rest();
   std::vector<bool> used;
-  for (const Item& item : items_) used.push_back(item.filled);
+  for (const Item& item : items_) used.push_back(item.sum != Sum::kNone);
   for (FlatBucket& bucket : buckets_) bucket.settle();
   forget_sums();
   giving_();

@@ -67,10 +67,10 @@ Communication StateOfExchange::own() const {
       const Tensor all = reducer_.exchange_of(bucket).memory().tensor(bucket, what.name);
       if (others_say || !all.defined()) continue;
       for (const ShardPiece& piece : pieces(bucket, what.extent)) {
-        const Tensor value =
-            what.extent == Extent::kBucket
-                ? alias(all, piece.offset, reducer_.sizes_of(piece.item), reducer_.strides_of(piece.item))
-                : alias(all, piece.offset, piece.elements);
+        const Tensor value = what.extent == Extent::kBucket
+                                 ? alias(all, piece.offset, reducer_.flat_place_of(piece.item).shape,
+                                         reducer_.flat_place_of(piece.item).strides)
+                                 : alias(all, piece.offset, piece.elements);
         const std::string key = name(piece, what.extent);
         values_of(values, key).emplace_back(what.name, value);
       }
