@@ -1,6 +1,6 @@
 """One rank of tests/python/test_shard_compression.py: `save DIRECTORY` trains at every stage and writes state dicts; `load
-DIRECTORY RANKS` goes on from what so many ranks wrote. Gradients are whole numbers, sums and the learning rate 1, so what has been
-applied is minus the parameters, and what is applied and what is held back is, bit for bit, what there was."""
+DIRECTORY RANKS` goes on from what so many ranks wrote. Gradients are whole numbers and added up, and the learning rate is 1:
+minus the parameters are what has been applied, and with what is held back that is, bit for bit, what there was."""
 
 import sys
 from pathlib import Path
@@ -76,7 +76,8 @@ def save(group: torch.distributed.ProcessGroup, directory: Path) -> None:
         assert ranks == 1 or any(value.abs().sum() > 0 for value in held_back(whole[1]).values())
         if rank == 0:
             torch.save(whole, directory / f"{stage}.pt")
-        torch.save((sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)), directory / f"{stage}.{rank}.pt")
+        parts = sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)
+        torch.save(parts, directory / f"{stage}.{rank}.pt")
         plain = torch.optim.SGD(Net().parameters(), lr=1.0)
         plain.load_state_dict(whole[1])  # torch's own does not look at it
 

@@ -162,7 +162,8 @@ class Shard:
         """Takes up what has become of the module since: parameters that are new, gone, frozen or not, in other memory or of
         another dtype, other buffers. As if the module were sharded anew, but masters keep their bits, and gradients that are
         held back (``compression``) stay so. ``parameters()`` are new tensors then: make the optimizer anew, or give it here. It
-        then has the new parts of what it had, with their states, and not of what is gone; what is new (a layer in another's place, too) goes into a group by ``add_param_group``, as ever.
+        then has the new parts of what it had, with their states, and not of what is gone; what is new (a layer in another's
+        place, too) goes into a group by ``add_param_group``, as ever.
         All ranks call this alike.
 
         Raises ValueError on all ranks as ``shard`` does, and then the module is whole and no longer sharded."""
