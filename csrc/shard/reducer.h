@@ -81,7 +81,6 @@ class Reducer {
  private:
   class Hook;
   class KeepHook;
-  class Pass;
   /// Its kind of pointer depends on LibTorch's version.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
   struct Item {
@@ -145,7 +144,7 @@ class Reducer {
   void send_whole_buckets();
   void send(std::size_t bucket);
   void finish();
-  void abandon() noexcept;
+  void abandon(const std::string& thrown) noexcept;
   at::Tensor largest(const at::Tensor& own);
   void await(CommLane& lane, std::uint64_t ticket);
   void give_up() noexcept;
@@ -177,6 +176,7 @@ class Reducer {
   bool in_pass_ = false;
   bool has_gradients_ = false;  ///< in this pass: memory for them is there
   bool lost_sums_ = false;      ///< of passes in no_sync; this rank abandons the next pass that is reduced
+  std::string why_;             ///< this rank has abandoned a pass last
   std::uint8_t clears_ = 0;     ///< a sum over the parts whose gradients were cleared after passes in no_sync
   bool lent_ = false;           ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
