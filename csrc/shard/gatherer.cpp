@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
 
+#include "distributed/members.h"
 #include "kernels/optim_step.h"
 #include "kernels/sum_of_squares.h"
 #include "observer/call.h"
@@ -19,6 +20,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/part.h"
+#include "shard/agreement.h"
 #include "unrecorded.h"
 
 namespace reef {
@@ -113,7 +115,8 @@ Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, co
       copy_(group->getRank() / layout_.ranks),
       device_(device_of(parameters)),
       exchange_(group, exchange, layout_.ranks),
-      lane_(make_comm_lane(*group, device_)) {}
+      lane_(make_comm_lane(*group, device_)),
+      name_(shard_name(exchange)) {}
 
 Gatherer::~Gatherer() = default;
 
@@ -210,6 +213,8 @@ void Gatherer::close() {
 
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
   if (layout_.buckets.empty()) return here;
+  note_call(*exchange_.group(),
+            "the first use of parameters in step " + std::to_string(step_) + " of " + name_);
   const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
   await(*lane_, lane_->submit([this, told] { exchange_.largest(told); }));
   const Tensor heard = told.cpu();

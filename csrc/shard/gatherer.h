@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "distributed/comm_lane.h"
@@ -33,7 +34,10 @@ class Gatherer {
   virtual std::int64_t resident_bytes() const { return 0; }
 
   /// What is thrown from now on says in which step it was.
-  virtual void begin_step(std::int64_t step) { exchange_.begin_step(step); }
+  virtual void begin_step(std::int64_t step) {
+    exchange_.begin_step(step);
+    step_ = step;
+  }
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   virtual void expect_step() = 0;
   /// All of every bucket, whatever was written. Throws RankFailed.
@@ -125,6 +129,8 @@ class Gatherer {
   at::Tensor packed(const std::vector<at::Tensor>& parameters, std::size_t bucket,
                     at::ScalarType dtype) const;
 
+  std::string name_;  ///< of the shard
+  std::int64_t step_ = 0;
   std::unique_ptr<OperatorObservation> observation_;
 };
 

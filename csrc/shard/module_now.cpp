@@ -121,6 +121,7 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
   Parts& old = *parts_;
   if (old.update != nullptr || old.no_sync > 0)
     throw ConfigError("refresh() was called beside a DelayedUpdate or in no_sync: end that first.");
+  old.note("refresh()");
   // Masters have bits that the module's parameters do not.
   std::map<std::string, Tensor> masters;
   if (old.options.mixed_precision) {

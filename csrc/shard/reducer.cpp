@@ -11,6 +11,7 @@
 
 #include "page/pager.h"
 #include "reef/ledger.h"
+#include "shard/agreement.h"
 
 namespace reef {
 
@@ -51,6 +52,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
         if (const auto alive = reducer.lock()) (*alive)->graph_begins();
       }),
       group_(std::move(group)),
+      shard_name_(shard_name(first_exchange - 1)),
       layout_(std::move(layout)),
       options_(options),
       lines_{make_line(first_exchange, device_of(parameters, &ReducedParameter::tensor)),

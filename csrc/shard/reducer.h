@@ -161,6 +161,7 @@ class Reducer {
   std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
   OutermostGraphWatch watch_;
   ProcessGroupPtr group_;
+  std::string shard_name_;
   ShardLayout layout_;
   ShardOptions options_;
   std::vector<Item> items_;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "autograd/outermost_graph.h"
+#include "distributed/members.h"
 #include "reef/error.h"
 #include "shard/reducer.h"
 
@@ -76,6 +77,10 @@ void Reducer::graph_begins() {
 void Reducer::begin_pass() {
   if (in_pass_) return;
   in_pass_ = true;
+  if (syncing_ || gathers_.answer) {
+    note_call(*group_, (syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ") +
+                           std::to_string(step_) + " of " + shard_name_);
+  }
   const auto self = std::weak_ptr<Reducer*>(self_);
   at_end_of_outermost_graph(
       [self] {

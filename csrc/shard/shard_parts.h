@@ -52,7 +52,11 @@ struct Shard::Parts {
   /// And parameters become what parts are. All ranks alike.
   void finish_update() const;
 
+  /// Notes a call that all ranks make alike (see note_call()).
+  void note(const char* call) const;
+
   GroupTags exchanges;
+  std::string shard;  ///< its name in errors
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
