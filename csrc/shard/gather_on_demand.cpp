@@ -17,6 +17,7 @@
 #include "page/storage_access.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "shard/gather_listener.h"
 #include "shard/gather_requests.h"
 #include "shard/gatherer.h"
 #include "unrecorded.h"
@@ -63,8 +64,11 @@ class OnDemand final : public Gatherer {
     if (!*requests_) requests_.reset();
     beginnings_ = make_comm_lane(*group, device_);
     answers_ = make_comm_lane(*group, device_);
+    if (requests_)
+      listener_ = std::make_unique<GatherListener>(*group, device_, [this] { return take_part(); });
   }
   ~OnDemand() override {
+    listener_.reset();
     if (answers_) answers_->drain();
     close();
     answers_.reset();
@@ -330,16 +334,28 @@ class OnDemand final : public Gatherer {
   }
 
   // Beside what this rank gathers itself, which may be what the others have not come to. A rank that is slow
-  // will use what it is asked for, and keeps that; one whose pass has failed will not.
-  void answer_others() {
-    for (const auto& [number, count] : requests_->take()) {
+  // will use what it is asked for, and keeps that; one whose pass has failed will not, nor one that waits
+  // elsewhere.
+  bool answer_others(bool keeps = true) {
+    const auto asked = requests_->take();
+    for (const auto& [number, count] : asked) {
       Bucket& bucket = buckets_[number];
-      if (bucket.gathers < count && bucket.state == State::kDivided && !failed_) {
+      if (bucket.gathers < count && bucket.state == State::kDivided && keeps && !failed_) {
         fetch(number, *answers_);
         keep_asked_for(number);
       }
       while (bucket.gathers < count) send(number, room_for(number), *answers_);
     }
+    return !asked.empty();
+  }
+
+  // While the program waits elsewhere.
+  bool take_part() {
+    const Unrecorded unrecorded;
+    const std::lock_guard lock(mutex_);
+    bool asked = false;
+    by_store([&] { asked = answer_others(/*keeps=*/false); });
+    return asked;
   }
 
   // Of what it does not come to, the last: what a rank that waits needs now, and has on its way.
@@ -418,6 +434,7 @@ class OnDemand final : public Gatherer {
   bool written_ = false;                  ///< a part of this rank's, since the last step was settled
   std::unique_ptr<CommLane> beginnings_;  ///< of gathers, by messages
   std::unique_ptr<CommLane> answers_;     ///< of gathers that other ranks have asked for
+  std::unique_ptr<GatherListener> listener_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ import pytest
 from ranks import beside_each_other, run_ranks
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "uneven_ranks.py")
-ROWS = [(scene, stage, ranks) for scene in ("elsewhere", "late") for stage in (0, 1, 2, 3) for ranks in (2, 3)]
+ROWS = [(scene, stage, ranks) for scene in ("elsewhere", "late", "evaluations") for stage in (0, 1, 2, 3) for ranks in (2, 3)]
 
 
 @pytest.fixture(scope="module")
