@@ -27,6 +27,15 @@ std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 std::string beat_of(std::int64_t number, const std::string& calls) {
   return std::to_string(number) + '\n' + calls;
 }
+// Of these ranks, by one question.
+std::map<int, std::string> beats_of(c10d::Store& store, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(key_of(rank));
+  const auto values = keys.empty() ? std::vector<std::vector<std::uint8_t>>() : store.multiGet(keys);
+  std::map<int, std::string> beats;
+  for (std::size_t i = 0; i < ranks.size(); ++i) beats[ranks[i]] = {values[i].begin(), values[i].end()};
+  return beats;
+}
 std::string calls_of(const std::string& beat) {
   const auto end = beat.find('\n');
   return end == std::string::npos ? "" : beat.substr(end + 1);
@@ -39,6 +48,7 @@ struct Heartbeat::Shared {
   std::condition_variable changed;
   bool closing = false;
   bool failed = false;
+  std::string stopped_by;
   std::unordered_map<c10d::Work*, int> messages;  ///< that are waited for, by how many
   int waiting = 0;
   int programs = 0;  ///< of these, the program's own
@@ -73,7 +83,7 @@ struct Heartbeat::Watch {
   std::shared_ptr<CallOrder> calls;
 
   struct Seen {
-    bool stopped = false;
+    std::string stopped_by;
     std::vector<std::string> beats;   ///< of `ranks`; empty if they were not looked at
     std::optional<std::string> text;  ///< of ranks that are out of step
   };
@@ -84,9 +94,12 @@ struct Heartbeat::Watch {
           Seen seen;
           store->set(own, beat);
           if (!at_others) return seen;
-          seen.stopped = store->check({stop});
-          for (const int rank : ranks) seen.beats.push_back(store->get_to_str(key_of(rank)));
-          seen.text = out_of_step(*store, *calls);
+          if (store->check({stop})) seen.stopped_by = store->get_to_str(stop);
+          std::vector<int> looked_at = calls->watched();
+          looked_at.insert(looked_at.end(), ranks.begin(), ranks.end());
+          std::map<int, std::string> beats = beats_of(*store, looked_at);
+          seen.text = out_of_step(*store, *calls, beats);
+          for (const int rank : ranks) seen.beats.push_back(std::move(beats[rank]));
           return seen;
         });
     auto answer = task.get_future();
@@ -94,12 +107,13 @@ struct Heartbeat::Watch {
     return answer;
   }
 
-  static std::optional<std::string> out_of_step(c10d::Store& store, const CallOrder& calls) {
-    for (const int rank : calls.watched()) {
-      const auto difference = calls.difference(calls_of(store.get_to_str(key_of(rank))));
+  static std::optional<std::string> out_of_step(c10d::Store& store, const CallOrder& calls,
+                                                const std::map<int, std::string>& beats) {
+    for (const auto& [rank, beat] : beats) {
+      const auto difference = calls.difference(calls_of(beat));
       if (!difference) continue;
       std::map<int, std::string> records;
-      for (const int of : difference->ranks) records.emplace(of, calls_of(store.get_to_str(key_of(of))));
+      for (const auto& [of, theirs] : beats_of(store, difference->ranks)) records[of] = calls_of(theirs);
       return calls.text(*difference, records);
     }
     return std::nullopt;
@@ -171,17 +185,20 @@ void Heartbeat::run(Watch watch) {
       bool failed = unanswered == kUnanswered;
       if (answered) {
         const Watch::Seen seen = answer.get();
-        failed = seen.stopped;
+        std::string stopped_by = seen.stopped_by;
         if (!waits || seen.beats.empty()) std::fill(same.begin(), same.end(), 0);
-        for (std::size_t i = 0; waits && !failed && i < seen.beats.size(); ++i) {
+        for (std::size_t i = 0; waits && stopped_by.empty() && i < seen.beats.size(); ++i) {
           same[i] = seen.beats[i] == last[i] && last[i] != kLeft ? same[i] + 1 : 0;
           if (same[i] < kBeats) continue;
-          watch.found.silent(watch.ranks[i]);
-          failed = true;
+          stopped_by = watch.found.silent(watch.ranks[i]);
         }
-        if (waits && !failed && seen.text && out_of_step) {
-          watch.found.out_of_step(*seen.text);
-          failed = true;
+        if (waits && stopped_by.empty() && seen.text && out_of_step) {
+          stopped_by = watch.found.out_of_step(*seen.text);
+        }
+        failed = !stopped_by.empty();
+        if (failed) {
+          const std::lock_guard lock(shared_->mutex);
+          shared_->stopped_by = stopped_by;
         }
         out_of_step = seen.text.has_value();
         last = seen.beats.empty() ? last : seen.beats;
@@ -241,6 +258,11 @@ void Heartbeat::wait_for_collective(const WorkPtr& work) {
 }
 
 void Heartbeat::fail() { shared_->fail(); }
+
+std::string Heartbeat::stopped_by() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->stopped_by;
+}
 
 std::shared_ptr<void> Heartbeat::while_waiting(std::function<void()> look) {
   const std::lock_guard lock(shared_->looks_mutex);

@@ -26,10 +26,11 @@ namespace reef {
 class Heartbeat {
  public:
   /// `store` must hold keys of this group alone, and answer after a while or not at all; a connection of its
-  /// own is made to it. When `stop_key` is there, a rank has failed. What is found is published by these.
+  /// own is made to it. When `stop_key` is there, a rank has failed. What is found is published there by
+  /// these, which give what it says then.
   struct Findings {
-    std::function<void(int rank)> silent;
-    std::function<void(const std::string& sentence)> out_of_step;
+    std::function<std::string(int rank)> silent;
+    std::function<std::string(const std::string& sentence)> out_of_step;
   };
   Heartbeat(const StorePtr& store, int rank, int size, milliseconds silence, std::string stop_key,
             Findings found);
@@ -51,6 +52,8 @@ class Heartbeat {
   /// Throws Silence if that has ended: nothing may be sent any more, or ranks that have not heard of it would
   /// take it for what they wait for.
   void check() const;
+  /// What `stop_key` said when that ended; "": nobody has looked.
+  std::string stopped_by() const;
 
   /// Until what is returned ends, `look` is called at each beat while the program itself, and not only a
   /// lane, waits as above for longer than from one beat to the next. It must neither wait nor throw.

@@ -163,19 +163,19 @@ std::shared_ptr<Heartbeat> Members::heartbeat(milliseconds silence) {
   return std::make_shared<Heartbeat>(
       store_, rendezvous_.rank, rendezvous_.world_size, silence, kVerdict,
       Heartbeat::Findings{
-          [members, silence](int rank) { members->publish_silence(rank, silence); },
-          [members](const std::string& sentence) { members->publish_out_of_step(sentence); }});
+          [members, silence](int rank) { return members->publish_silence(rank, silence); },
+          [members](const std::string& sentence) { return members->publish_out_of_step(sentence); }});
 }
 
-void Members::publish_silence(int rank, milliseconds silence) {
-  store_->compareSet(kVerdict, "",
-                     to_record({Kind::kGone, rank,
-                                text_of(rank) + " has given no sign of life for " + seconds_text(silence) +
-                                    ": it is stopped, or its machine hangs"}));
+std::string Members::publish_silence(int rank, milliseconds silence) {
+  return store_->compareSet(kVerdict, "",
+                            to_record({Kind::kGone, rank,
+                                       text_of(rank) + " has given no sign of life for " +
+                                           seconds_text(silence) + ": it is stopped, or its machine hangs"}));
 }
 
-void Members::publish_out_of_step(const std::string& sentence) {
-  store_->compareSet(kVerdict, "", to_record({Kind::kOutOfStep, -1, sentence}));
+std::string Members::publish_out_of_step(const std::string& sentence) {
+  return store_->compareSet(kVerdict, "", to_record({Kind::kOutOfStep, -1, sentence}));
 }
 
 bool Members::on_one_machine() const {
@@ -252,13 +252,16 @@ std::string Members::silent_text(const std::vector<int>& ranks) const {
          (silent.size() == 1 ? "that one" : "those");
 }
 
-Verdict Members::name_the_gone(const std::string& error_text, const std::vector<int>& ranks) {
+Verdict Members::name_the_gone(const std::string& error_text, const std::vector<int>& ranks,
+                               const std::string& known) {
   // A store whose host has vanished from the network answers nothing, and c10d waits for it without a limit.
   const auto limit =
       std::chrono::steady_clock::now() + kNamingTakes + kStoreAnswersWithin + kOthersHearWithin;
-  const auto named = within(
-      limit, [members = shared_from_this(), error_text, ranks] { return members->ask(error_text, ranks); });
+  const auto named = within(limit, [members = shared_from_this(), error_text, ranks, known] {
+    return members->ask(error_text, ranks, known);
+  });
   if (named) return *named;
+  if (!known.empty()) return verdict_from(known);
   const std::vector<int> gone = ended();
   if (gone.empty() && server_rank_ >= 0 &&
       processes_[static_cast<std::size_t>(server_rank_)].machine == self_.machine) {
@@ -268,7 +271,7 @@ Verdict Members::name_the_gone(const std::string& error_text, const std::vector<
   return without_store(gone);
 }
 
-Verdict Members::ask(const std::string& error_text, const std::vector<int>& ranks) {
+Verdict Members::ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known) {
   const auto start = std::chrono::steady_clock::now();
   bool reachable = reach_store();
   for (bool time_is_up = false;; std::this_thread::sleep_for(4 * kPollFirst)) {
@@ -289,6 +292,7 @@ Verdict Members::ask(const std::string& error_text, const std::vector<int>& rank
     } catch (const std::exception&) {
       reachable = false;
     }
+    if (!reachable && !known.empty()) return verdict_from(known);
     if (!reachable && (time_is_up || !gone.empty())) return without_store(gone);
     time_is_up = has_passed(start + kNamingTakes);
   }
@@ -378,7 +382,8 @@ std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& nam
                        text,
                    -1));
   }
-  const auto verdict = ours->members->name_the_gone(text, ours->ranks);
+  const auto verdict = ours->members->name_the_gone(text, ours->ranks,
+                                                    ours->heart == nullptr ? "" : ours->heart->stopped_by());
   if (verdict.kind == Kind::kOutOfStep) {
     return std::make_exception_ptr(RanksOutOfStep(
         prefix + verdict.sentence +

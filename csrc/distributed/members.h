@@ -69,12 +69,14 @@ class Members : public std::enable_shared_from_this<Members> {
   /// ranks that reach the store. Another rank that has ended may have had no more to do, and is named last.
   /// Takes two seconds at most, one more where this process holds the store and others do not ask, and four
   /// if the store's host has vanished without closing its connections.
-  Verdict name_the_gone(const std::string& error_text, const std::vector<int>& ranks);
+  /// `known`: a verdict that this rank has heard already, for where the store does not answer; else "".
+  Verdict name_the_gone(const std::string& error_text, const std::vector<int>& ranks,
+                        const std::string& known);
 
  private:
   void throw_if_failed(const std::vector<int>& gone) const;
   void await(const char* stage, const std::string& what, Deadline deadline);
-  Verdict ask(const std::string& error_text, const std::vector<int>& ranks);
+  Verdict ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known);
   bool reach_store();
   std::vector<int> ended() const;
   std::vector<int> ended(const std::vector<int>& ranks) const;
@@ -83,8 +85,8 @@ class Members : public std::enable_shared_from_this<Members> {
   std::string gone_text(const std::vector<int>& gone, int first) const;
   std::string silent_text(const std::vector<int>& ranks) const;
   Verdict without_store(const std::vector<int>& gone) const;
-  void publish_silence(int rank, milliseconds silence);
-  void publish_out_of_step(const std::string& sentence);
+  std::string publish_silence(int rank, milliseconds silence);
+  std::string publish_out_of_step(const std::string& sentence);
   Verdict publish(const Verdict& verdict);
   Verdict hear();
   void let_others_hear(int listeners);

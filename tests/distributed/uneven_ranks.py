@@ -13,7 +13,8 @@ import reef
 
 TIMEOUT = 1500.0
 """Of the group: a row that waits for it is too late."""
-HEARTBEAT = 5.0
+SLOW = 3.5
+"""Several signs of life."""
 
 
 class Net(torch.nn.Module):
@@ -30,7 +31,7 @@ class Run:
     """A module that has taken two steps on all ranks, in a group of its own."""
 
     def __init__(self, stage: int) -> None:
-        self.group = reef.init_process_group(timeout_seconds=TIMEOUT, heartbeat_seconds=HEARTBEAT)
+        self.group = reef.init_process_group(timeout_seconds=TIMEOUT)
         self.rank, self.size = self.group.rank(), self.group.size()
         self.net, self.stage = Net(), stage
         self.shard = reef.shard(self.net, self.group, stage=stage, bucket_bytes="5KiB")
@@ -116,7 +117,7 @@ def late(stage: int) -> None:
 
     def wait_first() -> None:
         if run.rank == run.size - 1:
-            time.sleep(HEARTBEAT / 2)
+            time.sleep(SLOW)
 
     class Slow(torch.autograd.Function):
         @staticmethod
@@ -179,19 +180,19 @@ def evaluations(stage: int) -> None:
 
 def threads(_stage: int) -> None:
     """Two threads of a program have two orders, which are not compared: on each rank another of them is first."""
-    group = reef.init_process_group(timeout_seconds=TIMEOUT, heartbeat_seconds=HEARTBEAT)
+    group = reef.init_process_group(timeout_seconds=TIMEOUT)
     rank, size = group.rank(), group.size()
     other = reef.subgroup(group, range(size))
     reef.barrier(other)
     values = torch.ones(2)
 
     def beside() -> None:
-        time.sleep(0 if rank == size - 1 else HEARTBEAT)
+        time.sleep(0 if rank == size - 1 else SLOW)
         reef.broadcast([values], other)
 
     thread = threading.Thread(target=beside)
     thread.start()
-    time.sleep(HEARTBEAT if rank == size - 1 else 0)
+    time.sleep(SLOW if rank == size - 1 else 0)
     reef.barrier(group)
     thread.join()
     reef.barrier(other)
