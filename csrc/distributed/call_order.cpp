@@ -9,16 +9,20 @@ namespace {
 
 constexpr std::size_t kNextRanks = 4;
 
-// A line for each group, and one for each call that is known.
+// Of a group: its name, how much of it there is, two lines for each call, and one for each shard that has
+// ended.
 std::map<std::string, CallsMade> calls_from(const std::string& record) {
   std::map<std::string, CallsMade> groups;
   std::istringstream in(record);
   for (std::string name; std::getline(in, name);) {
     CallsMade& calls = groups[name];
-    std::size_t known = 0;
-    in >> calls.count >> calls.by_one_thread >> known;
+    std::size_t known = 0, ended = 0;
+    in >> calls.count >> calls.by_one_thread >> known >> ended;
     in.ignore();
-    for (std::string call; known > 0 && std::getline(in, call); --known) calls.last.push_back(call);
+    CallsMade::Call call;
+    for (; known > 0 && std::getline(in, call.text) && std::getline(in, call.of); --known)
+      calls.last.push_back(call);
+    for (std::string shard; ended > 0 && std::getline(in, shard); --ended) calls.ended.insert(shard);
   }
   return groups;
 }
@@ -34,14 +38,15 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-void CallsMade::add(std::string call) {
-  std::replace(call.begin(), call.end(), '\n', ' ');
+void CallsMade::add(Call call) {
+  for (std::string* const line : {&call.text, &call.of}) std::replace(line->begin(), line->end(), '\n', ' ');
+  if (call.text == kShardBegins) ended.clear();
   last.push_back(std::move(call));
   if (last.size() > kKept) last.pop_front();
   ++count;
 }
 
-const std::string* CallsMade::at(std::int64_t number) const {
+const CallsMade::Call* CallsMade::at(std::int64_t number) const {
   const std::int64_t first = count - static_cast<std::int64_t>(last.size());
   if (number < first || number >= count) return nullptr;
   return &last[static_cast<std::size_t>(number - first)];
@@ -50,8 +55,20 @@ const std::string* CallsMade::at(std::int64_t number) const {
 std::optional<std::int64_t> CallsMade::first_difference(const CallsMade& other) const {
   if (!by_one_thread || !other.by_one_thread) return std::nullopt;
   for (std::int64_t number = count - static_cast<std::int64_t>(last.size()); number < count; ++number) {
-    const std::string* const theirs = other.at(number);
+    const Call* const theirs = other.at(number);
     if (theirs != nullptr && *theirs != *at(number)) return number;
+  }
+  const auto number = first_that_never_comes(other);
+  return number ? number : other.first_that_never_comes(*this);
+}
+
+// Of this rank's calls, the first that the other has not made and will not make.
+std::optional<std::int64_t> CallsMade::first_that_never_comes(const CallsMade& other) const {
+  for (std::int64_t number = other.count; number < count; ++number) {
+    const Call* const call = at(number);
+    if (call == nullptr) continue;
+    if (call->text == kShardBegins) break;  // it may have the name of one that has ended
+    if (!call->of.empty() && other.ended.contains(call->of)) return number;
   }
   return std::nullopt;
 }
@@ -66,7 +83,7 @@ void CallOrder::end_group(const std::string& name) {
   groups_.erase(name);
 }
 
-void CallOrder::add(const std::string& group, const std::string& call) {
+void CallOrder::add(const std::string& group, const std::string& call, const std::string& of_shard) {
   if (ServesProgram::is_on()) return;
   const std::lock_guard lock(mutex_);
   const auto found = groups_.find(group);
@@ -75,7 +92,12 @@ void CallOrder::add(const std::string& group, const std::string& call) {
   const auto thread = std::this_thread::get_id();
   if (of_group.thread.value_or(thread) != thread) of_group.calls.by_one_thread = false;
   of_group.thread = thread;
-  of_group.calls.add(call);
+  of_group.calls.add({of_shard.empty() ? call : call + " of " + of_shard, of_shard});
+}
+
+void CallOrder::end_shard(const std::string& group, const std::string& shard) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = groups_.find(group); found != groups_.end()) found->second.calls.ended.insert(shard);
 }
 
 std::string CallOrder::record() const {
@@ -83,8 +105,10 @@ std::string CallOrder::record() const {
   std::ostringstream out;
   for (const auto& [name, of_group] : groups_) {
     const CallsMade& calls = of_group.calls;
-    out << name << '\n' << calls.count << ' ' << calls.by_one_thread << ' ' << calls.last.size() << '\n';
-    for (const std::string& call : calls.last) out << call << '\n';
+    out << name << '\n' << calls.count << ' ' << calls.by_one_thread << ' ';
+    out << calls.last.size() << ' ' << calls.ended.size() << '\n';
+    for (const CallsMade::Call& call : calls.last) out << call.text << '\n' << call.of << '\n';
+    for (const std::string& shard : calls.ended) out << shard << '\n';
   }
   return out.str();
 }
@@ -116,19 +140,26 @@ std::optional<CallOrder::Difference> CallOrder::difference(const std::string& re
 }
 
 std::string CallOrder::text(const Difference& difference, const std::map<int, std::string>& records) const {
+  std::map<int, CallsMade> of_ranks;
   std::map<std::string, std::vector<int>> by_call;
-  std::vector<int> late;
+  std::set<std::string> shards;
   for (const int rank : difference.ranks) {
     const auto given = records.find(rank);
-    const auto calls = calls_from(rank == rank_ ? record() : given != records.end() ? given->second : "");
-    const auto of_group = calls.find(difference.group);
-    const std::string* const call =
-        of_group == calls.end() ? nullptr : of_group->second.at(difference.number);
-    if (call != nullptr) {
-      by_call[*call].push_back(rank);
-    } else {
-      late.push_back(rank);
+    auto groups = calls_from(rank == rank_ ? record() : given != records.end() ? given->second : "");
+    const CallsMade& calls = of_ranks[rank] = std::move(groups[difference.group]);
+    if (const CallsMade::Call* const call = calls.at(difference.number)) {
+      by_call[call->text].push_back(rank);
+      shards.insert(call->of);
     }
+  }
+  std::vector<int> late;
+  std::map<std::string, std::vector<int>> ended;
+  for (const auto& [rank, calls] : of_ranks) {
+    if (calls.at(difference.number) != nullptr) continue;
+    const auto shard =
+        std::find_if(shards.begin(), shards.end(),
+                     [&, &theirs = calls.ended](const auto& each) { return theirs.contains(each); });
+    (shard == shards.end() ? late : ended[*shard]).push_back(rank);
   }
   std::vector<std::pair<std::vector<int>, std::string>> in_order;
   for (const auto& [call, ranks] : by_call) in_order.emplace_back(ranks, call);
@@ -139,6 +170,8 @@ std::string CallOrder::text(const Difference& difference, const std::map<int, st
     if (i > 0) text += i + 1 == in_order.size() ? ", and " : ", ";
     text += in_order[i].second + " on " + ranks_text(in_order[i].first);
   }
+  for (const auto& [shard, ranks] : ended)
+    text += "; " + ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have") + " ended " + shard;
   if (!late.empty())
     text += "; " + ranks_text(late) + (late.size() == 1 ? " has" : " have") + " not come to it yet";
   return text;

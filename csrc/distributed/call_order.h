@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,16 +16,28 @@ namespace reef {
 /// What a rank has made so far of the calls that all ranks of a group make alike, in one order.
 struct CallsMade {
   static constexpr std::size_t kKept = 256;
+  static constexpr const char* kShardBegins = "reef::shard";  ///< the call
+
+  struct Call {
+    std::string text;
+    std::string of;  ///< which shard's; "": none's
+    bool operator==(const Call&) const = default;
+  };
 
   std::int64_t count = 0;
-  std::deque<std::string> last;  ///< so many of them at most
-  bool by_one_thread = true;     ///< else their order means nothing
+  std::deque<Call> last;        ///< so many of them at most
+  std::set<std::string> ended;  ///< shards, whose calls this rank will not make any more
+  bool by_one_thread = true;    ///< else their order means nothing
 
-  void add(std::string call);
+  void add(Call call);
   /// Call number `number`, counted from 0; nullptr if it has not been made, or is no longer known.
-  const std::string* at(std::int64_t number) const;
-  /// The first call that the two have not made alike, of those that are known of both.
+  const Call* at(std::int64_t number) const;
+  /// The first call that the two have not made alike, of those that are known of both, or that one has made
+  /// and the other will not make.
   std::optional<std::int64_t> first_difference(const CallsMade& other) const;
+
+ private:
+  std::optional<std::int64_t> first_that_never_comes(const CallsMade& other) const;
 };
 
 /// The calls of this rank in all groups of a family (a group and its subgroups), and whether they are those
@@ -40,7 +53,9 @@ class CallOrder {
   void end_group(const std::string& name);
   /// Calls of a second thread end the comparing in this group, and those of threads that serve the program
   /// (ServesProgram) are left out.
-  void add(const std::string& group, const std::string& call);
+  void add(const std::string& group, const std::string& call, const std::string& of_shard = "");
+  /// A shard has ended on this rank. The next that begins may have its name.
+  void end_shard(const std::string& group, const std::string& shard);
 
   /// All of it, for the others.
   std::string record() const;
@@ -55,7 +70,7 @@ class CallOrder {
   std::optional<Difference> difference(const std::string& record_of_other) const;
 
   /// What each rank does there: "call 7 of the group is the backward pass of step 3 on ranks 0 and 2, and
-  /// ... on rank 1". `records` are those of other ranks.
+  /// full_state_dict() on rank 1". `records` are those of other ranks.
   std::string text(const Difference& difference, const std::map<int, std::string>& records) const;
 
  private:

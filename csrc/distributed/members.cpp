@@ -358,9 +358,22 @@ MemberGroup::~MemberGroup() {
   if (heart != nullptr) heart->calls().end_group(name);
 }
 
-void note_call(c10d::ProcessGroup& group, const std::string& call) {
+namespace {
+
+// Does it with the order of calls of the group, if it has one, and its name there.
+template <class What>
+void with_calls(c10d::ProcessGroup& group, const What& what) {
   const auto* ours = dynamic_cast<const MemberGroup*>(&group);
-  if (ours != nullptr && ours->heart != nullptr) ours->heart->calls().add(ours->name, call);
+  if (ours != nullptr && ours->heart != nullptr) what(ours->heart->calls(), ours->name);
+}
+
+}  // namespace
+
+void note_call(c10d::ProcessGroup& group, const std::string& call, const std::string& of_shard) {
+  with_calls(group, [&](CallOrder& calls, const std::string& name) { calls.add(name, call, of_shard); });
+}
+void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard) {
+  with_calls(group, [&](CallOrder& calls, const std::string& name) { calls.end_shard(name, shard); });
 }
 
 std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,

@@ -123,8 +123,10 @@ class MemberGroup final : public c10d::ProcessGroup {
 Heartbeat* heart_of(c10d::ProcessGroup& group);
 
 /// Notes that this rank makes a call that all ranks of `group` make alike, in the same order as all such
-/// calls: before it waits for them. Where a rank has made another in its place, those that wait are told.
-void note_call(c10d::ProcessGroup& group, const std::string& call);
+/// calls: before it waits for them. Where a rank has made another in its place, or the shard whose call it is
+/// has ended there, those that wait are told.
+void note_call(c10d::ProcessGroup& group, const std::string& call, const std::string& of_shard = "");
+void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard);
 
 /// What to throw after collective `name` failed with `error` on `group`, whoever made the group: RankFailed
 /// or RanksOutOfStep.

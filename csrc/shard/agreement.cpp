@@ -80,7 +80,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
     numbers = GroupTags::take(group, kExchanges, device);
     return numbers.first();
   }
-  note_call(*group, "reef::shard");
+  note_call(*group, CallsMade::kShardBegins);
   // What is wrong, what must be alike.
   std::string own = wrong + "\n";
   if (wrong.empty()) {

@@ -213,8 +213,7 @@ void Gatherer::close() {
 
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
   if (layout_.buckets.empty()) return here;
-  note_call(*exchange_.group(),
-            "the first use of parameters in step " + std::to_string(step_) + " of " + name_);
+  note_call(*exchange_.group(), "the first use of parameters in step " + std::to_string(step_), name_);
   const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
   await(*lane_, lane_->submit([this, told] { exchange_.largest(told); }));
   const Tensor heard = told.cpu();

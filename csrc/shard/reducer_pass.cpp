@@ -78,8 +78,10 @@ void Reducer::begin_pass() {
   if (in_pass_) return;
   in_pass_ = true;
   if (syncing_ || gathers_.answer) {
-    note_call(*group_, (syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ") +
-                           std::to_string(step_) + " of " + shard_name_);
+    note_call(*group_,
+              (syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ") +
+                  std::to_string(step_),
+              shard_name_);
   }
   const auto self = std::weak_ptr<Reducer*>(self_);
   at_end_of_outermost_graph(

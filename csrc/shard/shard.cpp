@@ -255,7 +255,10 @@ Shard& Shard::operator=(Shard&&) noexcept = default;
 const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters; }
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
-void Shard::Parts::note(const char* call) const { note_call(*divided.group, call + (" of " + shard)); }
+void Shard::Parts::note(const char* call) const { note_call(*divided.group, call, shard); }
+Shard::Parts::~Parts() {
+  if (divided.group) note_shard_ends(*divided.group, shard);
+}
 
 void Shard::gather() {
   parts_->note("gather()");

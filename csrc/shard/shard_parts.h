@@ -33,6 +33,11 @@ class ClaimedParameters {
 };
 
 struct Shard::Parts {
+  Parts() = default;
+  ~Parts();
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
   /// Throws ConfigError if the module is not what it was: a parameter is another, or has other memory,
   /// autograd has forgotten who listens, or a parameter that had no gradient requires one now.
   void check_parameters() const;

@@ -107,6 +107,53 @@ TEST(CallOrder, WhatSeveralThreadsCallHasNoOrder) {
   EXPECT_FALSE(b.difference(a.record()));
 }
 
+// Programs of calls, of which some are a shard's, that end it and begin others of the same name; what a rank
+// says is what it was at some time.
+TEST(CallOrder, ARankThatHasEndedAShardWillNotMakeItsCalls) {
+  struct Step {
+    enum Kind { kCall, kOfShard, kBegin, kEnd } kind;
+  };
+  const auto run = [](CallOrder& order, const std::vector<Step>& steps, std::size_t made) {
+    order.begin_group("all", kRanks);
+    for (std::size_t i = 0; i < made; ++i) {
+      if (steps[i].kind == Step::kEnd) order.end_shard("all", "shard 1");
+      if (steps[i].kind == Step::kCall) order.add("all", "reef::barrier");
+      if (steps[i].kind == Step::kOfShard) order.add("all", "the backward pass", "shard 1");
+      if (steps[i].kind == Step::kBegin) order.add("all", "reef::shard");
+    }
+  };
+  std::mt19937 random(9);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<Step> steps = {{Step::kBegin}};
+    bool lives = true;
+    for (int i = 0; i < 30; ++i) {
+      auto kind = static_cast<Step::Kind>(random() % 4);
+      if (kind == Step::kOfShard && !lives) kind = Step::kBegin;
+      if (kind == Step::kEnd && !lives) kind = Step::kCall;
+      if (kind == Step::kBegin) lives = true;
+      if (kind == Step::kEnd) lives = false;
+      steps.push_back({kind});
+    }
+    CallOrder a(0), b(1), c(2);
+    run(a, steps, random() % (steps.size() + 1));
+    run(b, steps, random() % (steps.size() + 1));
+    EXPECT_FALSE(a.difference(b.record())) << "round " << round;
+    // One that ends it early, and does nothing more, is found out by the next of its calls, and not before.
+    const std::size_t stops = 1 + random() % (steps.size() - 1);
+    auto early = steps;
+    early.resize(stops);
+    early.push_back({Step::kEnd});
+    run(c, early, early.size());
+    const auto comes = std::find_if(
+        steps.begin() + static_cast<std::ptrdiff_t>(stops), steps.end(),
+        [](const Step& step) { return step.kind == Step::kOfShard || step.kind == Step::kBegin; });
+    CallOrder all(0);
+    run(all, steps, steps.size());
+    EXPECT_EQ(all.difference(c.record()).has_value(), comes != steps.end() && comes->kind == Step::kOfShard)
+        << "round " << round;
+  }
+}
+
 TEST(CallOrder, TheNextFourOfEachGroupAreLookedAt) {
   CallOrder order(5);
   EXPECT_TRUE(order.watched().empty());
@@ -143,6 +190,15 @@ TEST(CallOrder, TheTextSaysWhichRankStandsWhere) {
     ASSERT_TRUE(difference) << row.text;
     EXPECT_EQ(own.text(*difference, records), std::string("the ranks are out of step: ") + row.text);
   }
+  Made own(0, {}, 0), ended(2, {}, 0);
+  own.add("all", "the backward pass of step 2", "shard 1");
+  ended.end_shard("all", "shard 1");
+  const auto difference = own.difference(ended.record());
+  ASSERT_TRUE(difference);
+  EXPECT_EQ(
+      own.text(*difference, {{2, ended.record()}}),
+      "the ranks are out of step: call 1 that all make alike in this group is the backward pass of step 2 of "
+      "shard 1 on rank 0; rank 2 has ended shard 1; rank 1 has not come to it yet");
 }
 
 }  // namespace
