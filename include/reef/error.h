@@ -80,8 +80,9 @@ class REEF_API RankFailed : public c10::DistBackendError {
 };
 
 /// Ranks of a group have made different calls where all make the same one (a backward pass, a collective, a
-/// state dict), so each waits for the others: batches end earlier on some of them, say. The text says which
-/// rank stands where. The group cannot be used any more; gradients are what they were before the pass.
+/// state dict), or have ended the shard whose call it is, so that others wait in vain: batches end earlier on
+/// some of them, say. The text says which rank stands where. The group cannot be used any more; gradients are
+/// what they were before the pass.
 class REEF_API RanksOutOfStep : public c10::DistError {
  public:
   explicit RanksOutOfStep(const std::string& message);
