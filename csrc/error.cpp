@@ -28,6 +28,9 @@ ProcessGroupError::ProcessGroupError(const std::string& message, int rank)
 PassAbandoned::PassAbandoned(const std::string& message, int rank)
     : c10::DistError(here("PassAbandoned"), message), rank_(rank) {}
 
+RanksOutOfStep::RanksOutOfStep(const std::string& message)
+    : c10::DistError(here("RanksOutOfStep"), message) {}
+
 RankFailed::RankFailed(const std::string& message, int failed_rank)
     : c10::DistBackendError(here("RankFailed"), message), failed_rank_(failed_rank) {}
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace torch::autograd {
 struct Node;
@@ -25,8 +26,9 @@ class OutermostGraphWatch {
 
 /// To be called by a hook, while a graph runs backward. Calls `ended` when the outermost graph has
 /// ended of those that this thread runs within each other (a re-entrant checkpoint runs one of its own in the
-/// middle of backward). If a graph of these fails, `ended` is destroyed and not called.
-void at_end_of_outermost_graph(std::function<void()> ended);
+/// middle of backward). If a graph of these fails, `failed` is called in its place, with what the graph has
+/// thrown ("", where that is not known); it must not throw.
+void at_end_of_outermost_graph(std::function<void()> ended, std::function<void(const std::string&)> failed);
 
 /// Whether the graph that runs on this thread will run `node`, as far as can be known when it begins: what a
 /// node runs in a graph of its own (a re-entrant checkpoint) is not.

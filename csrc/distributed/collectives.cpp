@@ -7,6 +7,7 @@
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -30,13 +31,17 @@ using Send = std::function<void(const at::Tensor& buffer)>;
 /// thrown as it is.
 void run(const ProcessGroupPtr& group, const char* name, const std::function<WorkPtr()>& issue) {
   WorkPtr work;
+  Heartbeat* const heart = heart_of(*group);
   try {
+    if (heart != nullptr) heart->check();
     work = issue();
   } catch (const c10::DistError& error) {
-    throw rank_failed(*group, name, error);
+    std::rethrow_exception(rank_failed(*group, name, error));
+  } catch (const Heartbeat::Silence& error) {
+    std::rethrow_exception(rank_failed(*group, name, error));
   }
   try {
-    if (Heartbeat* const heart = heart_of(*group)) {
+    if (heart != nullptr) {
       heart->wait_for_collective(work);
     } else {
       work->wait();
@@ -49,9 +54,9 @@ void run(const ProcessGroupPtr& group, const char* name, const std::function<Wor
       const std::lock_guard lock(mutex);
       kept->push_back(group->getBackend(c10::kCPU));
     }
-    throw rank_failed(*group, name, error);
+    std::rethrow_exception(rank_failed(*group, name, error));
   } catch (const std::exception& error) {
-    throw rank_failed(*group, name, error);
+    std::rethrow_exception(rank_failed(*group, name, error));
   }
 }
 
@@ -233,6 +238,7 @@ void all_reduce(at::TensorList tensors, const ProcessGroupPtr& group, Reduction 
   }
   const int size = group->getSize();
   if (size == 1) return;
+  note_call(*group, kName);
   check_agreement(kName, tensors, group, mean, bucket_bytes);
   exchange(tensors, bucket_bytes, sum_dtype, [&](const at::Tensor& buffer) {
     std::vector<at::Tensor> wire = {buffer.is_complex() ? at::view_as_real(buffer) : buffer};
@@ -250,6 +256,7 @@ void broadcast(at::TensorList tensors, const ProcessGroupPtr& group, int root, s
                       std::to_string(size) + ": ranks count from 0 to one less than the world size.");
   }
   if (size == 1) return;
+  note_call(*group, kName);
   check_agreement(kName, tensors, group, root, bucket_bytes);
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -262,6 +269,7 @@ void broadcast(at::TensorList tensors, const ProcessGroupPtr& group, int root, s
 void barrier(const ProcessGroupPtr& group) {
   constexpr const char* kName = "reef::barrier";
   check(kName, {}, group, 1);
+  note_call(*group, kName);
   c10d::BarrierOptions options;
   // Without a device c10d may pick one of CUDA's, and several ranks the same.
   const auto devices = group->getDeviceTypes();

@@ -19,6 +19,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "distributed/call_order.h"
+
 namespace reef {
 namespace {
 
@@ -87,6 +89,7 @@ class ThreadLane final : public CountingLane {
 
  private:
   void serve() {
+    const ServesProgram serves;
     // Does not take a processor from what computes just because a message has come. If that is refused, it
     // does.
     const sched_param none{};

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <condition_variable>
 #include <future>
+#include <list>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <unordered_map>
@@ -20,6 +23,24 @@ constexpr int kUnanswered = 3;         // looks, of two intervals each, after wh
 
 std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 
+// A beat is its number, and what calls this rank has made, if it stands still.
+std::string beat_of(std::int64_t number, const std::string& calls) {
+  return std::to_string(number) + '\n' + calls;
+}
+// Of these ranks, by one question.
+std::map<int, std::string> beats_of(c10d::Store& store, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(key_of(rank));
+  const auto values = keys.empty() ? std::vector<std::vector<std::uint8_t>>() : store.multiGet(keys);
+  std::map<int, std::string> beats;
+  for (std::size_t i = 0; i < ranks.size(); ++i) beats[ranks[i]] = {values[i].begin(), values[i].end()};
+  return beats;
+}
+std::string calls_of(const std::string& beat) {
+  const auto end = beat.find('\n');
+  return end == std::string::npos ? "" : beat.substr(end + 1);
+}
+
 }  // namespace
 
 struct Heartbeat::Shared {
@@ -27,8 +48,19 @@ struct Heartbeat::Shared {
   std::condition_variable changed;
   bool closing = false;
   bool failed = false;
+  std::string stopped_by;
   std::unordered_map<c10d::Work*, int> messages;  ///< that are waited for, by how many
   int waiting = 0;
+  int programs = 0;  ///< of these, the program's own
+
+  // A wait begins (1) or is over (-1); with the lock.
+  void count(int change) {
+    waiting += change;
+    if (!ServesProgram::is_on()) programs += change;
+  }
+
+  std::mutex looks_mutex;  ///< held while they are called
+  std::list<std::function<void()>> looks;
 
   void fail() {
     const std::lock_guard lock(mutex);
@@ -36,7 +68,9 @@ struct Heartbeat::Shared {
     for (const auto& [work, count] : messages) work->abort();  // its wait() returns false
     changed.notify_all();
   }
-  [[noreturn]] static void refuse() { throw Silence("a rank gives no sign of life, or has failed"); }
+  [[noreturn]] static void refuse() {
+    throw Silence("a rank gives no sign of life, has failed or does not come here");
+  }
 };
 
 struct Heartbeat::Watch {
@@ -45,35 +79,53 @@ struct Heartbeat::Watch {
   std::string stop_key;
   std::vector<int> ranks;
   milliseconds silence;
-  std::function<void(int)> found;
+  Findings found;
+  std::shared_ptr<CallOrder> calls;
 
   struct Seen {
-    bool stopped = false;
-    std::vector<std::string> beats;  ///< of `ranks`; empty if they were not looked at
+    std::string stopped_by;
+    std::vector<std::string> beats;   ///< of `ranks`; empty if they were not looked at
+    std::optional<std::string> text;  ///< of ranks that are out of step
   };
   /// On a thread of its own, since a store may not answer.
-  std::future<Seen> ask(std::int64_t beat, bool at_others) const {
+  std::future<Seen> ask(const std::string& beat, bool at_others) const {
     std::packaged_task<Seen()> task(
-        [store = store, own = own_key, stop = stop_key, ranks = ranks, beat, at_others] {
+        [store = store, own = own_key, stop = stop_key, ranks = ranks, calls = calls, beat, at_others] {
           Seen seen;
-          store->set(own, std::to_string(beat));
+          store->set(own, beat);
           if (!at_others) return seen;
-          seen.stopped = store->check({stop});
-          for (const int rank : ranks) seen.beats.push_back(store->get_to_str(key_of(rank)));
+          if (store->check({stop})) seen.stopped_by = store->get_to_str(stop);
+          std::vector<int> looked_at = calls->watched();
+          looked_at.insert(looked_at.end(), ranks.begin(), ranks.end());
+          std::map<int, std::string> beats = beats_of(*store, looked_at);
+          seen.text = out_of_step(*store, *calls, beats);
+          for (const int rank : ranks) seen.beats.push_back(std::move(beats[rank]));
           return seen;
         });
     auto answer = task.get_future();
     std::thread(std::move(task)).detach();
     return answer;
   }
+
+  static std::optional<std::string> out_of_step(c10d::Store& store, const CallOrder& calls,
+                                                const std::map<int, std::string>& beats) {
+    for (const auto& [rank, beat] : beats) {
+      const auto difference = calls.difference(calls_of(beat));
+      if (!difference) continue;
+      std::map<int, std::string> records;
+      for (const auto& [of, theirs] : beats_of(store, difference->ranks)) records[of] = calls_of(theirs);
+      return calls.text(*difference, records);
+    }
+    return std::nullopt;
+  }
 };
 
 Heartbeat::Heartbeat(const StorePtr& store, int rank, int size, milliseconds silence, std::string stop_key,
-                     std::function<void(int rank)> found)
-    : shared_(std::make_shared<Shared>()) {
-  Watch watch{store->clone(), key_of(rank), std::move(stop_key), {}, silence, std::move(found)};
+                     Findings found)
+    : shared_(std::make_shared<Shared>()), calls_(std::make_shared<CallOrder>(rank)) {
+  Watch watch{store->clone(), key_of(rank), std::move(stop_key), {}, silence, std::move(found), calls_};
   for (int i = 1; i <= std::min(kWatched, size - 1); ++i) watch.ranks.push_back((rank + i) % size);
-  watch.store->set(watch.own_key, "0");
+  watch.store->set(watch.own_key, beat_of(0, ""));
   thread_ = std::thread([this, watch = std::move(watch)] { run(watch); });
 }
 
@@ -102,8 +154,12 @@ void Heartbeat::run(Watch watch) {
   std::vector<int> same(watch.ranks.size());
   std::future<Watch::Seen> answer;
   int unanswered = 0;
+  std::string calls;
+  bool program_waits = false;
+  bool out_of_step = false;  // at the last look: by the next one others have told where they are
   for (std::int64_t beat = 1;; ++beat) {
     bool waits = false;
+    const bool program_waited = program_waits;
     {
       std::unique_lock lock(shared_->mutex);
       shared_->changed.wait_for(lock, interval, [&] { return shared_->closing; });
@@ -115,22 +171,36 @@ void Heartbeat::run(Watch watch) {
         return;
       }
       waits = shared_->waiting > 0;
+      program_waits = shared_->programs > 0;
+    }
+    if (program_waits && program_waited) {
+      const std::lock_guard lock(shared_->looks_mutex);
+      for (const auto& look : shared_->looks) look();
     }
     try {
-      if (!answer.valid()) answer = watch.ask(beat, waits);
+      const std::string before = std::exchange(calls, watch.calls->record());
+      if (!answer.valid()) answer = watch.ask(beat_of(beat, calls == before ? calls : ""), waits);
       const bool answered = answer.wait_for(interval) == std::future_status::ready;
       unanswered = answered || !waits ? 0 : unanswered + 1;
       bool failed = unanswered == kUnanswered;
       if (answered) {
         const Watch::Seen seen = answer.get();
-        failed = seen.stopped;
+        std::string stopped_by = seen.stopped_by;
         if (!waits || seen.beats.empty()) std::fill(same.begin(), same.end(), 0);
-        for (std::size_t i = 0; waits && !failed && i < seen.beats.size(); ++i) {
+        for (std::size_t i = 0; waits && stopped_by.empty() && i < seen.beats.size(); ++i) {
           same[i] = seen.beats[i] == last[i] && last[i] != kLeft ? same[i] + 1 : 0;
           if (same[i] < kBeats) continue;
-          watch.found(watch.ranks[i]);
-          failed = true;
+          stopped_by = watch.found.silent(watch.ranks[i]);
         }
+        if (waits && stopped_by.empty() && seen.text && out_of_step) {
+          stopped_by = watch.found.out_of_step(*seen.text);
+        }
+        failed = !stopped_by.empty();
+        if (failed) {
+          const std::lock_guard lock(shared_->mutex);
+          shared_->stopped_by = stopped_by;
+        }
+        out_of_step = seen.text.has_value();
         last = seen.beats.empty() ? last : seen.beats;
       }
       if (failed) return shared_->fail();
@@ -145,12 +215,12 @@ void Heartbeat::wait_for_message(const WorkPtr& work) {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->failed) Shared::refuse();
     ++shared_->messages[work.get()];
-    ++shared_->waiting;
+    shared_->count(1);
   }
   const auto over = [&] {
     const std::lock_guard lock(shared_->mutex);
     if (--shared_->messages[work.get()] == 0) shared_->messages.erase(work.get());
-    --shared_->waiting;
+    shared_->count(-1);
     return shared_->failed;
   };
   bool arrived = false;
@@ -179,14 +249,33 @@ void Heartbeat::wait_for_collective(const WorkPtr& work) {
   });
   {
     std::unique_lock lock(shared_->mutex);
-    ++shared_->waiting;
+    shared_->count(1);
     shared_->changed.wait(lock, [&] { return *done || shared_->failed; });
-    --shared_->waiting;
+    shared_->count(-1);
     if (!*done) Shared::refuse();
   }
   work->wait();
 }
 
 void Heartbeat::fail() { shared_->fail(); }
+
+std::string Heartbeat::stopped_by() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->stopped_by;
+}
+
+std::shared_ptr<void> Heartbeat::while_waiting(std::function<void()> look) {
+  const std::lock_guard lock(shared_->looks_mutex);
+  const auto at = shared_->looks.insert(shared_->looks.end(), std::move(look));
+  return {nullptr, [shared = shared_, at](void*) {
+            const std::lock_guard locked(shared->looks_mutex);
+            shared->looks.erase(at);
+          }};
+}
+
+void Heartbeat::check() const {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->failed) Shared::refuse();
+}
 
 }  // namespace reef

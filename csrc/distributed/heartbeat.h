@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "distributed/call_order.h"
 #include "distributed/deadline.h"
 #include "distributed/store.h"
 
@@ -17,16 +18,22 @@ class Work;
 
 namespace reef {
 
-/// This rank's sign of life, in the store every tenth of `silence`; and an eye on those of others while this
-/// rank waits for them. A process that is stopped, or whose machine hangs, closes no connection: only its
-/// silence tells. Each rank watches the next four, and what any has found ends the waiting of all.
+/// This rank's sign of life, in the store every tenth of `silence`, with the calls that it has made if these
+/// are the same as before; and an eye on those of others while this rank waits for them. A process that is
+/// stopped, or whose machine hangs, closes no connection: only its silence tells. A rank that has gone
+/// another way than this one will not come to where it waits: its calls tell. Each rank watches the next
+/// four, and what any has found ends the waiting of all.
 class Heartbeat {
  public:
   /// `store` must hold keys of this group alone, and answer after a while or not at all; a connection of its
-  /// own is made to it. When `stop_key` is there, a rank has failed. `found` publishes that this rank has
-  /// fallen silent.
+  /// own is made to it. When `stop_key` is there, a rank has failed. What is found is published there by
+  /// these, which give what it says then.
+  struct Findings {
+    std::function<std::string(int rank)> silent;
+    std::function<std::string(const std::string& sentence)> out_of_step;
+  };
   Heartbeat(const StorePtr& store, int rank, int size, milliseconds silence, std::string stop_key,
-            std::function<void(int rank)> found);
+            Findings found);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -36,12 +43,24 @@ class Heartbeat {
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   /// As work->wait(), of a message between two ranks or of a collective; throws Silence as soon as a rank, or
-  /// the store, is known to be silent, or any rank to have failed. The thread with which gloo runs a
-  /// collective goes on waiting, for the group's timeout.
+  /// the store, is known to be silent, any rank to have failed, or ranks to be out of step. The thread with
+  /// which gloo runs a collective goes on waiting, for the group's timeout.
   void wait_for_message(const WorkPtr& work);
   void wait_for_collective(const WorkPtr& work);
   /// Ends all that this rank waits for: it knows that a rank is gone.
   void fail();
+  /// Throws Silence if that has ended: nothing may be sent any more, or ranks that have not heard of it would
+  /// take it for what they wait for.
+  void check() const;
+  /// What `stop_key` said when that ended; "": nobody has looked.
+  std::string stopped_by() const;
+
+  /// Until what is returned ends, `look` is called at each beat while the program itself, and not only a
+  /// lane, waits as above for longer than from one beat to the next. It must neither wait nor throw.
+  std::shared_ptr<void> while_waiting(std::function<void()> look);
+
+  /// Of this rank, in the groups that have this heartbeat.
+  CallOrder& calls() { return *calls_; }
 
  private:
   struct Shared;
@@ -50,6 +69,7 @@ class Heartbeat {
   static void say_left(const Watch& watch);
 
   std::shared_ptr<Shared> shared_;
+  std::shared_ptr<CallOrder> calls_;
   std::thread thread_;
 };
 

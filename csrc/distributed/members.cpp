@@ -21,18 +21,9 @@ constexpr milliseconds kOthersHearWithin{1000};
 constexpr const char* kFailure = "failure";  // of the bring-up
 constexpr const char* kVerdict = "verdict";  // after it
 constexpr const char* kHeard = "heard";
+constexpr const char* kOutOfStep = "out_of_step ";  // in place of a rank
 
 std::string key(const char* stage, int rank) { return std::string(stage) + '/' + std::to_string(rank); }
-
-/// "rank 2" or "ranks 1, 2 and 3".
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
 
 std::string to_record(const Process& process) {
   std::ostringstream out;
@@ -52,13 +43,17 @@ Process from_record(const std::string& record) {
 }
 
 std::string to_record(const Verdict& verdict) {
+  if (verdict.kind == Verdict::Kind::kOutOfStep) return kOutOfStep + verdict.sentence;
   return std::to_string(verdict.failed_rank) + ' ' + verdict.sentence;
 }
 
 Verdict verdict_from(const std::string& record) {
   const auto blank = record.find(' ');
-  return {std::stoi(record.substr(0, blank)), record.substr(blank + 1)};
+  if (record.starts_with(kOutOfStep)) return {Verdict::Kind::kOutOfStep, -1, record.substr(blank + 1)};
+  return {Verdict::Kind::kGone, std::stoi(record.substr(0, blank)), record.substr(blank + 1)};
 }
+
+using Kind = Verdict::Kind;
 
 }  // namespace
 
@@ -164,15 +159,23 @@ StorePtr Members::watched(const StorePtr& store, Deadline deadline) const {
 }
 
 std::shared_ptr<Heartbeat> Members::heartbeat(milliseconds silence) {
+  const auto members = shared_from_this();
   return std::make_shared<Heartbeat>(
       store_, rendezvous_.rank, rendezvous_.world_size, silence, kVerdict,
-      [members = shared_from_this(), silence](int rank) { members->publish_silence(rank, silence); });
+      Heartbeat::Findings{
+          [members, silence](int rank) { return members->publish_silence(rank, silence); },
+          [members](const std::string& sentence) { return members->publish_out_of_step(sentence); }});
 }
 
-void Members::publish_silence(int rank, milliseconds silence) {
-  store_->compareSet(kVerdict, "",
-                     to_record({rank, text_of(rank) + " has given no sign of life for " +
-                                          seconds_text(silence) + ": it is stopped, or its machine hangs"}));
+std::string Members::publish_silence(int rank, milliseconds silence) {
+  return store_->compareSet(kVerdict, "",
+                            to_record({Kind::kGone, rank,
+                                       text_of(rank) + " has given no sign of life for " +
+                                           seconds_text(silence) + ": it is stopped, or its machine hangs"}));
+}
+
+std::string Members::publish_out_of_step(const std::string& sentence) {
+  return store_->compareSet(kVerdict, "", to_record({Kind::kOutOfStep, -1, sentence}));
 }
 
 bool Members::on_one_machine() const {
@@ -249,22 +252,26 @@ std::string Members::silent_text(const std::vector<int>& ranks) const {
          (silent.size() == 1 ? "that one" : "those");
 }
 
-Verdict Members::name_the_gone(const std::string& error_text, const std::vector<int>& ranks) {
+Verdict Members::name_the_gone(const std::string& error_text, const std::vector<int>& ranks,
+                               const std::string& known) {
   // A store whose host has vanished from the network answers nothing, and c10d waits for it without a limit.
   const auto limit =
       std::chrono::steady_clock::now() + kNamingTakes + kStoreAnswersWithin + kOthersHearWithin;
-  const auto named = within(
-      limit, [members = shared_from_this(), error_text, ranks] { return members->ask(error_text, ranks); });
+  const auto named = within(limit, [members = shared_from_this(), error_text, ranks, known] {
+    return members->ask(error_text, ranks, known);
+  });
   if (named) return *named;
+  if (!known.empty()) return verdict_from(known);
   const std::vector<int> gone = ended();
   if (gone.empty() && server_rank_ >= 0 &&
       processes_[static_cast<std::size_t>(server_rank_)].machine == self_.machine) {
-    return {server_rank_, text_of(server_rank_) + ", which serves the store, does not answer: it is stopped"};
+    return {Kind::kGone, server_rank_,
+            text_of(server_rank_) + ", which serves the store, does not answer: it is stopped"};
   }
   return without_store(gone);
 }
 
-Verdict Members::ask(const std::string& error_text, const std::vector<int>& ranks) {
+Verdict Members::ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known) {
   const auto start = std::chrono::steady_clock::now();
   bool reachable = reach_store();
   for (bool time_is_up = false;; std::this_thread::sleep_for(4 * kPollFirst)) {
@@ -274,15 +281,18 @@ Verdict Members::ask(const std::string& error_text, const std::vector<int>& rank
         if (store_->check({kVerdict})) return hear();
         // A rank that failed in a collective states why before it ends. Those that ended silently are the
         // cause.
-        if (!gone.empty()) return publish({gone.front(), gone_text(gone, gone.front())});
+        if (!gone.empty()) return publish({Kind::kGone, gone.front(), gone_text(gone, gone.front())});
         const auto waited = std::chrono::steady_clock::now() - start;
         const int suspect = waited > kAddressTrustedAfter ? by_address(error_text) : -1;
-        if (suspect >= 0) return publish({suspect, text_of(suspect) + " is gone or cannot be reached"});
-        if (time_is_up) return publish({-1, "no rank's process is known to have ended" + silent_text(ranks)});
+        if (suspect >= 0)
+          return publish({Kind::kGone, suspect, text_of(suspect) + " is gone or cannot be reached"});
+        if (time_is_up)
+          return publish({Kind::kGone, -1, "no rank's process is known to have ended" + silent_text(ranks)});
       }
     } catch (const std::exception&) {
       reachable = false;
     }
+    if (!reachable && !known.empty()) return verdict_from(known);
     if (!reachable && (time_is_up || !gone.empty())) return without_store(gone);
     time_is_up = has_passed(start + kNamingTakes);
   }
@@ -293,15 +303,18 @@ Verdict Members::without_store(const std::vector<int>& gone) const {
   // A rank that serves the store and fails in a collective stays until the others have heard why. So if it is
   // gone, it was the first, and those gone with it have followed.
   const bool with_server = std::find(gone.begin(), gone.end(), server_rank_) != gone.end();
-  if (with_server) return {server_rank_, gone_text(gone, server_rank_)};
-  if (gone.size() == 1) return {gone.front(), gone_text(gone, gone.front())};
-  if (gone.size() > 1) return {-1, ranks_text(gone) + " are gone; which was first cannot be told: " + store};
-  if (rendezvous_.store == StoreKind::kFile) return {-1, store};
-  if (server_rank_ < 0) return {-1, store + ": the process that served it (torchrun's agent) is gone"};
+  if (with_server) return {Kind::kGone, server_rank_, gone_text(gone, server_rank_)};
+  if (gone.size() == 1) return {Kind::kGone, gone.front(), gone_text(gone, gone.front())};
+  if (gone.size() > 1)
+    return {Kind::kGone, -1, ranks_text(gone) + " are gone; which was first cannot be told: " + store};
+  if (rendezvous_.store == StoreKind::kFile) return {Kind::kGone, -1, store};
+  if (server_rank_ < 0)
+    return {Kind::kGone, -1, store + ": the process that served it (torchrun's agent) is gone"};
   if (processes_[static_cast<std::size_t>(server_rank_)].machine != self_.machine) {
-    return {server_rank_, text_of(server_rank_) + ", which served the store, cannot be reached any more"};
+    return {Kind::kGone, server_rank_,
+            text_of(server_rank_) + ", which served the store, cannot be reached any more"};
   }
-  return {-1, store + ": " + text_of(server_rank_) + " has closed it"};
+  return {Kind::kGone, -1, store + ": " + text_of(server_rank_) + " has closed it"};
 }
 
 Verdict Members::publish(const Verdict& verdict) {
@@ -327,7 +340,44 @@ Heartbeat* heart_of(c10d::ProcessGroup& group) {
   return ours == nullptr ? nullptr : ours->heart.get();
 }
 
-RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const std::exception& error) {
+MemberGroup::MemberGroup(StorePtr store, int rank, int size, std::string group_name,
+                         std::shared_ptr<Members> group_members, std::shared_ptr<Heartbeat> group_heart,
+                         std::vector<int> ranks_of_members)
+    : c10d::ProcessGroup(std::move(store), rank, size),
+      name(std::move(group_name)),
+      members(std::move(group_members)),
+      heart(std::move(group_heart)),
+      ranks(std::move(ranks_of_members)) {
+  if (heart == nullptr) return;
+  std::vector<int> of_members;
+  for (int each = 0; each < size; ++each) of_members.push_back(rank_of_member(each));
+  heart->calls().begin_group(name, of_members);
+}
+
+MemberGroup::~MemberGroup() {
+  if (heart != nullptr) heart->calls().end_group(name);
+}
+
+namespace {
+
+// Does it with the order of calls of the group, if it has one, and its name there.
+template <class What>
+void with_calls(c10d::ProcessGroup& group, const What& what) {
+  const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  if (ours != nullptr && ours->heart != nullptr) what(ours->heart->calls(), ours->name);
+}
+
+}  // namespace
+
+void note_call(c10d::ProcessGroup& group, const std::string& call, const std::string& of_shard) {
+  with_calls(group, [&](CallOrder& calls, const std::string& name) { calls.add(name, call, of_shard); });
+}
+void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard) {
+  with_calls(group, [&](CallOrder& calls, const std::string& name) { calls.end_shard(name, shard); });
+}
+
+std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,
+                               const std::exception& error) {
   auto text = message_of(error);
   text = text.substr(0, text.find('\n'));
   const auto* ours = dynamic_cast<const MemberGroup*>(&group);
@@ -338,17 +388,26 @@ RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const
   }
   const auto prefix = who + ": " + name + " failed: ";
   if (ours == nullptr || ours->members == nullptr) {
-    return {prefix +
-                "a rank is gone or stuck; which one cannot be told, because the group was not made by "
-                "reef::init_process_group. The backend says: " +
-                text,
-            -1};
+    return std::make_exception_ptr(
+        RankFailed(prefix +
+                       "a rank is gone or stuck; which one cannot be told, because the group was not made by "
+                       "reef::init_process_group. The backend says: " +
+                       text,
+                   -1));
   }
-  const auto verdict = ours->members->name_the_gone(text, ours->ranks);
+  const auto verdict = ours->members->name_the_gone(text, ours->ranks,
+                                                    ours->heart == nullptr ? "" : ours->heart->stopped_by());
+  if (verdict.kind == Kind::kOutOfStep) {
+    return std::make_exception_ptr(RanksOutOfStep(
+        prefix + verdict.sentence +
+        ". All ranks make such calls alike: run as many passes and steps on each, and where batches end "
+        "earlier on some, end the loop on all of them; start the job again."));
+  }
   if (verdict.failed_rank < 0) {
-    return {prefix + verdict.sentence + ". The backend says: " + text, -1};
+    return std::make_exception_ptr(RankFailed(prefix + verdict.sentence + ". The backend says: " + text, -1));
   }
-  return {prefix + verdict.sentence + "; look at its output, and start the job again.", verdict.failed_rank};
+  return std::make_exception_ptr(RankFailed(
+      prefix + verdict.sentence + "; look at its output, and start the job again.", verdict.failed_rank));
 }
 
 }  // namespace reef

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,7 +20,9 @@ namespace reef {
 
 /// Why a group cannot go on, in the words that all of its ranks use.
 struct Verdict {
-  int failed_rank = -1;  ///< -1: it could not be told
+  enum class Kind : std::uint8_t { kGone, kOutOfStep };
+  Kind kind = Kind::kGone;
+  int failed_rank = -1;  ///< kGone; -1: it could not be told
   std::string sentence;
 };
 
@@ -65,12 +69,14 @@ class Members : public std::enable_shared_from_this<Members> {
   /// ranks that reach the store. Another rank that has ended may have had no more to do, and is named last.
   /// Takes two seconds at most, one more where this process holds the store and others do not ask, and four
   /// if the store's host has vanished without closing its connections.
-  Verdict name_the_gone(const std::string& error_text, const std::vector<int>& ranks);
+  /// `known`: a verdict that this rank has heard already, for where the store does not answer; else "".
+  Verdict name_the_gone(const std::string& error_text, const std::vector<int>& ranks,
+                        const std::string& known);
 
  private:
   void throw_if_failed(const std::vector<int>& gone) const;
   void await(const char* stage, const std::string& what, Deadline deadline);
-  Verdict ask(const std::string& error_text, const std::vector<int>& ranks);
+  Verdict ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known);
   bool reach_store();
   std::vector<int> ended() const;
   std::vector<int> ended(const std::vector<int>& ranks) const;
@@ -79,7 +85,8 @@ class Members : public std::enable_shared_from_this<Members> {
   std::string gone_text(const std::vector<int>& gone, int first) const;
   std::string silent_text(const std::vector<int>& ranks) const;
   Verdict without_store(const std::vector<int>& gone) const;
-  void publish_silence(int rank, milliseconds silence);
+  std::string publish_silence(int rank, milliseconds silence);
+  std::string publish_out_of_step(const std::string& sentence);
   Verdict publish(const Verdict& verdict);
   Verdict hear();
   void let_others_hear(int listeners);
@@ -96,13 +103,15 @@ class Members : public std::enable_shared_from_this<Members> {
 /// that is gone is gone for all of these groups.
 class MemberGroup final : public c10d::ProcessGroup {
  public:
-  MemberGroup(StorePtr store, int rank, int size, std::shared_ptr<Members> group_members,
-              std::shared_ptr<Heartbeat> group_heart, std::vector<int> ranks_of_members = {})
-      : c10d::ProcessGroup(std::move(store), rank, size),
-        members(std::move(group_members)),
-        heart(std::move(group_heart)),
-        ranks(std::move(ranks_of_members)) {}
+  /// `group_name` is the same on all of its ranks, and no other group's of these members.
+  MemberGroup(StorePtr store, int rank, int size, std::string group_name,
+              std::shared_ptr<Members> group_members, std::shared_ptr<Heartbeat> group_heart,
+              std::vector<int> ranks_of_members = {});
+  ~MemberGroup() override;
+  MemberGroup(const MemberGroup&) = delete;
+  MemberGroup& operator=(const MemberGroup&) = delete;
 
+  const std::string name;
   const std::shared_ptr<Members> members;
   const std::shared_ptr<Heartbeat> heart;  ///< nullptr: none
   const std::vector<int> ranks;            ///< of a subgroup: which of the members' its own are
@@ -113,7 +122,15 @@ class MemberGroup final : public c10d::ProcessGroup {
 /// Of a group that has one; else nullptr.
 Heartbeat* heart_of(c10d::ProcessGroup& group);
 
-/// The error to throw after collective `name` failed with `error` on `group`, whoever made the group.
-RankFailed rank_failed(c10d::ProcessGroup& group, const std::string& name, const std::exception& error);
+/// Notes that this rank makes a call that all ranks of `group` make alike, in the same order as all such
+/// calls: before it waits for them. Where a rank has made another in its place, or the shard whose call it is
+/// has ended there, those that wait are told.
+void note_call(c10d::ProcessGroup& group, const std::string& call, const std::string& of_shard = "");
+void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard);
+
+/// What to throw after collective `name` failed with `error` on `group`, whoever made the group: RankFailed
+/// or RanksOutOfStep.
+std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,
+                               const std::exception& error);
 
 }  // namespace reef

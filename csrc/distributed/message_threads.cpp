@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "distributed/call_order.h"
+
 namespace reef {
 namespace {
 
@@ -26,6 +28,7 @@ void MessageThreads::start(std::function<void()> work) {
 }
 
 void MessageThreads::serve() {
+  const ServesProgram serves;
   const at::NoGradGuard no_grad;
   std::unique_lock lock(mutex_);
   while (true) {

@@ -55,11 +55,12 @@ struct Route {
   template <class Exchange>
   void run(const std::string& name, const Exchange& exchange) const {
     try {
+      if (Heartbeat* const heart = heart_of(group())) heart->check();
       exchange();
     } catch (const std::exception& error) {
-      const RankFailed failed = rank_failed(group(), name, error);
+      const std::exception_ptr failed = rank_failed(group(), name, error);
       use->fail();
-      throw failed;
+      std::rethrow_exception(failed);
     }
   }
 };

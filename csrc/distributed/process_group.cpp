@@ -58,7 +58,7 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
     const auto heart = beats ? members->heartbeat(options.heartbeat) : nullptr;
     members->await_connected(deadline);
     store->setTimeout(options.timeout);
-    auto group = c10::make_intrusive<MemberGroup>(store, rank, size, members, heart);
+    auto group = c10::make_intrusive<MemberGroup>(store, rank, size, name, members, heart);
     group->setBackend(c10::kCPU, Group::GLOO, *gloo);
     if (nccl) group->setBackend(c10::kCUDA, Group::NCCL, nccl);
     group->setDefaultBackend(Group::GLOO);

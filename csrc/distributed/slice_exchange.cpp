@@ -4,6 +4,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -65,6 +66,7 @@ void SliceExchange::wait(const Works& works) const {
 
 void SliceExchange::run(const std::string& name, const Tensor& flat,
                         const std::function<void(Works&)>& issue) const {
+  note_call(*group_, name);
   Works works;
   name_failures(name, [&] {
     issue(works);  // a connection that is known to be gone is refused here already
@@ -76,10 +78,12 @@ void SliceExchange::run(const std::string& name, const Tensor& flat,
 
 void SliceExchange::name_failures(const std::string& name, const std::function<void()>& what) const {
   try {
+    if (Heartbeat* const heart = heart_of(*group_)) heart->check();
     what();
   } catch (const std::exception& error) {
     const std::int64_t step = step_;
-    throw rank_failed(*group_, step > 0 ? name + " in step " + std::to_string(step) : name, error);
+    std::rethrow_exception(
+        rank_failed(*group_, step > 0 ? name + " in step " + std::to_string(step) : name, error));
   }
 }
 

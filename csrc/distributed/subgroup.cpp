@@ -180,7 +180,7 @@ class Meeting {
     if (ours_ == nullptr) return c10::make_intrusive<Group>(store_, rank_, size());
     std::vector<int> of_members;
     for (const auto rank : ranks_) of_members.push_back(ours_->rank_of_member(static_cast<int>(rank)));
-    return c10::make_intrusive<MemberGroup>(store_, rank_, size(), ours_->members, ours_->heart,
+    return c10::make_intrusive<MemberGroup>(store_, rank_, size(), name_, ours_->members, ours_->heart,
                                             std::move(of_members));
   }
 
@@ -254,6 +254,7 @@ void check_group(const ProcessGroupPtr& group) {
 ProcessGroupPtr subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
   check_group(group);
   const int size = group->getSize();
+  note_call(*group, kCall);
   const std::string name = size == 1 ? "alone" : agree(group, ranks);
   if (const auto what = fault(ranks, size); !what.empty()) {
     throw ConfigError(std::string(kCall) + " was given " + what +

@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/bytes_over_ranks.h"
+#include "distributed/members.h"
+#include "distributed/tag_space.h"
 #include "reef/error.h"
 #include "shard/flat.h"
 
@@ -70,6 +72,10 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
+std::string shard_name(int first_exchange) {
+  return "shard " + std::to_string((first_exchange - TagSpace::kFirstFree) / kExchanges + 1);
+}
+
 int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
                     const ShardOptions& options, std::string wrong, GroupTags& numbers) {
   const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
@@ -78,6 +84,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
     numbers = GroupTags::take(group, kExchanges, device);
     return numbers.first();
   }
+  note_call(*group, CallsMade::kShardBegins);
   // What is wrong, what must be alike.
   std::string own = wrong + "\n";
   if (wrong.empty()) {

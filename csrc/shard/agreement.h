@@ -15,4 +15,7 @@ namespace reef {
 int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
                     const ShardOptions& options, std::string wrong, GroupTags& numbers);
 
+/// How errors name the shard whose first exchange this is, alike on all ranks: "shard 2".
+std::string shard_name(int first_exchange);
+
 }  // namespace reef

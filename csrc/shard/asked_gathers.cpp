@@ -31,8 +31,10 @@ void AskedGathers::forget() {
   for (Count& count : counts_) count.for_others = false;
 }
 
-void AskedGathers::answer() {
-  by_store([&] { take_part_in_asked(); });
+bool AskedGathers::answer(bool keeps) {
+  bool asked = false;
+  by_store([&] { asked = take_part_in_asked(keeps); });
+  return asked;
 }
 
 // Where ranks use parameters in one order, none waits so long that it asks, unless another is slow.
@@ -40,7 +42,7 @@ void AskedGathers::await(CommLane& lane, std::uint64_t ticket) {
   for (milliseconds waited{0}; requests_ && !lane.wait_for(ticket, std::min(patience_, kLook));
        waited += std::min(patience_, kLook)) {
     by_store([&] {
-      take_part_in_asked();
+      take_part_in_asked(/*keeps=*/true);
       if (waited < patience_ && !requests_->has_failed()) return;
       patience_ = kLookAgain;
       ask();
@@ -67,13 +69,16 @@ void AskedGathers::ask() {
 }
 
 // Beside what this rank gathers itself, which may be what the others have not come to. A rank that is slow
-// will use what it is asked for, and keeps that; one whose pass has failed will not.
-void AskedGathers::take_part_in_asked() {
-  for (const auto& [bucket, number] : requests_->take()) {
+// will use what it is asked for, and keeps that; one whose pass has failed will not, nor one that waits
+// elsewhere.
+bool AskedGathers::take_part_in_asked(bool keeps) {
+  const auto asked = requests_->take();
+  for (const auto& [bucket, number] : asked) {
     const Count& count = counts_[bucket];
-    if (count.begun < number && !failed_ && own_.gather_for_others(bucket)) keep_for_others(bucket);
+    if (count.begun < number && keeps && !failed_ && own_.gather_for_others(bucket)) keep_for_others(bucket);
     while (count.begun < number) own_.take_part(bucket);
   }
+  return !asked.empty();
 }
 
 // Of what it does not come to, the last: what a rank that waits needs now, and has on its way.

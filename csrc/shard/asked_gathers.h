@@ -48,8 +48,9 @@ class AskedGathers {
   void forget();
   bool is_for_others(std::size_t bucket) const { return counts_[bucket].for_others; }
 
-  /// Takes part in what the others have asked for.
-  void answer();
+  /// Takes part in what the others have asked for, and with `keeps` keeps what comes, as this rank will use
+  /// it. Returns whether there was anything.
+  bool answer(bool keeps = true);
   /// Waits for work of a lane, answers meanwhile, and asks if it takes long.
   void await(CommLane& lane, std::uint64_t ticket);
   /// This rank's pass has failed: it keeps nothing for others, which need not wait before they ask.
@@ -72,7 +73,7 @@ class AskedGathers {
   template <class What>
   void by_store(const What& what);
   void ask();
-  void take_part_in_asked();
+  bool take_part_in_asked(bool keeps);
   void keep_for_others(std::size_t bucket);
 
   Buckets& own_;

@@ -11,6 +11,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "shard/asked_gathers.h"
+#include "shard/gather_listener.h"
 #include "shard/gatherer.h"
 #include "shard/measured_room.h"
 #include "unrecorded.h"
@@ -40,8 +41,11 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     asked_.open(group, std::to_string(number) + '/' + std::to_string(place_.copy));
     beginnings_ = make_comm_lane(*group, device_);
     answers_ = make_comm_lane(*group, device_);
+    if (asked_.is_open())
+      listener_ = std::make_unique<GatherListener>(*group, device_, [this] { return answer_elsewhere(); });
   }
   ~OnDemand() override {
+    listener_.reset();
     if (answers_) answers_->drain();
     close();
     answers_.reset();
@@ -238,6 +242,13 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
 
   void await(CommLane& lane, std::uint64_t ticket) override { asked_.await(lane, ticket); }
 
+  // While the program waits elsewhere, where it will not use what the others ask for.
+  bool answer_elsewhere() {
+    const Unrecorded unrecorded;
+    const std::lock_guard lock(mutex_);
+    return asked_.answer(/*keeps=*/false);
+  }
+
   bool is_coming(std::size_t number) const override { return buckets_[number].state() == State::kMoving; }
   bool gather_for_others(std::size_t number) override {
     if (buckets_[number].state() != State::kAway) return false;
@@ -279,6 +290,7 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
   Step step_ = Step::kNone;               ///< since the last was settled
   std::unique_ptr<CommLane> beginnings_;  ///< of gathers, by messages
   std::unique_ptr<CommLane> answers_;     ///< of gathers that other ranks have asked for
+  std::unique_ptr<GatherListener> listener_;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
 
+#include "distributed/members.h"
 #include "kernels/optim_step.h"
 #include "kernels/sum_of_squares.h"
 #include "observer/call.h"
@@ -19,6 +20,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/part.h"
+#include "shard/agreement.h"
 #include "unrecorded.h"
 
 namespace reef {
@@ -132,7 +134,8 @@ Gatherer::Gatherer(const std::vector<Tensor>& parameters, ShardLayout layout, co
       divided_(options.stage != Stage::kReplicate),
       device_(device_of(parameters)),
       exchange_(group, exchange, layout_.ranks),
-      lane_(make_comm_lane(*group, device_)) {
+      lane_(make_comm_lane(*group, device_)),
+      name_(shard_name(exchange)) {
   buckets_.reserve(layout_.buckets.size());
   for (std::size_t number = 0; number < layout_.buckets.size(); ++number) {
     buckets_.push_back(move(parameters, number));
@@ -222,6 +225,7 @@ void Gatherer::close() {
 
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
   if (layout_.buckets.empty()) return here;
+  note_call(*exchange_.group(), "the first use of parameters in step " + std::to_string(step_number_), name_);
   const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
   await(*lane_, lane_->submit([this, told] { exchange_.largest(told); }));
   const Tensor heard = told.cpu();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "distributed/comm_lane.h"
@@ -34,7 +35,10 @@ class Gatherer {
   virtual std::int64_t resident_bytes() const { return 0; }
 
   /// What is thrown from now on says in which step it was.
-  virtual void begin_step(std::int64_t step) { exchange_.begin_step(step); }
+  virtual void begin_step(std::int64_t step) {
+    exchange_.begin_step(step);
+    step_number_ = step;
+  }
   /// Gradients have been reduced: a step may follow, on all ranks alike.
   virtual void expect_step() = 0;
   /// All of every bucket, whatever was written. Throws RankFailed.
@@ -124,6 +128,8 @@ class Gatherer {
   FlatBucket move(const std::vector<at::Tensor>& parameters, std::size_t bucket) const;
   void keep_parts(const std::vector<at::Tensor>& parameters, std::size_t bucket);
 
+  std::string name_;  ///< of the shard
+  std::int64_t step_number_ = 0;
   std::unique_ptr<OperatorObservation> observation_;
 };
 

@@ -150,6 +150,7 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
   if (old.update != nullptr || old.no_sync > 0 || old.local_sums > 0)
     throw ConfigError(
         "refresh() was called in local_sums, beside a DelayedUpdate or in no_sync: end that first.");
+  old.note("refresh()");
   // Masters have bits that the module's parameters do not.
   std::map<std::string, Tensor> masters;
   if (old.options.mixed_precision) {

@@ -11,6 +11,7 @@ namespace reef {
 
 std::vector<Shard::ParameterGroup> Shard::param_groups(const GroupRule& rule) const {
   const Parts& parts = *parts_;
+  parts.note("param_groups()");
   const auto name_of = [&](std::size_t i) {
     return parts.divided.divided ? parse_piece_name(parts.names[i]).parameter : parts.names[i];
   };

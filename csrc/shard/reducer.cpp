@@ -12,6 +12,7 @@
 
 #include "page/pinned.h"
 #include "reef/ledger.h"
+#include "shard/agreement.h"
 #include "shard/gradient_heap.h"
 
 namespace reef {
@@ -53,6 +54,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
         if (const auto alive = reducer.lock()) (*alive)->graph_begins();
       }),
       group_(std::move(group)),
+      shard_name_(shard_name(first_exchange - 1)),
       layout_(std::move(layout)),
       options_(options),
       lines_{make_line(first_exchange, device_of(parameters, &ReducedParameter::tensor)),

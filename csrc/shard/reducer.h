@@ -90,7 +90,6 @@ class Reducer {
  private:
   class Hook;
   class KeepHook;
-  class Pass;
   /// Its kind of pointer depends on LibTorch's version.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
   /// What the program has made of a parameter's gradient since the last pass, as this pass has found it.
@@ -151,7 +150,7 @@ class Reducer {
   void send(std::size_t bucket);
   void finish();
   void finish_locally();
-  void abandon() noexcept;
+  void abandon(const std::string& thrown) noexcept;
   at::Tensor largest(const at::Tensor& own);
   void await(CommLane& lane, std::uint64_t ticket);
   void give_up() noexcept;
@@ -168,6 +167,7 @@ class Reducer {
   std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
   OutermostGraphWatch watch_;
   ProcessGroupPtr group_;
+  std::string shard_name_;
   ShardLayout layout_;
   ShardOptions options_;
   std::vector<Item> items_;
@@ -189,6 +189,7 @@ class Reducer {
   };
   During during_ = During::kNoPass;
   bool lost_sums_ = false;   ///< of passes in no_sync; this rank abandons the next pass that is reduced
+  std::string why_;          ///< this rank has abandoned a pass last
   std::uint8_t clears_ = 0;  ///< a sum over the parts whose gradients were cleared after passes in no_sync
   bool lent_ = false;        ///< gradients of parts
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent

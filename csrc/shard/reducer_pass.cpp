@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "autograd/outermost_graph.h"
+#include "distributed/members.h"
 #include "reef/error.h"
 #include "shard/reducer.h"
 
@@ -17,24 +19,21 @@ namespace reef {
 
 using at::Tensor;
 
-/// A pass of backward: begins with the outermost of the graphs that run within each other, if that reaches a
-/// parameter, and ends with it. If it ends early, by an error, it is abandoned.
-class Reducer::Pass {
- public:
-  explicit Pass(std::weak_ptr<Reducer*> reducer) : reducer_(std::move(reducer)) {}
-  ~Pass() {
-    if (over_) return;
-    if (const auto reducer = reducer_.lock()) (*reducer)->abandon();
-  }
-  void finish() {
-    over_ = true;
-    if (const auto reducer = reducer_.lock()) (*reducer)->finish();
-  }
+namespace {
 
- private:
-  std::weak_ptr<Reducer*> reducer_;
-  bool over_ = false;
-};
+constexpr std::size_t kReasonBytes = 300;  // of what one rank tells the others
+
+// What has been thrown, in one line, cut between characters.
+std::string reason(const std::string& thrown) {
+  std::string text = thrown.substr(0, thrown.find('\n'));
+  if (text.empty()) return "it ended before all gradients were there";
+  if (text.size() <= kReasonBytes) return text;
+  std::size_t end = kReasonBytes - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  return text.substr(0, end) + "...";
+}
+
+}  // namespace
 
 void Reducer::ready(std::size_t number) {
   const at::NoGradGuard no_grad;
@@ -74,10 +73,25 @@ void Reducer::graph_begins() {
   if (std::any_of(items_.begin(), items_.end(), reached)) begin_pass();
 }
 
+// A pass begins with the outermost of the graphs that run within each other, if that reaches a parameter, and
+// ends with it. If that fails, it is abandoned.
 void Reducer::begin_pass() {
   if (during_ != During::kNoPass) return;
   during_ = During::kPass;
-  at_end_of_outermost_graph([pass = std::make_shared<Pass>(self_)] { pass->finish(); });
+  if ((syncing_ && !local_) || gathers_.answer) {
+    note_call(*group_,
+              (syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ") +
+                  std::to_string(step_),
+              shard_name_);
+  }
+  const auto self = std::weak_ptr<Reducer*>(self_);
+  at_end_of_outermost_graph(
+      [self] {
+        if (const auto reducer = self.lock()) (*reducer)->finish();
+      },
+      [self](const std::string& thrown) {
+        if (const auto reducer = self.lock()) (*reducer)->abandon(thrown);
+      });
 }
 
 // A re-entrant checkpoint may reach parameters that the graph around it does not.
@@ -113,8 +127,12 @@ void Reducer::finish() {
     std::exception_ptr wrong;
     try {
       reducing_();
+    } catch (const std::exception& error) {
+      wrong = std::current_exception();
+      why_ = reason(message_of(error));
     } catch (...) {
       wrong = std::current_exception();
+      why_ = reason("");
     }
     const bool abandons = lost_sums_ || wrong != nullptr;
     send_the_rest();
@@ -177,13 +195,19 @@ void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
     gathers_.abandon_pass();
     who_abandons(false);
   }
+  Tensor told = at::zeros({static_cast<std::int64_t>(kReasonBytes)}, at::kByte);
+  if (group_->getRank() == by_rank)
+    std::copy(why_.begin(), why_.end(), told.mutable_data_ptr<std::uint8_t>());
+  told = largest(told);
+  const auto* const text = static_cast<const char*>(told.const_data_ptr());
+  const std::string why(text, strnlen(text, kReasonBytes));
   if (syncing_) end_step(/*used=*/false);
   if (wrong != nullptr) std::rethrow_exception(wrong);
   throw PassAbandoned(
       "rank " + std::to_string(group_->getRank()) + ": backward has failed on rank " +
-          std::to_string(by_rank) +
-          ", whose error says why, so this pass is abandoned on every rank, and what passes in no_sync had "
-          "added up before it: clear the gradients, and go on with the next batch.",
+          std::to_string(by_rank) + " (" + why +
+          "), so this pass is abandoned on every rank, and what passes in no_sync had added up before it: "
+          "clear the gradients, and go on with the next batch.",
       by_rank);
 }
 
@@ -274,13 +298,14 @@ void Reducer::end_pass() noexcept {
 // An error has ended this rank's pass, and is on its way to the program. The others wait for its gradients:
 // they get some, and are told that these are worth nothing. Where parameters are divided they wait for those,
 // too, which this rank's operators would have gathered.
-void Reducer::abandon() noexcept {
+void Reducer::abandon(const std::string& thrown) noexcept {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   if (during_ == During::kNoPass) return;
   if (local_ && syncing_) return give_up();
   lost_sums_ = !syncing_ && !gathers_.answer;
   try {
+    why_ = reason(thrown);
     if (gathers_.tell_failed) gathers_.tell_failed();
     if (syncing_ && (gathers_.answer || options_.stage != Stage::kParameters)) {
       send_the_rest();

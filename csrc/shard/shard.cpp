@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "distributed/members.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "shard/agreement.h"
@@ -182,6 +183,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     wrong = message_of(error);
   }
   const int exchange = check_agreement(parameters, buffers, group, options, wrong, parts_->exchanges);
+  parts_->shard = shard_name(exchange);
   broadcast_all(parameters, buffers, group);
 
   // Backward comes to the last first.
@@ -260,7 +262,13 @@ Shard& Shard::operator=(Shard&&) noexcept = default;
 const std::vector<Tensor>& Shard::parameters() const { return parts_->parameters; }
 const std::vector<std::string>& Shard::names() const { return parts_->names; }
 
+void Shard::Parts::note(const char* call) const { note_call(*divided.group, call, shard); }
+Shard::Parts::~Parts() {
+  if (divided.group) note_shard_ends(*divided.group, shard);
+}
+
 void Shard::gather() {
+  parts_->note("gather()");
   agree(parts_->divided, [&] { parts_->check_module(); });
   parts_->finish_update();
   if (parts_->gatherer) parts_->gatherer->gather();

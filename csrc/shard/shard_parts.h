@@ -33,6 +33,11 @@ class ClaimedParameters {
 };
 
 struct Shard::Parts {
+  Parts() = default;
+  ~Parts();
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
   /// Throws ConfigError if the module is not what it was: a parameter is another, or has other memory,
   /// autograd has forgotten who listens, or a parameter that had no gradient requires one now.
   void check_parameters() const;
@@ -52,7 +57,11 @@ struct Shard::Parts {
   /// And parameters become what parts are. All ranks alike.
   void finish_update() const;
 
+  /// Notes a call that all ranks make alike (see note_call()).
+  void note(const char* call) const;
+
   GroupTags exchanges;
+  std::string shard;  ///< its name in errors
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;

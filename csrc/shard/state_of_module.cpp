@@ -96,6 +96,7 @@ struct Known {
 }  // namespace
 
 StateDict Shard::full_state_dict(bool rank0_only) {
+  parts_->note("full_state_dict()");
   agree(parts_->divided, [&] { parts_->check_module(); });
   return parts_->full_state_dict(rank0_only);
 }
@@ -147,6 +148,7 @@ StateDict Shard::sharded_state_dict() const {
 }
 
 void Shard::load_state_dict(const std::vector<StateDict>& given) {
+  parts_->note("load_state_dict()");
   const at::NoGradGuard no_grad;
   agree(parts_->divided, [&] { parts_->check_module(); });
   parts_->finish_update();

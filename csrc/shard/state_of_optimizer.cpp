@@ -103,6 +103,7 @@ class KeptByOptimizer {
 }  // namespace
 
 void Shard::agree_with_ranks(const std::string& failed, const std::string& rule) const {
+  parts_->note("a state dict or param_groups()");
   Together together(parts_->divided.group, parts_->divided.device());
   together.here([&] {
     if (!failed.empty()) throw ConfigError(failed);
@@ -117,6 +118,7 @@ void Shard::agree_with_ranks(const std::string& failed, const std::string& rule)
 }
 
 OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0_only) {
+  parts_->note("full_optimizer_state()");
   const DividedParameters& all = parts_->divided;
   OptimizerState whole;
   const std::vector<GroupNames> merged = merged_groups(all, own.groups, /*saved=*/true);
@@ -138,6 +140,7 @@ OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0
 
 OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector<OptimizerState> given,
                                           const std::string& rule) {
+  parts_->note("load_optimizer_state()");
   const DividedParameters& all = parts_->divided;
   given.erase(std::remove_if(given.begin(), given.end(), [](const auto& one) { return one.groups.empty(); }),
               given.end());
@@ -172,6 +175,7 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
 }
 
 OptimizerState Shard::full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only) {
+  parts_->note("full_optimizer_state()");
   OptimizerState own;
   agree(parts_->divided, [&] { own = sharded_optimizer_state(optimizer); });
   agree_on_rule(parts_->divided, optimizer);
@@ -199,6 +203,7 @@ OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& opt
 }
 
 void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector<OptimizerState> given) {
+  parts_->note("load_optimizer_state()");
   OptimizerState groups;
   agree(parts_->divided, [&] {
     check_steps_elements(parts_->divided, optimizer);

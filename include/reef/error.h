@@ -79,6 +79,15 @@ class REEF_API RankFailed : public c10::DistBackendError {
   int failed_rank_;
 };
 
+/// Ranks of a group have made different calls where all make the same one (a backward pass, a collective, a
+/// state dict), or have ended the shard whose call it is, so that others wait in vain: batches end earlier on
+/// some of them, say. The text says which rank stands where. The group cannot be used any more; gradients are
+/// what they were before the pass.
+class REEF_API RanksOutOfStep : public c10::DistError {
+ public:
+  explicit RanksOutOfStep(const std::string& message);
+};
+
 /// A pass of backward was abandoned on every rank, since it failed on one, or one in no_sync before it did.
 /// Gradients are what they were before it, but for what passes in no_sync had added up, which is dropped;
 /// training can go on. (Stage::kParameters: where ranks exchange messages, see docs/shard.md.)

@@ -273,10 +273,11 @@ class REEF_API Shard {
 /// Where parts have gradients in their place, gradients that the parameters have when this is called are
 /// dropped. Parameters that a backward pass did not reach on any rank have no gradient after it; what some
 /// rank reached counts as zero on the others. A pass that fails on one rank throws PassAbandoned on the
-/// others. The group must outlive what is returned, the module need not. Throws ConfigError on every rank if
-/// the ranks' modules differ (with the first difference), for sparse or non-dense parameters, those that
-/// another Shard has, those that would no longer share memory with another parameter or a buffer, and ignored
-/// ones that are none, and RankFailed.
+/// others, and one that a rank does not come to, since it has gone on to something else, RanksOutOfStep on
+/// all that wait. The group must outlive what is returned, the module need not. Throws ConfigError on every
+/// rank if the ranks' modules differ (with the first difference), for sparse or non-dense parameters, those
+/// that another Shard has, those that would no longer share memory with another parameter or a buffer, and
+/// ignored ones that are none, and RankFailed.
 REEF_API Shard shard(torch::nn::Module& module, const ProcessGroupPtr& group,
                      const ShardOptions& options = {});
 

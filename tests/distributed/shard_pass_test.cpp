@@ -9,13 +9,17 @@ std::string where(Stage stage, std::int64_t bucket_bytes) {
   return "stage " + std::to_string(static_cast<int>(stage)) + ", buckets of " + std::to_string(bucket_bytes);
 }
 
+constexpr const char* kNoMemory = "this rank is out of memory";
+
 // As it was in forward, and an error in backward while `fails` says so.
 struct Fails : torch::autograd::Function<Fails> {
   static inline bool fails = false;
+  static inline int others = 0;  ///< so many of these before it do not
+  static inline std::string why = kNoMemory;
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list& gradients) {
-    if (fails) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "this rank is out of memory");
+    if (fails && others-- <= 0) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, why);
     return gradients;
   }
 };
@@ -34,7 +38,7 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
     auto& layer = *reinterpret_cast<torch::nn::Linear*>(context->saved_data["layer"].toInt());
     const Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
     const at::AutoGradMode enabled(true);
-    layer(x).tanh().backward(gradients[0]);
+    Fails::apply(layer(x).tanh()).backward(gradients[0]);
     return {x.grad(), Tensor()};
   }
 };
@@ -117,7 +121,8 @@ TEST(ShardPass, APassThatFailsOnOneRankIsAbandonedOnAll) {
             told = "own error";
           } catch (const PassAbandoned& error) {
             told = "rank " + std::to_string(error.rank());
-            EXPECT_NE(message_of(error).find("backward has failed on " + told), std::string::npos) << text;
+            const std::string said = "backward has failed on " + told + " (" + kNoMemory + "), so";
+            EXPECT_NE(message_of(error).find(said), std::string::npos) << text << ": " << message_of(error);
           }
           EXPECT_EQ(told, step != 2           ? ""
                           : rank() == failing ? "own error"
@@ -137,6 +142,77 @@ TEST(ShardPass, APassThatFailsOnOneRankIsAbandonedOnAll) {
   }
 }
 
+// Of whatever is thrown: its first line, not longer than it is of use, in whole characters.
+TEST(ShardPass, TheOthersAreToldWhatWasThrown) {
+  std::string accents;
+  for (int i = 0; i < 400; ++i) accents += "\u00e9";
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {kNoMemory, kNoMemory},
+      {"line one\nline two", "line one"},
+      {"", "it ended before all gradients were there"},
+      {std::string(300, 'x'), std::string(300, 'x')},
+      {std::string(1000, 'x'), std::string(297, 'x') + "..."},
+      {accents, accents.substr(0, 296) + "..."},
+  };
+  const int failing = size() - 1;
+  for (const Stage stage : kStages) {
+    for (const bool reentrant : {false, true}) {
+      Chain chain;
+      Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = 7000});
+      torch::optim::SGD optimizer(sharded.parameters(), 0.1);
+      const auto told = [&](const std::string& why, bool fails) {
+        Fails::why = why;
+        Fails::others = reentrant ? 2 : 0;  // by then the pass has reached parameters
+        Fails::fails = fails && rank() == failing;
+        std::string message;
+        try {
+          chain(input(rank(), 0), reentrant, reentrant ? -1 : 2).backward();
+        } catch (const PassAbandoned& error) {
+          message = message_of(error);
+        } catch (const c10::OutOfMemoryError&) {
+          message = "own error";
+        }
+        Fails::fails = false;
+        Fails::others = 0;
+        Fails::why = kNoMemory;
+        return message;
+      };
+      const auto right = [&](const std::string& why) {
+        if (rank() == failing) return std::string("own error");
+        return "rank " + std::to_string(rank()) + ": backward has failed on rank " + std::to_string(failing) +
+               " (" + why + "), so this pass is abandoned on every rank";
+      };
+      for (const auto& [why, reason] : rows) {
+        const std::string message = told(why, true);
+        EXPECT_EQ(message.substr(0, right(reason).size()), right(reason))
+            << where(stage, 7000) << ", " << reentrant;
+        EXPECT_EQ(told(why, false), "") << where(stage, 7000);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    }
+  }
+}
+
+TEST(ShardPass, TheOthersAreToldWhatIsWrongWithTheModuleOfOne) {
+  for (const Stage stage : kStages) {
+    Chain chain;
+    Shard sharded = shard(*chain, group(), {.stage = stage, .bucket_bytes = 7000});
+    const int changed = size() - 1;
+    if (rank() == changed) chain->register_parameter("more", torch::randn({3}));
+    try {
+      chain(input(rank(), 0), false, -1).backward();
+      ADD_FAILURE() << where(stage, 7000);
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(rank(), changed);
+    } catch (const PassAbandoned& error) {
+      EXPECT_EQ(error.rank(), changed);
+      EXPECT_NE(message_of(error).find("(parameter more of the module"), std::string::npos)
+          << message_of(error);
+    }
+  }
+}
+
 TEST(ShardPass, APassWithoutSyncThatFailsMakesAllDropWhatWasAddedUp) {
   for (const Stage stage : kStages) {
     Chain chain;
@@ -150,6 +226,7 @@ TEST(ShardPass, APassWithoutSyncThatFailsMakesAllDropWhatWasAddedUp) {
       } catch (const c10::OutOfMemoryError&) {
         return std::string("own error");
       } catch (const PassAbandoned& error) {
+        EXPECT_NE(message_of(error).find(kNoMemory), std::string::npos) << message_of(error);
         return "rank " + std::to_string(error.rank());
       }
       return std::string();

@@ -378,7 +378,7 @@ def shard(
         optimizer = torch.optim.AdamW(sharded.parameters())
 
     Raises ValueError on every rank if the ranks' modules differ (with the first difference), and
-    torch.distributed.DistError if a rank is gone."""
+    torch.distributed.DistError if a rank is gone, or makes other calls than the ranks that wait for it."""
     if group is None:
         group = torch.distributed.group.WORLD
         if group is None:
