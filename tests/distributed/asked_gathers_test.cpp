@@ -72,7 +72,7 @@ class Imitated final : public AskedGathers::Buckets, public CommLane {
   }
   void take_part(std::size_t bucket) override { begin(bucket); }
 
-  std::uint64_t submit(std::function<void()>) override { return 0; }
+  std::uint64_t submit(std::function<void()>, c10::ArrayRef<at::Tensor>) override { return 0; }
   void wait(std::uint64_t number) override {
     while (!wait_for(number, std::chrono::milliseconds(1000))) {
     }

@@ -22,7 +22,7 @@ using State = FlatBucket::State;
 constexpr std::int64_t kElements = 1024;
 
 struct NoLane final : CommLane {
-  std::uint64_t submit(std::function<void()>) override { return 0; }
+  std::uint64_t submit(std::function<void()>, c10::ArrayRef<Tensor>) override { return 0; }
   void wait(std::uint64_t) override {}
   bool wait_for(std::uint64_t, std::chrono::milliseconds) override { return true; }
   void drain() noexcept override {}
