@@ -27,6 +27,12 @@ void AskedGathers::begin_step(std::int64_t step) {
   failed_ = false;
 }
 
+std::vector<std::int64_t> AskedGathers::begun() const {
+  std::vector<std::int64_t> all;
+  for (const Count& count : counts_) all.push_back(count.begun);
+  return all;
+}
+
 void AskedGathers::forget() {
   for (Count& count : counts_) count.for_others = false;
 }

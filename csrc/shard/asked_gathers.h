@@ -42,6 +42,8 @@ class AskedGathers {
   void begin_step(std::int64_t step);
   /// This rank has begun a gather of the bucket.
   void begun(std::size_t bucket) { ++counts_[bucket].begun; }
+  /// Of each bucket, how many gathers this rank has begun, ever.
+  std::vector<std::int64_t> begun() const;
   /// One of this rank's operators uses it: it is no longer here for others.
   void used(std::size_t bucket) { counts_[bucket].for_others = false; }
   /// None is here for others.

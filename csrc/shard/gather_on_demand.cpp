@@ -70,6 +70,10 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     const Unrecorded unrecorded;
     const std::lock_guard lock(mutex_);
     drop_all();
+    if (listener_) {
+      even_out();
+      drop_all();  // what has come for others meanwhile
+    }
     step_ = Step::kNone;
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       if (buckets_[number].state() == State::kAway) fetch(number, *lane_);
@@ -241,6 +245,15 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
   }
 
   void await(CommLane& lane, std::uint64_t ticket) override { asked_.await(lane, ticket); }
+
+  // A rank that has begun a gather more than others (it looks ahead) would have that paired with the next of
+  // theirs, and its own next with none: nobody asks for what comes after that.
+  void even_out() {
+    const std::vector<std::int64_t> most = largest(asked_.begun());
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      while (asked_.begun()[number] < most[number]) take_part(number);
+    }
+  }
 
   // While the program waits elsewhere, where it will not use what the others ask for.
   bool answer_elsewhere() {

@@ -69,6 +69,9 @@ class Reducer {
   void set_syncing(bool syncing);
   /// Passes give this rank's own sums, and send nothing. Only where nothing is divided.
   void set_local(bool local);
+  /// A pass of this rank's that adds nothing, for the passes of those that still have batches. False: no rank
+  /// has one, and nothing has changed. Throws what the end of a pass throws.
+  bool pass_without_batch();
   /// Clears the gradients of parts whose parameters' the program has cleared, which the next pass would do.
   void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
@@ -154,7 +157,16 @@ class Reducer {
   at::Tensor largest(const at::Tensor& own);
   void await(CommLane& lane, std::uint64_t ticket);
   void give_up() noexcept;
-  std::vector<bool> used_anywhere(bool abandons);
+  /// What the ranks tell each other at the end of a pass.
+  struct Heard {
+    std::vector<bool> used;  ///< for each item, whether a rank has a gradient of it
+    bool abandoned;          ///< by some rank
+    bool has_batch;          ///< some rank
+  };
+  Heard hear_of(bool abandons, bool has_batch);
+  bool reduce(bool has_batch);
+  void forget_gathers();
+  void note_pass();
   int who_abandons(bool abandons);
   void send_the_rest();
   std::size_t gradients_in(std::size_t bucket) const;

@@ -78,12 +78,7 @@ void Reducer::graph_begins() {
 void Reducer::begin_pass() {
   if (during_ != During::kNoPass) return;
   during_ = During::kPass;
-  if ((syncing_ && !local_) || gathers_.answer) {
-    note_call(*group_,
-              (syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ") +
-                  std::to_string(step_),
-              shard_name_);
-  }
+  note_pass();
   const auto self = std::weak_ptr<Reducer*>(self_);
   at_end_of_outermost_graph(
       [self] {
@@ -92,6 +87,13 @@ void Reducer::begin_pass() {
       [self](const std::string& thrown) {
         if (const auto reducer = self.lock()) (*reducer)->abandon(thrown);
       });
+}
+
+// Of those that other ranks take part in.
+void Reducer::note_pass() {
+  if ((!syncing_ || local_) && !gathers_.answer) return;
+  const char* const kind = syncing_ ? "the backward pass of step " : "a backward pass in no_sync of step ";
+  note_call(*group_, kind + std::to_string(step_), shard_name_);
 }
 
 // A re-entrant checkpoint may reach parameters that the graph around it does not.
@@ -124,38 +126,74 @@ void Reducer::finish() {
       finish_locally();
       return end_pass();
     }
-    std::exception_ptr wrong;
-    try {
-      reducing_();
-    } catch (const std::exception& error) {
-      wrong = std::current_exception();
-      why_ = reason(message_of(error));
-    } catch (...) {
-      wrong = std::current_exception();
-      why_ = reason("");
-    }
-    const bool abandons = lost_sums_ || wrong != nullptr;
-    send_the_rest();
-    const std::vector<bool> used = used_anywhere(abandons);
-    if (used.back()) leave_pass(who_abandons(abandons), wrong);
-    for (FlatBucket& bucket : buckets_) bucket.settle();
-    forget_sums();
-    giving_();
-    lent_ = false;
-    give_gradients(used);
-    for (std::size_t i = 0; i < items_.size(); ++i) {
-      if (used[i]) continue;
-      const FlatPlace& place = flat_place_of(i);
-      const std::size_t bucket = items_[i].bucket;
-      exchange_of(bucket).leave_out(bucket, place.offset, c10::multiply_integers(place.shape));
-    }
-    end_step();
-    reduced_(/*over_ranks=*/true);
+    reduce(/*has_batch=*/true);
   } catch (...) {
     give_up();
     throw;
   }
   end_pass();
+}
+
+// Gives false, and has changed nothing, if no rank has a batch.
+bool Reducer::reduce(bool has_batch) {
+  std::exception_ptr wrong;
+  try {
+    reducing_();
+  } catch (const std::exception& error) {
+    wrong = std::current_exception();
+    why_ = reason(message_of(error));
+  } catch (...) {
+    wrong = std::current_exception();
+    why_ = reason("");
+  }
+  const bool abandons = lost_sums_ || wrong != nullptr;
+  send_the_rest();
+  const Heard heard = hear_of(abandons, has_batch);
+  const std::vector<bool>& used = heard.used;
+  if (heard.abandoned) leave_pass(who_abandons(abandons), wrong);
+  if (!heard.has_batch) {
+    forget_gathers();
+    end_step(/*used=*/false);
+    return false;
+  }
+  for (FlatBucket& bucket : buckets_) bucket.settle();
+  forget_sums();
+  giving_();
+  lent_ = false;
+  give_gradients(used);
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    if (used[i]) continue;
+    const FlatPlace& place = flat_place_of(i);
+    const std::size_t bucket = items_[i].bucket;
+    exchange_of(bucket).leave_out(bucket, place.offset, c10::multiply_integers(place.shape));
+  }
+  end_step();
+  reduced_(/*over_ranks=*/true);
+  return true;
+}
+
+bool Reducer::pass_without_batch() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  note_pass();
+  during_ = During::kPass;
+  if (has_parts()) {
+    for (Item& item : items_) see(item);
+  }
+  bool reduced = false;
+  try {
+    if (gathers_.tell_failed) gathers_.tell_failed();  // it does not come to what the others gather
+    reduced = reduce(/*has_batch=*/false);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  if (reduced) {
+    end_pass();
+  } else {
+    give_up();
+  }
+  return reduced;
 }
 
 // No other rank hears of it.
@@ -188,13 +226,17 @@ void Reducer::keep_sums() {
   during_ = During::kNoPass;
 }
 
+// Of a pass that does not count; and all ranks go on when none waits for parameters.
+void Reducer::forget_gathers() {
+  if (!gathers_.abandon_pass) return;
+  gathers_.abandon_pass();
+  who_abandons(false);
+}
+
 // All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters. Throws
 // what was wrong here, or PassAbandoned.
 void Reducer::leave_pass(int by_rank, const std::exception_ptr& wrong) {
-  if (gathers_.abandon_pass) {
-    gathers_.abandon_pass();
-    who_abandons(false);
-  }
+  forget_gathers();
   Tensor told = at::zeros({static_cast<std::int64_t>(kReasonBytes)}, at::kByte);
   if (group_->getRank() == by_rank)
     std::copy(why_.begin(), why_.end(), told.mutable_data_ptr<std::uint8_t>());
@@ -255,19 +297,19 @@ int Reducer::who_abandons(bool abandons) {
   return ranks - static_cast<int>(told.item<std::int64_t>());
 }
 
-// Gives, for each item, whether a rank has a gradient of it, and last whether a rank abandons the pass.
 // Throws ConfigError, on all ranks, if they disagree on which sums there are.
-std::vector<bool> Reducer::used_anywhere(bool abandons) {
+Reducer::Heard Reducer::hear_of(bool abandons, bool has_batch) {
   const std::size_t items = items_.size();
-  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 3}, at::kByte);
+  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 4}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].sum != Sum::kNone ? 1 : 0;
   own[items] = abandons ? 1 : 0;
-  own[items + 1] = clears_;
-  own[items + 2] = static_cast<std::uint8_t>(~clears_);
+  own[items + 1] = has_batch ? 1 : 0;
+  own[items + 2] = clears_;
+  own[items + 3] = static_cast<std::uint8_t>(~clears_);
   flags = largest(flags);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
-  const bool alike = all[items + 1] == static_cast<std::uint8_t>(~all[items + 2]);
+  const bool alike = all[items + 2] == static_cast<std::uint8_t>(~all[items + 3]);
   if (!alike && all[items] == 0) {
     end_step(/*used=*/false);
     throw ConfigError(
@@ -277,7 +319,7 @@ std::vector<bool> Reducer::used_anywhere(bool abandons) {
         "so they disagree on what has been added up, and this pass is abandoned: clear the gradients of the "
         "same parts on all ranks, those without elements, too.");
   }
-  return std::vector<bool>(all, all + items + 1);
+  return {std::vector<bool>(all, all + items), all[items] != 0, all[items + 1] != 0};
 }
 
 void Reducer::end_pass() noexcept {
@@ -309,7 +351,7 @@ void Reducer::abandon(const std::string& thrown) noexcept {
     if (gathers_.tell_failed) gathers_.tell_failed();
     if (syncing_ && (gathers_.answer || options_.stage != Stage::kParameters)) {
       send_the_rest();
-      used_anywhere(/*abandons=*/true);
+      hear_of(/*abandons=*/true, /*has_batch=*/true);
     }
     if (gathers_.answer || (syncing_ && options_.stage != Stage::kParameters)) {
       leave_pass(who_abandons(true), nullptr);

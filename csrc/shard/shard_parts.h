@@ -52,6 +52,8 @@ struct Shard::Parts {
   void make_alike();
   /// The shard's, without a look at the module.
   StateDict full_state_dict(bool rank0_only) const;
+  /// Asks for parameters as a forward pass does, so that ranks settle what a step has made of them.
+  void use_parameters() const;
   /// Until no update of parts is under way.
   void wait_for_update() const;
   /// And parameters become what parts are. All ranks alike.

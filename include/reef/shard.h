@@ -174,6 +174,17 @@ class REEF_API Shard {
     Parts& parts_;
   };
 
+  /// For ranks that have different numbers of batches: each calls it when it has no more. Until none has any,
+  /// it takes part in the passes of the others, as if with a batch whose gradients are zero, and calls `step`
+  /// after each, which does what the others do after theirs: steps the optimizer, clips by the norm of the
+  /// group, changes the learning rate. So the step is, bit for bit, that of one process that accumulates over
+  /// the batches that there are and divides, for Reduction::kMean, by the number of ranks. The others take
+  /// one step after each pass; their passes in NoSync are no business of this one's, but at kParameters,
+  /// where it throws RanksOutOfStep. A pass that is abandoned is passed over. Gradients are cleared before
+  /// each pass. A rank sends what it would with a batch, and a last pass's worth when all have ended. Throws
+  /// ConfigError in NoSync, in LocalSums and beside a DelayedUpdate, and what `step` throws.
+  void join(const std::function<void()>& step);
+
   /// Each of parameters() becomes its mean over the ranks: added up in the order of ranks and in its dtype,
   /// then divided; and buffers become what ShardOptions::buffers says. Gradients, states of the optimizer and
   /// what is held back stay each rank's. A rank sends what a step would. Memory: a bucket. All ranks call it

@@ -149,6 +149,33 @@ TEST(ShardGradients, TorchsNormOfPartsIsRefused) {
   }
 }
 
+// Each rank has as many batches as its number.
+TEST(ShardGradients, RanksWithoutBatchesJoinThoseThatHaveThem) {
+  for (const Stage stage : kStages) {
+    Sharded sharded(stage, false);
+    for (int number = 0; number < rank(); ++number) {
+      sharded.optimizer.zero_grad();
+      sharded.pass(number);
+      sharded.optimizer.step();
+    }
+    int steps = rank();
+    sharded.shard.join([&] {
+      sharded.optimizer.step();
+      ++steps;
+    });
+    EXPECT_EQ(steps, size() - 1);
+    Alone alone;
+    for (int number = 0; number < size() - 1; ++number) {
+      alone.optimizer.zero_grad();
+      for (int of = number + 1; of < size(); ++of) alone.layer->forward(input(of, number)).sum().backward();
+      alone.optimizer.step();
+    }
+    expect_same(*sharded.layer, *alone.layer, "stage " + std::to_string(static_cast<int>(stage)));
+    const Shard::NoSync paused(sharded.shard);
+    EXPECT_THROW(sharded.shard.join([] {}), ConfigError);
+  }
+}
+
 TEST(ShardGradients, AParameterHasOneShard) {
   for (const Stage stage : kStages) {
     torch::nn::Linear layer(kIn, 8);

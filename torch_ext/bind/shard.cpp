@@ -210,6 +210,10 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              self->local_sums.push_back(std::make_unique<reef::Shard::LocalSums>(self->shard));
            })
       .def("end_local_sums", [](const Self& self) { self->local_sums.pop_back(); })
+      .def("join",
+           [](const Self& self, std::int64_t step) {
+             self->shard.join([call = reef::bind::PythonFunction(step)] { call({}); });
+           })
       .def("average_parameters", [](const Self& self) { self->shard.average_parameters(); })
       .def("open_update",
            [](const Self& self) { self->update = std::make_unique<reef::UpdateBeside>(self->shard); })

@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ._function import number_of
 from .bytes import parse_bytes
 from .part import part_of, whole_shape_of
 from .shard_module import Look
@@ -145,6 +146,28 @@ class Shard:
             yield
         finally:
             self._shard.end_local_sums()
+
+    def join(self, step: Callable[[], object]) -> None:
+        """For ranks that have different numbers of batches: each calls it when it has no more. Until none has any, it takes
+        part in the passes of the others, as if with a batch whose gradients are zero, and calls ``step`` after each, which
+        does what the others do after theirs: steps the optimizer, clips by the norm of the group, changes the learning rate.
+        So a step is, bit for bit, that of one process that accumulates over the batches that there are and divides, for
+        ``reduction="mean"``, by the number of ranks. ::
+
+            for batch in batches:
+                optimizer.zero_grad()
+                loss(model(batch)).backward()
+                optimizer.step()
+            sharded.join(optimizer.step)
+
+        The others take one step after each pass. Gradients are cleared before each. A pass that is abandoned is passed over.
+        Raises ValueError in ``no_sync``, in ``local_sums`` and beside a DelayedUpdate, and what ``step`` raises."""
+
+        def call() -> list[torch.Tensor]:
+            step()
+            return []
+
+        self._shard.join(number_of(call))
 
     def average_parameters(self) -> None:
         """Makes each of ``parameters()`` its mean over the ranks: added up in the order of ranks and in its dtype, then divided;
