@@ -231,6 +231,7 @@ void Reducer::forget_gathers() {
   if (!gathers_.abandon_pass) return;
   gathers_.abandon_pass();
   who_abandons(false);
+  gathers_.abandon_pass();  // what has come for others meanwhile
 }
 
 // All ranks know that it is abandoned, by this one at least, and go on when none waits for parameters. Throws
