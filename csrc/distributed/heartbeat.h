@@ -18,9 +18,9 @@ class Work;
 
 namespace reef {
 
-/// This rank's sign of life, in the store every tenth of `silence`, with the calls that it has made if these
-/// are the same as before; and an eye on those of others while this rank waits for them. A process that is
-/// stopped, or whose machine hangs, closes no connection: only its silence tells. A rank that has gone
+/// Writes this rank's sign of life to the store every tenth of `silence`, with the calls that it has made if
+/// these are the same as before, and watches those of others while this rank waits for them. A process that
+/// is stopped, or whose machine hangs, closes no connection: only its silence tells. A rank that has gone
 /// another way than this one will not come to where it waits: its calls tell. Each rank watches the next
 /// four, and what any has found ends the waiting of all.
 class Heartbeat {

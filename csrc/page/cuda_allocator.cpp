@@ -4,13 +4,9 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include <array>
-#include <atomic>
-#include <mutex>
 #include <utility>
 
 #include "compat.h"
-#include "ledger/blocks.h"
 #include "page/pager.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
@@ -22,13 +18,7 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 using c10::MempoolId_t;
 using caching::CUDAAllocator;
 
-std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};  ///< by device index
-
-Pager* running_on(c10::DeviceIndex device) {
-  if (device < 0 || static_cast<std::size_t>(device) >= pagers.size()) return nullptr;
-  Pager* const pager = pagers[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
-  return pager != nullptr && pager->running() ? pager : nullptr;
-}
+Pager* running_on(c10::DeviceIndex device) { return Pager::running(c10::Device(c10::kCUDA, device)); }
 
 /// An allocation that the pager has been asked for.
 class Asked {
@@ -229,7 +219,7 @@ void check_budget_may_begin(c10::DeviceIndex device) {
   }
 }
 
-void ask_before_allocations(c10::DeviceIndex device, Pager& pager) {
+void ask_before_allocations() {
   static const bool installed = [] {
     // Never destroyed: allocations are made until the process ends.
     auto* const asking = new AskingAllocator(*caching::get());
@@ -238,7 +228,6 @@ void ask_before_allocations(c10::DeviceIndex device, Pager& pager) {
     return true;
   }();
   (void)installed;
-  pagers[static_cast<std::size_t>(device)].store(&pager, std::memory_order_release);
 }
 
 }  // namespace reef

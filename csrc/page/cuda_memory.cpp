@@ -85,7 +85,7 @@ class CudaMemory final : public Memory {
     const auto stats = caching::getDeviceStats(device_.index());
     alive_ = peak_ = static_cast<std::uint64_t>(stats.requested_bytes[0].current);
     memories[static_cast<std::uint8_t>(device_.index())] = this;
-    ask_before_allocations(device_.index(), pager);
+    ask_before_allocations();
   }
 
   // The caching allocator holds whole segments, of which parts are free: what it has reserved is what the

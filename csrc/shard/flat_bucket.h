@@ -77,7 +77,8 @@ class FlatBucket {
   void arrive();
   /// From kMoving back to kAway or kStale: the lane has failed.
   void lose();
-  /// Before what knows of their state is gone: says so to those who are refused.
+  /// Tells those who are refused that nothing keeps track of the bucket any longer. Called before its owner
+  /// is destroyed.
   void leave(const std::string& message);
 
   // ---- Gradients.

@@ -9,7 +9,7 @@ namespace reef {
 
 using at::Tensor;
 
-// As the first operator of a forward pass does.
+// An operator that records a gradient settles the step, as the first one of a forward pass does.
 void Shard::Parts::use_parameters() const {
   if (!gatherer || divided.parameters.empty()) return;
   const at::AutoGradMode grad(true);

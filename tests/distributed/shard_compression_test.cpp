@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/through_file.h"
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
 #include "shard_net.h"
@@ -158,13 +159,6 @@ void expect_same_bits(const Communication& found, const Communication& expected,
   }
 }
 
-OptimizerState through_file(const OptimizerState& state) {
-  std::stringstream file;
-  torch::save(state, file);
-  OptimizerState read;
-  torch::load(read, file);
-  return read;
-}
 std::vector<OptimizerState> of_all_ranks(const OptimizerState& own) {
   std::stringstream saved;
   torch::save(own, saved);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/through_file.h"
 #include "reef/budget.h"
 #include "reef/collectives.h"
 #include "reef/error.h"
@@ -47,20 +48,6 @@ std::vector<Tensor> trained(const Net& net) {
     if (parameter.requires_grad()) all.push_back(parameter);
   }
   return all;
-}
-
-template <class Value>
-Value through_file(const Value& value) {
-  std::stringstream file;
-  torch::save(value, file);
-  Value read;
-  torch::load(read, file);
-  return read;
-}
-
-StateDict through_file(const StateDict& dict) {
-  return c10::impl::toTypedDict<std::string, Tensor>(
-      torch::pickle_load(torch::pickle_save(dict)).toGenericDict());
 }
 
 /// Every rank's bytes, on every rank.
