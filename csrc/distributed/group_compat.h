@@ -9,15 +9,19 @@ namespace reef::compat {
 
 /// What c10d named otherwise before 2.13.
 
-/// Of so many elements from and to each rank; empty: of equal parts.
+/// Of so many elements from each rank, and so many to each; empty: of equal parts.
 inline c10::intrusive_ptr<c10d::Work> all_to_all(c10d::ProcessGroup& group, at::Tensor& to, at::Tensor& from,
-                                                 std::vector<std::int64_t> elements = {}) {
-  std::vector<std::int64_t> same = elements;
+                                                 std::vector<std::int64_t> received,
+                                                 std::vector<std::int64_t> sent) {
 #if REEF_TORCH >= 213
-  return group.all_to_all_single(to, from, elements, same);
+  return group.all_to_all_single(to, from, received, sent);
 #else
-  return group.alltoall_base(to, from, elements, same);
+  return group.alltoall_base(to, from, received, sent);
 #endif
+}
+inline c10::intrusive_ptr<c10d::Work> all_to_all(c10d::ProcessGroup& group, at::Tensor& to, at::Tensor& from,
+                                                 const std::vector<std::int64_t>& elements = {}) {
+  return all_to_all(group, to, from, elements, elements);
 }
 
 inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, at::Tensor& to,

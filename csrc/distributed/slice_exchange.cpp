@@ -1,10 +1,12 @@
 #include "distributed/slice_exchange.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <exception>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -143,6 +145,42 @@ void SliceExchange::all_to_all(const char* name, const Tensor& from, const Tenso
       works.push_back(send(slice(from, number, among.count), among.at(number), tag));
     }
   });
+}
+
+void SliceExchange::transfer(const char* name, const std::vector<Transfer>& sent,
+                             const std::vector<Transfer>& received, const at::TensorOptions& options) {
+  for (const Transfer& each : sent) count_sent(static_cast<std::int64_t>(each.tensor.nbytes()));
+  const int tag = next_tag();  // even of nothing: other ranks, which have something, count on
+  if (by_messages(*group_, options.device())) {
+    if (sent.empty() && received.empty()) return;
+    return run(name, (received.empty() ? sent : received).front().tensor, [&](Works& works) {
+      for (const Transfer& each : received) works.push_back(receive(each.tensor, each.rank, tag));
+      for (const Transfer& each : sent) works.push_back(send(each.tensor, each.rank, tag));
+    });
+  }
+  const auto in_order = [](std::vector<Transfer> all) {
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    return all;
+  };
+  const auto elements_of = [&](const std::vector<Transfer>& all) {
+    std::vector<std::int64_t> elements(static_cast<std::size_t>(all_.count));
+    for (const Transfer& each : all) elements[static_cast<std::size_t>(each.rank)] = each.tensor.numel();
+    return elements;
+  };
+  std::vector<Tensor> parts = {at::empty({0}, options)};
+  for (const Transfer& each : in_order(sent)) parts.push_back(each.tensor);
+  Tensor from = at::cat(parts);
+  const std::vector<std::int64_t> elements = elements_of(received);
+  Tensor to = at::empty({std::accumulate(elements.begin(), elements.end(), std::int64_t{0})}, options);
+  run(name, to, [&](Works& works) {
+    works.push_back(compat::all_to_all(*group_, to, from, elements, elements_of(sent)));
+  });
+  used_by_this_stream(from);
+  std::int64_t begin = 0;
+  for (const Transfer& each : in_order(received)) {
+    each.tensor.copy_(alias(to, begin, each.tensor.numel()));
+    begin += each.tensor.numel();
+  }
 }
 
 void SliceExchange::tell(const Tensor& flat) { gather("the exchange of flags and texts", flat, all_); }

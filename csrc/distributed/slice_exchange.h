@@ -60,6 +60,17 @@ class SliceExchange {
   /// is copied. Called as all_gather() is.
   void all_to_all(const char* name, const at::Tensor& from, const at::Tensor& to, const RanksAmong& among);
 
+  /// A tensor for one rank, or from it.
+  struct Transfer {
+    int rank;
+    at::Tensor tensor;  ///< of one dimension
+  };
+  /// Sends these, and receives those, one at most for and from each rank. Who sends and who receives know the
+  /// number of elements alike; all tensors of all ranks have one dtype and device. Every rank of the group
+  /// calls it, even without any.
+  void transfer(const char* name, const std::vector<Transfer>& sent, const std::vector<Transfer>& received,
+                const at::TensorOptions& options);
+
   /// An all-gather of small things that all ranks tell each other, which are not counted.
   void tell(const at::Tensor& flat);
 

@@ -35,7 +35,7 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
       std::to_string(static_cast<int>(options.buffers)) +
       (options.sum_order == SumOrder::kNative ? ", sum_order native" : "") +
       (options.compression != Compression::kNone
-           ? ", compression " + std::to_string(static_cast<int>(options.compression))
+           ? ", compression " + compression_text(options.compression, options.compression_options)
            : "") +
       (options.offload ? ", offload" : "")};
   if (const auto& resident = options.resident_bytes)

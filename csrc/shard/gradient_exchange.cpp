@@ -1,11 +1,15 @@
 #include "shard/gradient_exchange.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "shard/bfloat16_exchange.h"
+#include "shard/gtop_k_exchange.h"
+#include "shard/gtop_k_tree_exchange.h"
 #include "shard/native_exchange.h"
 #include "shard/ordered_exchange.h"
+#include "shard/top_k_exchange.h"
 
 namespace reef {
 
@@ -28,11 +32,24 @@ void GradientExchange::end_step(bool used) {
 
 std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& group, int number, int slices,
                                                          const ShardOptions& options) {
-  if (options.compression == Compression::kBFloat16)
-    return std::make_unique<Bfloat16Exchange>(group, number, slices, options);
-  if (options.sum_order == SumOrder::kNative)
-    return std::make_unique<NativeExchange>(group, number, slices, options);
-  return std::make_unique<OrderedExchange>(group, number, slices, options);
+  const auto make = [&]<class Exchange>(std::type_identity<Exchange>) -> std::unique_ptr<GradientExchange> {
+    return std::make_unique<Exchange>(group, number, slices, options);
+  };
+  using std::type_identity;
+  switch (options.compression) {
+    case Compression::kBFloat16:
+      return make(type_identity<Bfloat16Exchange>());
+    case Compression::kTopK:
+      return make(type_identity<TopKExchange>());
+    case Compression::kGTopK:
+      return make(type_identity<GTopKExchange>());
+    case Compression::kGTopKTree:
+      return make(type_identity<GTopKTreeExchange>());
+    case Compression::kNone:
+      break;
+  }
+  if (options.sum_order == SumOrder::kNative) return make(type_identity<NativeExchange>());
+  return make(type_identity<OrderedExchange>());
 }
 
 }  // namespace reef

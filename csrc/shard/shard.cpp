@@ -60,6 +60,7 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
                         ": give Float, or what the parameters are, " + name(mixed->parameters) + ".");
     }
   }
+  check_compression(options.compression, options.compression_options);
   const bool compresses = options.compression != Compression::kNone;
   if (compresses && options.sum_order == SumOrder::kNative)
     throw ConfigError(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reef/collectives.h"
+#include "reef/compression.h"
 #include "reef/export.h"
 #include "reef/optimizer_state.h"
 
@@ -47,14 +48,6 @@ struct MixedPrecision {
   at::ScalarType sums = at::kFloat;
 };
 
-/// What gradients are made smaller by, to travel.
-enum class Compression : std::uint8_t {
-  kNone,
-  /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
-  /// next one (error feedback), so that nothing is lost; see docs/shard.md.
-  kBFloat16,
-};
-
 struct ShardOptions {
   Stage stage = Stage::kReplicate;
   /// Gradients travel in flat memory of so many bytes (one parameter more, if that is larger).
@@ -68,10 +61,11 @@ struct ShardOptions {
   SumOrder sum_order = SumOrder::kRanks;
   /// Gives up what kRanks promises, too: ranks are alike, bit for bit, and their number makes a difference.
   /// With copies (shard_degree) only what leaves a copy is compressed. What is held back is in the
-  /// optimizer's state dicts (OptimizerState::communication), and takes the bytes of the gradients; of
-  /// bfloat16 the bytes that are sent are half of float32's. Not with kNative, nor for parameters of Half,
-  /// whose loss is scaled: a scale that changes would scale what is held back.
+  /// optimizer's state dicts (OptimizerState::communication), and takes the bytes of the gradients. Not with
+  /// kNative, nor for parameters of Half, whose loss is scaled: a scale that changes would scale what is held
+  /// back.
   Compression compression = Compression::kNone;
+  CompressionOptions compression_options = {};
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send. If it is not given: what a Budget for their device leaves free on every rank

@@ -39,10 +39,18 @@ reef::SumOrder sum_order_of(const std::string& name) {
   throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
 }
 
-reef::Compression compression_of(const std::string& name) {
-  if (name == "none") return reef::Compression::kNone;
-  if (name == "bfloat16") return reef::Compression::kBFloat16;
-  throw reef::ConfigError("compression '" + name + "' is not \"none\" or \"bfloat16\"");
+// Entries of all options, in order.
+reef::CompressionOptions compression_options(const std::vector<std::string>& names,
+                                             const std::vector<std::int64_t>& steps,
+                                             const std::vector<double>& values) {
+  reef::CompressionOptions options;
+  for (std::size_t i = 0; i < names.size();) {
+    std::vector<reef::StepSchedule::Entry> entries;
+    const std::string& name = names[i];
+    for (; i < names.size() && names[i] == name; ++i) entries.emplace_back(steps[i], values[i]);
+    reef::set_compression_option(options, name, reef::StepSchedule(std::move(entries)));
+  }
+  return options;
 }
 
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
@@ -230,7 +238,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "str sum_order, str compression, "
+      "str sum_order, str compression, str[] compression_options, int[] option_steps, float[] option_values, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
@@ -239,23 +247,26 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
          const std::string& reduction, const std::string& sum_order, const std::string& compression,
-         std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
-         const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
+         const std::vector<std::string>& option_names, const std::vector<std::int64_t>& option_steps,
+         const std::vector<double>& option_values, std::optional<std::int64_t> resident_bytes,
+         std::int64_t shard_degree, const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
          std::int64_t check_now, std::int64_t buffers_now) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
-        const reef::ShardOptions options{.stage = stage_of(stage),
-                                         .bucket_bytes = bucket_bytes,
-                                         .reduction = reef::bind::reduction_of(reduction),
-                                         .sum_order = sum_order_of(sum_order),
-                                         .compression = compression_of(compression),
-                                         .resident_bytes = resident_bytes,
-                                         .shard_degree = static_cast<int>(shard_degree),
-                                         .buffers = buffers_of(buffer_mode),
-                                         .ignored = ignored,
-                                         .mixed_precision = mixed,
-                                         .offload = offload};
+        const reef::ShardOptions options{
+            .stage = stage_of(stage),
+            .bucket_bytes = bucket_bytes,
+            .reduction = reef::bind::reduction_of(reduction),
+            .sum_order = sum_order_of(sum_order),
+            .compression = reef::compression_named(compression),
+            .compression_options = compression_options(option_names, option_steps, option_values),
+            .resident_bytes = resident_bytes,
+            .shard_degree = static_cast<int>(shard_degree),
+            .buffers = buffers_of(buffer_mode),
+            .ignored = ignored,
+            .mixed_precision = mixed,
+            .offload = offload};
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
                                           group, options, module_now(check_now, buffers_now, buffer_names));
       });

@@ -20,6 +20,7 @@ from .chain import Chain, ChainPlan, PlannedChain, checkpoint_sequential, plan_o
 from .checkpoint import checkpoint, is_undone
 from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
+from .compression import Compression
 from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
@@ -67,6 +68,7 @@ __all__ = [
     "Chain",
     "ChainPlan",
     "ChainProfile",
+    "Compression",
     "DelayedUpdate",
     "GradScaler",
     "Ledger",

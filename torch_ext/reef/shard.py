@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._function import number_of
 from .bytes import parse_bytes
+from .compression import Compression, as_compression
 from .part import part_of, whole_shape_of
 from .shard_module import Look
 from .shard_optimizer import refuse_whole_rules, rule_of
@@ -361,7 +362,7 @@ def shard(
     bucket_bytes: str | int = "25MiB",
     reduction: str = "mean",
     sum_order: str = "ranks",
-    compression: str = "none",
+    compression: Compression | str = "none",
     resident_bytes: str | int | None = None,
     shard_degree: int = 0,
     buffers: str = "local",
@@ -379,9 +380,9 @@ def shard(
     up as the backend's own reduce-scatter or all-reduce does: then that holds within rounding only. It is for devices; over
     gloo it sends gradients twice above ``"replicate"``.
 
-    With ``compression="bfloat16"`` gradients travel as bfloat16, half the bytes of float32, and what rounding takes from one
-    is held back on its rank and added to the next, so that nothing is lost. It gives up the bits of one process; ranks
-    are alike. What is held back is in the optimizer's state dicts, and takes the bytes of the gradients.
+    With a ``compression`` gradients travel in fewer bytes (docs/compress.md), and what a rank does not send is held back
+    there and added to the next gradient, so that nothing is lost. It gives up the bits of one process; ranks are alike. What is
+    held back is in the optimizer's state dicts, and takes the bytes of the gradients. A name stands for ``Compression(name)``.
 
     With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
     such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
@@ -413,9 +414,10 @@ def shard(
     if isinstance(mixed_precision, torch.dtype):
         mixed_precision = MixedPrecision(mixed_precision)
     mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
+    compression = as_compression(compression)
     look = Look(module)
     made = torch.ops.reef.shard(
-        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression,
+        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression.method, *compression._options(),
         None if resident_bytes is None else parse_bytes(resident_bytes), shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
     )  # fmt: skip
     _of_module[module] = _Native(made, look)

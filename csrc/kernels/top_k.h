@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace reef::kernels {
+
+/// An element of a vector that is zero elsewhere. 8 bytes, as it travels.
+struct SparseEntry {
+  std::uint32_t index;
+  float value;
+  bool operator==(const SparseEntry&) const = default;
+};
+static_assert(sizeof(SparseEntry) == 8);
+
+/// What sparse entries are ordered by: magnitude, NaN above infinity, and of equal ones the lower index
+/// first.
+inline std::uint32_t magnitude_bits(float value) {
+  return __builtin_bit_cast(std::uint32_t, value) & 0x7FFFFFFFU;
+}
+inline bool is_larger(const SparseEntry& a, const SparseEntry& b) {
+  const std::uint32_t of_a = magnitude_bits(a.value), of_b = magnitude_bits(b.value);
+  return of_a != of_b ? of_a > of_b : a.index < b.index;
+}
+
+/// Adds `gradient` and `residual` (nullptr: zeros) to `left`, takes the `k` largest of the sums out, and
+/// gives them in the order of their indices; those that are zero are no entries. In `left` they are 0, as all
+/// sums that are not finite. Exact: the entries are those that a sort by is_larger() would have first. `left`
+/// may be `gradient`. At most 2^32 - 1 elements; `k` from 1.
+///
+/// One pass over memory: a threshold from a sample lets a few more than `k` through, among which the largest
+/// are chosen. Where the sample misleads (many equal magnitudes, say), two counts of their bits over `left`
+/// give the threshold itself. Memory: some k entries.
+std::vector<SparseEntry> take_largest(const float* gradient, const float* residual, float* left,
+                                      std::int64_t elements, std::int64_t k);
+
+}  // namespace reef::kernels

@@ -1,0 +1,126 @@
+#include "reef/compression.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <sstream>
+
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+struct OptionRow {
+  const char* name;
+  StepSchedule CompressionOptions::*value;
+  double least, most;
+  bool above_least;  ///< and not the least itself
+  bool whole;        ///< no fractions
+};
+constexpr std::array<OptionRow, 1> kOptions = {{
+    {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false},
+}};
+
+struct MethodRow {
+  Compression compression;
+  const char* name;
+  std::vector<std::string> options;  ///< that it takes
+};
+const std::vector<MethodRow>& methods() {
+  static const std::vector<MethodRow> all = {
+      {Compression::kNone, "none", {}},
+      {Compression::kBFloat16, "bfloat16", {}},
+      {Compression::kTopK, "topk", {"density"}},
+      {Compression::kGTopK, "gtopk", {"density"}},
+      {Compression::kGTopKTree, "gtopk_tree", {"density"}},
+  };
+  return all;
+}
+
+const MethodRow& row_of(Compression compression) {
+  return *std::find_if(methods().begin(), methods().end(),
+                       [&](const MethodRow& row) { return row.compression == compression; });
+}
+
+std::string number_text(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+void check_value(const OptionRow& option, double value) {
+  const bool in_range = std::isfinite(value) && value <= option.most &&
+                        (option.above_least ? value > option.least : value >= option.least);
+  if (in_range && (!option.whole || value == std::floor(value))) return;
+  throw ConfigError("reef::shard was given the compression option " + std::string(option.name) + " " +
+                    number_text(value) + ": give " + (option.whole ? "a whole number " : "a number ") +
+                    (option.above_least ? "above " : "from ") + number_text(option.least) +
+                    (option.above_least ? ", at most " : " to ") + number_text(option.most) + ".");
+}
+
+}  // namespace
+
+StepSchedule::StepSchedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
+  bool in_order = !entries_.empty() && entries_.front().first == 0;
+  for (std::size_t i = 1; i < entries_.size(); ++i)
+    in_order = in_order && entries_[i - 1].first < entries_[i].first;
+  if (!in_order)
+    throw ConfigError(
+        "reef::StepSchedule was given entries of which the first is not of step 0, or whose steps do not "
+        "increase: give pairs of a step and a value, {{0, 0.25}, {100, 0.001}}.");
+}
+
+double StepSchedule::at(std::int64_t step, double otherwise) const {
+  double value = otherwise;
+  for (const auto& [first, of_entry] : entries_) {
+    if (first <= step) value = of_entry;
+  }
+  return value;
+}
+
+const char* name_of(Compression compression) { return row_of(compression).name; }
+
+Compression compression_named(const std::string& name) {
+  std::string all;
+  for (const MethodRow& row : methods()) {
+    if (row.name == name) return row.compression;
+    all += (all.empty() ? "\"" : ", \"") + std::string(row.name) + "\"";
+  }
+  throw ConfigError("compression '" + name + "' is none of " + all);
+}
+
+void check_compression(Compression compression, const CompressionOptions& options) {
+  const std::vector<std::string>& taken = row_of(compression).options;
+  for (const OptionRow& option : kOptions) {
+    const StepSchedule& given = options.*option.value;
+    if (!given.has_value()) continue;
+    if (std::find(taken.begin(), taken.end(), option.name) == taken.end()) {
+      throw ConfigError("reef::shard was given the compression option " + std::string(option.name) +
+                        ", which compression " + name_of(compression) + " does not take: leave it out.");
+    }
+    for (const auto& [step, value] : given.entries()) check_value(option, value);
+  }
+}
+
+std::string compression_text(Compression compression, const CompressionOptions& options) {
+  std::string text = name_of(compression);
+  for (const OptionRow& option : kOptions) {
+    const StepSchedule& given = options.*option.value;
+    if (!given.has_value()) continue;
+    text += std::string(" with ") + option.name;
+    for (const auto& [step, value] : given.entries())
+      text += (step == 0 ? " " : ", from step " + std::to_string(step) + " on ") + number_text(value);
+  }
+  return text;
+}
+
+void set_compression_option(CompressionOptions& options, const std::string& name, StepSchedule value) {
+  for (const OptionRow& option : kOptions) {
+    if (option.name != name) continue;
+    options.*option.value = std::move(value);
+    return;
+  }
+  throw ConfigError("reef::shard was given the compression option '" + name + "', which there is not.");
+}
+
+}  // namespace reef

@@ -1,0 +1,56 @@
+#include "shard/gtop_k_exchange.h"
+
+#include <bit>
+
+namespace reef {
+namespace {
+
+constexpr const char* kName = "the exchange of the largest sums";
+
+// Which of `group` ranks that have dropped the same entry holds it back. A hash: neighbours in a matrix
+// spread, too.
+std::uint32_t keeper(std::uint32_t index, std::uint32_t group) {
+  return (index * 2654435761U >> 16U) % group;
+}
+
+}  // namespace
+
+SparseGradient GTopKExchange::sum(const SparseGradient& own, std::size_t k, const RanksAmong& among,
+                                  const Residual& residual) {
+  const int within = static_cast<int>(std::bit_floor(static_cast<unsigned>(among.count)));
+  const int place = among.place;
+  const bool beyond = place >= within;
+  const bool for_another = !beyond && place + within < among.count;
+  const auto rank_at = [&](bool is, int number) {
+    return is ? std::optional(among.at(number)) : std::nullopt;
+  };
+  const auto merge = [&](const SparseGradient& a, const SparseGradient& b, int group) {
+    MergedSparse merged = merge_largest(a, b, k);
+    std::erase_if(merged.dropped, [&](const kernels::SparseEntry& each) {
+      return keeper(each.index, static_cast<std::uint32_t>(group)) !=
+             static_cast<std::uint32_t>(place % group);
+    });
+    residual.add(merged.dropped);
+    return std::move(merged.kept);
+  };
+
+  SparseGradient all = own;
+  if (within < among.count) {
+    const SparseGradient received =
+        transfer(kName, own, k, rank_at(beyond, place - within), rank_at(for_another, place + within));
+    if (for_another) all = merge(all, received, 1);
+  }
+  for (int distance = 1; distance < within; distance *= 2) {
+    const auto partner = rank_at(!beyond, place ^ distance);
+    const SparseGradient received = transfer(kName, all, k, partner, partner);
+    if (!beyond) all = merge(all, received, 2 * distance);
+  }
+  if (within < among.count) {
+    SparseGradient result =
+        transfer(kName, all, k, rank_at(for_another, place + within), rank_at(beyond, place - within));
+    if (beyond) all = std::move(result);
+  }
+  return all;
+}
+
+}  // namespace reef

@@ -1,0 +1,139 @@
+#include "shard/sparse_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using kernels::SparseEntry;
+
+constexpr const char* kResidual = "residual";
+constexpr const char* kSteps = "steps";
+constexpr double kDensity = 0.001;
+// In place of an entry that there is not.
+constexpr std::uint32_t kNothing = std::numeric_limits<std::uint32_t>::max();
+
+ExchangeMemory memory_of(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
+                         const char* method) {
+  using Remembered = RememberedTensor;
+  const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
+  const auto extent = has_copies ? Remembered::Extent::kSlice : Remembered::Extent::kBucket;
+  return {method, {{kResidual, Remembered::Ranks::kShares, extent}}, {kSteps}};
+}
+
+at::TensorOptions as_sent() { return at::TensorOptions().dtype(at::kInt); }
+
+Tensor packed(const SparseGradient& entries, std::size_t k) {
+  Tensor tensor = at::empty({static_cast<std::int64_t>(2 * k)}, as_sent());
+  auto* const to = static_cast<SparseEntry*>(tensor.mutable_data_ptr());
+  std::fill(std::copy(entries.begin(), entries.end(), to), to + k, SparseEntry{kNothing, 0});
+  return tensor;
+}
+
+SparseGradient unpacked(const Tensor& tensor) {
+  const auto* const first = static_cast<const SparseEntry*>(tensor.const_data_ptr());
+  const auto* const last = first + tensor.numel() / 2;
+  return {first, std::find_if(first, last, [](const SparseEntry& each) { return each.index == kNothing; })};
+}
+
+}  // namespace
+
+SparseExchange::SparseExchange(const ProcessGroupPtr& group, int number, int slices,
+                               const ShardOptions& options, const char* method)
+    : GradientExchange(group, number, slices, options, memory_of(group, slices, options, method)),
+      density_(options.compression_options.density) {}
+
+void SparseExchange::begin_step(std::int64_t step) {
+  GradientExchange::begin_step(step);
+  sum_.forget();
+}
+
+void SparseExchange::end_step(bool used) {
+  if (used) memory().remember(kSteps, memory().number(kSteps) + 1);
+  GradientExchange::end_step(used);
+}
+
+void SparseExchange::Residual::add(const SparseGradient& entries) const {
+  auto* const values = tensor_.mutable_data_ptr<float>();
+  for (const SparseEntry& each : entries) {
+    if (std::isfinite(each.value)) values[each.index] += each.value;
+  }
+}
+
+void SparseExchange::exchange(const GradientBucket& bucket) {
+  const bool sparse = bucket.flat.is_cpu() && bucket.flat.scalar_type() == at::kFloat;
+  if (sparse && ranks().all().count > 1) return exchange_sparse(bucket);
+  if (const Tensor before = memory().tensor(bucket.number, kResidual); before.defined()) {
+    bucket.flat.add_(before);
+    memory().remember(bucket.number, kResidual, Tensor());
+  }
+  if (divided()) {
+    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
+  } else {
+    sum_.all_reduce(bucket.flat, reduction());
+  }
+}
+
+void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
+  const bool between_slices = divided() && ranks().copies().count > 1;
+  if (between_slices) sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kCopy, Reduction::kSum);
+  const Tensor& values = between_slices ? bucket.own : bucket.flat;
+  const std::int64_t elements = values.numel();
+  if (elements >= kNothing) {
+    throw ConfigError("reef::shard compresses a bucket of " + std::to_string(elements) +
+                      " elements, which are more than 32 bits count: give smaller bucket_bytes.");
+  }
+  const double density = density_.at(memory().number(kSteps), kDensity);
+  const auto k = static_cast<std::size_t>(std::ceil(density * static_cast<double>(elements)));
+
+  const Tensor before = memory().tensor(bucket.number, kResidual);
+  const Tensor left = at::empty_like(values);
+  const SparseGradient own = kernels::take_largest(
+      values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
+      left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
+  const SparseGradient all = sum(own, k, between_slices ? ranks().copies() : ranks().all(), Residual(left));
+  memory().remember(bucket.number, kResidual, left);
+
+  const std::int64_t own_elements = bucket.own.numel();
+  const std::int64_t begin = divided() && !between_slices ? ranks().copy().place * own_elements : 0;
+  const float divisor = reduction() == Reduction::kMean ? static_cast<float>(ranks().all().count) : 1.0F;
+  bucket.own.zero_();
+  auto* const to = bucket.own.mutable_data_ptr<float>();
+  for (const SparseEntry& each : all) {
+    const std::int64_t place = static_cast<std::int64_t>(each.index) - begin;
+    if (place >= 0 && place < own_elements) to[place] = each.value / divisor;
+  }
+}
+
+SparseGradient SparseExchange::transfer(const char* name, const SparseGradient& entries, std::size_t k,
+                                        std::optional<int> to, std::optional<int> from) {
+  std::vector<SliceExchange::Transfer> sent, received;
+  if (to) sent.push_back({*to, packed(entries, k)});
+  if (from) received.push_back({*from, at::empty({static_cast<std::int64_t>(2 * k)}, as_sent())});
+  ranks().transfer(name, sent, received, as_sent());
+  return from ? unpacked(received.front().tensor) : SparseGradient();
+}
+
+std::vector<SparseGradient> SparseExchange::gather(const char* name, const SparseGradient& own, std::size_t k,
+                                                   const RanksAmong& among) {
+  const Tensor all = at::empty({among.count * static_cast<std::int64_t>(2 * k)}, as_sent());
+  SliceExchange::slice(all, among.place, among.count).copy_(packed(own, k));
+  ranks().all_gather(name, all, among);
+  std::vector<SparseGradient> gathered;
+  for (int number = 0; number < among.count; ++number)
+    gathered.push_back(unpacked(SliceExchange::slice(all, number, among.count)));
+  return gathered;
+}
+
+}  // namespace reef

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "distributed/slice_sum.h"
+#include "shard/gradient_exchange.h"
+#include "shard/sparse_gradient.h"
+
+namespace reef {
+
+/// What sparse methods have in common. A rank adds what it has held back to its gradient (with copies: to its
+/// slice of what its copy has added up), takes the largest elements out, and holds back the rest; ranks make
+/// one sparse gradient of what they have taken, which every rank then has. A bucket of so many elements sends
+/// ceil(density times elements) entries of 8 bytes, whatever they are, so the bytes are known in advance.
+///
+/// Sums are float32. Buckets of another dtype are added up as without compression, and so is everything where
+/// there is one rank. What is not finite is sent before all else, and never held back.
+///
+/// Memory: the residual, of the gradient's bytes, twice while a step is under way.
+class SparseExchange : public GradientExchange {
+ public:
+  /// `method`: of ExchangeMemory.
+  SparseExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
+                 const char* method);
+  void exchange(const GradientBucket& bucket) final;
+  void begin_step(std::int64_t step) final;
+  void end_step(bool used) final;
+
+ protected:
+  /// What a rank holds back.
+  class Residual {
+   public:
+    explicit Residual(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+    /// Holds these back, too; not those that are not finite.
+    void add(const SparseGradient& entries) const;
+
+   private:
+    at::Tensor tensor_;  ///< float32, one dimension
+  };
+
+  /// The gradient of `among`, the same on each of them; `own`, of `k` entries at most, is what this rank has
+  /// taken out of its own. On a lane.
+  virtual SparseGradient sum(const SparseGradient& own, std::size_t k, const RanksAmong& among,
+                             const Residual& residual) = 0;
+
+  /// Sends `k` entries to the rank `to` and receives as many from the rank `from`; nullopt: neither. Every
+  /// rank calls it. Nothing received: no entries.
+  SparseGradient transfer(const char* name, const SparseGradient& entries, std::size_t k,
+                          std::optional<int> to, std::optional<int> from);
+  /// `k` entries of each of these, in their order.
+  std::vector<SparseGradient> gather(const char* name, const SparseGradient& own, std::size_t k,
+                                     const RanksAmong& among);
+
+ private:
+  void exchange_sparse(const GradientBucket& bucket);
+
+  SliceSum sum_{ranks()};
+  StepSchedule density_;
+};
+
+}  // namespace reef

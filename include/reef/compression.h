@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reef/export.h"
+
+namespace reef {
+
+/// What gradients are made smaller by, to travel. Each but kNone gives up the bits of one process; ranks stay
+/// alike, bit for bit. docs/compress.md has their bytes, classes and uses.
+enum class Compression : std::uint8_t {
+  kNone,
+  /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
+  /// next one (error feedback), so that nothing is lost.
+  kBFloat16,
+  /// Of each bucket a rank sends its largest elements to all others, and holds back the rest (Aji and
+  /// Heafield 2017; Stich 2018).
+  kTopK,
+  /// The largest sums of all ranks' largest elements, merged between pairs of ranks (gTop-k, 1901.04359, with
+  /// a butterfly in place of its tree): what a merge drops is held back on exactly one rank.
+  kGTopK,
+  /// gTop-k as it was published: merged up a tree and broadcast. It LOSES what a merge drops of an element
+  /// that other ranks keep; it is here to be compared with.
+  kGTopKTree,
+};
+
+/// A number that may change with the steps, or none.
+class REEF_API StepSchedule {
+ public:
+  /// From this step on (the first is 0), this value.
+  using Entry = std::pair<std::int64_t, double>;
+  StepSchedule() = default;
+  StepSchedule(double value)
+      : StepSchedule({{0, value}}) {}  // NOLINT(google-explicit-constructor): {.density = 0.01}
+  StepSchedule(std::initializer_list<Entry> entries) : StepSchedule(std::vector<Entry>(entries)) {}
+  /// Throws ConfigError unless the first is of step 0, and steps increase.
+  explicit StepSchedule(std::vector<Entry> entries);
+
+  bool has_value() const { return !entries_.empty(); }
+  /// In a step: of the last entry that has begun; `otherwise`, if it has no value.
+  double at(std::int64_t step, double otherwise) const;
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+/// What a method may be told. What it does not take is refused; what is left out is the method's default.
+struct CompressionOptions {
+  /// kTopK, kGTopK, kGTopKTree: of a bucket's elements, which share a rank sends, rounded up to whole
+  /// elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25}, {100,
+  /// 0.0625}, {200, 0.001}}`.
+  StepSchedule density = {};
+};
+
+/// "gtopk"; and the one of this name. Throws ConfigError that lists the names.
+REEF_API const char* name_of(Compression compression);
+REEF_API Compression compression_named(const std::string& name);
+
+/// Throws ConfigError for an option that the method does not take, or a value that it cannot have.
+REEF_API void check_compression(Compression compression, const CompressionOptions& options);
+/// "gtopk with density 0.25, from step 100 on 0.001": alike for what is alike.
+REEF_API std::string compression_text(Compression compression, const CompressionOptions& options);
+/// By name, for other languages. Throws ConfigError for a name that no option has.
+REEF_API void set_compression_option(CompressionOptions& options, const std::string& name,
+                                     StepSchedule value);
+
+}  // namespace reef

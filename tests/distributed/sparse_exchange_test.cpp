@@ -1,0 +1,343 @@
+// Exchanges of the largest elements, against what one process does with all ranks' gradients: what is
+// applied, what is held back and where, and bytes. Whole numbers are added up exactly, so nothing may be lost
+// at all.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "collectives_only.h"
+#include "reef/process_group.h"
+#include "shard/gradient_exchange.h"
+#include "shard/sparse_gradient.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+const ProcessGroupPtr& group() {
+  static const ProcessGroupPtr the_group = init_process_group();
+  return the_group;
+}
+int rank() { return group()->getRank(); }
+int size() { return group()->getSize(); }
+
+struct Row {
+  Compression method;
+  bool messages;
+  Stage stage;
+  int degree;
+  Reduction reduction;
+  double density;
+
+  ShardOptions options() const {
+    return {.stage = stage,
+            .reduction = reduction,
+            .compression = method,
+            .compression_options = {.density = density}};
+  }
+  bool divided() const { return stage != Stage::kReplicate; }
+  bool has_copies() const { return divided() && degree < size(); }
+  /// That exchange what they have taken, and the place of this one.
+  int among() const { return has_copies() ? size() / degree : size(); }
+  int place() const { return has_copies() ? rank() / degree : rank(); }
+  std::string text() const {
+    return std::string(name_of(method)) + (messages ? "" : " without messages") + ", stage " +
+           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) + ", density " +
+           std::to_string(density) + " on rank " + std::to_string(rank());
+  }
+};
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (const Compression method : {Compression::kTopK, Compression::kGTopK, Compression::kGTopKTree}) {
+    for (const bool messages : {true, false}) {
+      for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
+        for (int degree = 1; degree <= size(); ++degree) {
+          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+          for (const double density : {0.001, 0.02, 1.0})
+            all.push_back({method, messages, stage, degree, Reduction::kSum, density});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+/// Whole numbers of all magnitudes, few of them alike.
+Tensor gradient(int of, int step, std::int64_t elements) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + of));
+  return torch::randn({elements})
+      .mul(torch::randn({elements}).mul(2).exp2())
+      .mul(8)
+      .round()
+      .clamp(-4000, 4000);
+}
+
+/// One process in the place of all that exchange a slice. Dense: by index.
+class Oracle {
+ public:
+  Oracle(Compression method, int among, std::int64_t elements, std::int64_t k)
+      : method_(method), k_(k), left_(static_cast<std::size_t>(among), torch::zeros({elements})) {}
+
+  Tensor step(const std::vector<Tensor>& gradients) {
+    std::vector<Tensor> taken;
+    for (std::size_t i = 0; i < left_.size(); ++i)
+      taken.push_back(largest(left_[i] += gradients[i], left_[i]));
+    if (method_ == Compression::kTopK) {
+      Tensor sum = taken[0].clone();
+      for (std::size_t i = 1; i < taken.size(); ++i) sum += taken[i];
+      return sum;
+    }
+    return method_ == Compression::kGTopK ? butterfly(taken) : tree(taken);
+  }
+  const std::vector<Tensor>& left() const { return left_; }
+
+ private:
+  /// The k largest of `values`; `rest`, what they leave. Magnitudes that are alike: the lower index.
+  Tensor largest(const Tensor& values, Tensor& rest) const {
+    const Tensor order = std::get<1>(values.abs().sort(/*stable=*/true, 0, /*descending=*/true));
+    const Tensor first = order.slice(0, 0, k_);
+    Tensor kept = torch::zeros_like(values);
+    kept.index_put_({first}, values.index({first}));
+    rest = values - kept;
+    return kept;
+  }
+
+  /// All members of a group have merged alike; any may hold back what was dropped, so the sum counts.
+  Tensor butterfly(std::vector<Tensor> taken) {
+    const std::size_t within = std::bit_floor(taken.size());
+    Tensor dropped;
+    for (std::size_t i = within; i < taken.size(); ++i) {
+      taken[i - within] = largest(taken[i - within] + taken[i], dropped);
+      dropped_ = dropped_.defined() ? dropped_ + dropped : dropped;
+    }
+    for (std::size_t distance = 1; distance < within; distance *= 2) {
+      for (std::size_t i = 0; i < within; i += 2 * distance) {
+        taken[i] = largest(taken[i] + taken[i + distance], dropped);
+        dropped_ = dropped_.defined() ? dropped_ + dropped : dropped;
+      }
+    }
+    return taken[0];
+  }
+
+  Tensor tree(const std::vector<Tensor>& taken) {
+    std::vector<Tensor> all = taken;
+    Tensor rest;
+    for (std::size_t distance = 1; distance < all.size(); distance *= 2) {
+      for (std::size_t i = 0; i + distance < all.size(); i += 2 * distance)
+        all[i] = largest(all[i] + all[i + distance], rest);
+    }
+    for (std::size_t i = 0; i < taken.size(); ++i) left_[i] += taken[i].masked_fill(all[0] != 0, 0);
+    return all[0];
+  }
+
+  const Compression method_;
+  const std::int64_t k_;
+  std::vector<Tensor> left_;
+
+ public:
+  Tensor dropped_;  ///< in all steps, of kGTopK: held back by some rank
+};
+
+std::int64_t messages_sent(const Row& row) {
+  const int among = row.among(), place = row.place();
+  const auto within = static_cast<int>(std::bit_floor(static_cast<unsigned>(among)));
+  switch (row.method) {
+    case Compression::kTopK:
+      return among - 1;
+    case Compression::kGTopK:
+      if (place >= within) return 1;
+      return std::countr_zero(static_cast<unsigned>(within)) + (place + within < among ? 1 : 0);
+    default:
+      break;
+  }
+  std::int64_t sent = 0;
+  for (int distance = 1; distance < among; distance *= 2) {
+    if (place % (2 * distance) == distance) ++sent;                       // up
+    if (place % (2 * distance) == 0 && place + distance < among) ++sent;  // and down
+  }
+  return sent;
+}
+
+Tensor summed_over_ranks(const Tensor& own) {
+  Tensor sum = own.clone();
+  all_reduce({sum}, group());
+  return sum;
+}
+
+// Steps 1 and 3 are abandoned: what comes after them is as if they had not been. TopK's and the tree's
+// residuals are each rank's own; of gTop-k's merges any rank may hold back what was dropped, so the gradients
+// of its later steps are as large as to leave residuals of one rank alone in the sum.
+TEST(SparseExchange, IsWhatOneProcessDoes) {
+  const ProcessGroupPtr without_messages = collectives_only(group());
+  int number = 1;
+  for (const Row& row : rows()) {
+    const auto exchange = make_gradient_exchange(row.messages ? group() : without_messages, number++,
+                                                 row.degree, row.options());
+    const SliceExchange& ranks = exchange->ranks();
+    const std::int64_t elements = std::int64_t{256} * row.degree * 3;
+    const std::int64_t exchanged = row.has_copies() ? elements / row.degree : elements;
+    const auto k = static_cast<std::int64_t>(std::ceil(row.density * static_cast<double>(exchanged)));
+    const auto exchanged_of = [&](const Tensor& flat) {
+      return row.has_copies() ? ranks.own_slice(flat) : flat;
+    };
+    const auto own_of = [&](const Tensor& flat) { return row.divided() ? ranks.own_slice(flat) : flat; };
+    Oracle oracle(row.method, row.among(), exchanged, k);
+    Tensor had = torch::zeros({exchanged}),
+           applied = torch::zeros({own_of(torch::empty({elements})).numel()});
+    exchange->begin_step(1);
+    std::int64_t bytes = 0;
+    const int steps = row.method == Compression::kGTopK ? 1 : 5;
+    for (int step = 0; step < steps; ++step) {
+      const bool used = step != 1 && step != 3;
+      std::vector<Tensor> of_ranks, of_copies;
+      for (int of = 0; of < size(); ++of) of_ranks.push_back(gradient(of, step, elements));
+      for (int of = 0; of < row.among(); ++of) {
+        Tensor sum = torch::zeros({exchanged});
+        const int each = size() / row.among();
+        for (int i = 0; i < each; ++i) sum += exchanged_of(of_ranks[static_cast<std::size_t>(of * each + i)]);
+        of_copies.push_back(sum);
+      }
+      Oracle next = oracle;
+      Tensor expected = size() == 1 ? of_copies[0] : next.step(of_copies);
+      if (used) oracle = next;
+      if (row.divided() && !row.has_copies()) expected = ranks.own_slice(expected);
+      const Tensor flat = of_ranks[static_cast<std::size_t>(rank())].clone();
+      Tensor own = own_of(flat);
+      if (row.stage >= Stage::kGradients) own = torch::full_like(own, std::nan(""));
+      exchange->exchange({0, flat, own, {}});
+      EXPECT_TRUE(torch::equal(own, expected)) << row.text() << ", step " << step;
+      exchange->end_step(used);
+      exchange->begin_step(step + 2);
+      if (row.has_copies()) bytes += (row.degree - 1) * 4 * exchanged;
+      if (row.messages && size() > 1) bytes += 8 * k * messages_sent(row);
+      if (row.messages) {
+        EXPECT_EQ(ranks.sent_bytes(), bytes) << row.text();
+      }
+    }
+    const Tensor residual = exchange->memory().tensor(0, "residual");
+    EXPECT_EQ(residual.defined(), size() > 1) << row.text();
+    if (!residual.defined()) continue;
+    const Tensor& left = oracle.left()[static_cast<std::size_t>(row.place())];
+    if (row.method != Compression::kGTopK) {
+      EXPECT_TRUE(torch::equal(residual, left)) << row.text();
+    } else if (!row.has_copies()) {
+      EXPECT_TRUE(torch::equal(summed_over_ranks(residual - left), oracle.dropped_)) << row.text();
+    }
+  }
+}
+
+// What is applied and what is held back is what there was, bit for bit, in every step; the ranks apply the
+// same. The published rule fails this wherever merges are made of merges.
+TEST(SparseExchange, NothingIsLostButByThePublishedRule) {
+  int number = 1;
+  for (const Row& row : rows()) {
+    if (row.density > 0.5 || size() == 1) continue;
+    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const SliceExchange& ranks = exchange->ranks();
+    const std::int64_t elements = std::int64_t{256} * row.degree * 8;
+    Tensor had = torch::zeros({elements}), applied = torch::zeros({elements});
+    bool lost = false;
+    for (int step = 0; step < 6; ++step) {
+      exchange->begin_step(step + 1);
+      for (int of = 0; of < size(); ++of) had += gradient(of, step, elements);
+      const Tensor flat = gradient(rank(), step, elements);
+      const Tensor own = row.divided() ? ranks.own_slice(flat) : flat;
+      exchange->exchange({0, flat, own, {}});
+      exchange->end_step(/*used=*/true);
+      Tensor of_first = own.clone();
+      if (!row.divided()) {
+        broadcast({of_first}, group());
+        EXPECT_TRUE(torch::equal(of_first, own)) << row.text();
+      }
+      (row.divided() ? ranks.own_slice(applied) : applied) += own;
+      Tensor held_back = torch::zeros({elements});
+      const Tensor residual = exchange->memory().tensor(0, "residual");
+      (row.has_copies() ? ranks.own_slice(held_back) : held_back).copy_(residual);
+      held_back = summed_over_ranks(held_back);
+      const auto own_part = [&](const Tensor& all) { return row.divided() ? ranks.own_slice(all) : all; };
+      const Tensor missing = own_part(had) - own_part(applied) - own_part(held_back);
+      lost = lost || missing.abs().sum().item<float>() != 0;
+    }
+    const Tensor on_any = torch::tensor(lost ? 1 : 0);
+    all_reduce({on_any}, group());
+    const bool may_lose = row.method == Compression::kGTopKTree && row.among() >= 3;
+    EXPECT_EQ(on_any.item<std::int64_t>() > 0, may_lose && row.density > 0.01) << row.text();
+  }
+}
+
+// A step that is not finite says so on all ranks, and leaves nothing behind.
+TEST(SparseExchange, WhatIsNotFiniteIsToldAndNotKept) {
+  if (size() == 1) return;
+  int number = 1;
+  for (const Row& row : rows()) {
+    if (row.has_copies() || !row.messages || row.density > 0.5) continue;
+    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const std::int64_t elements = std::int64_t{256} * row.degree;
+    for (int step = 0; step < 2; ++step) {
+      exchange->begin_step(step + 1);
+      const Tensor flat = gradient(rank(), step, elements);
+      if (step == 0 && rank() == size() - 1) {
+        flat[3] = std::nanf("");
+        flat[elements - 2] = std::numeric_limits<float>::infinity();
+        flat.slice(0, 10, 200).fill_(-std::numeric_limits<float>::infinity());
+      }
+      const Tensor own = row.divided() ? exchange->ranks().own_slice(flat) : flat;
+      exchange->exchange({0, flat, own, {}});
+      exchange->end_step(/*used=*/true);
+      const Tensor wrong = torch::tensor(own.isfinite().all().item<bool>() ? 0 : 1);
+      all_reduce({wrong}, group());
+      EXPECT_EQ(wrong.item<std::int64_t>() > 0, step == 0) << row.text();
+      EXPECT_TRUE(exchange->memory().tensor(0, "residual").isfinite().all().item<bool>()) << row.text();
+    }
+  }
+}
+
+// A density that changes with the steps does so by steps that ranks have used.
+TEST(SparseExchange, DensityFollowsItsSchedule) {
+  if (size() == 1) return;
+  ShardOptions options{.reduction = Reduction::kSum, .compression = Compression::kTopK};
+  options.compression_options.density = {{0, 0.5}, {1, 0.1}, {3, 0.01}};
+  const auto exchange = make_gradient_exchange(group(), 1, size(), options);
+  const std::int64_t elements = 1000 * size();
+  std::int64_t before = 0;
+  exchange->begin_step(1);
+  const double expected[] = {0.5, 0.5, 0.1, 0.1, 0.01, 0.01};
+  for (int call = 0; call < 6; ++call) {
+    const Tensor flat = gradient(rank(), call, elements);
+    exchange->exchange({0, flat, flat, {}});
+    exchange->end_step(/*used=*/call != 0);
+    exchange->begin_step(call + 2);
+    const auto k = static_cast<std::int64_t>(std::ceil(expected[call] * static_cast<double>(elements)));
+    EXPECT_EQ(exchange->ranks().sent_bytes() - before, 8 * k * (size() - 1)) << call;
+    before = exchange->ranks().sent_bytes();
+  }
+}
+
+// What cannot be compressed is added up as it is, and what was held back for it is not forgotten.
+TEST(SparseExchange, OtherDtypesAreAddedUpAsTheyAre) {
+  int number = 1;
+  for (const Row& row : rows()) {
+    if (row.density > 0.01) continue;
+    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    exchange->begin_step(1);
+    const std::int64_t elements = std::int64_t{256} * row.degree;
+    Tensor expected = torch::zeros({elements}, at::kDouble);
+    for (int of = 0; of < size(); ++of) expected += gradient(of, 0, elements);
+    const Tensor flat = gradient(rank(), 0, elements).to(at::kDouble);
+    const Tensor own = row.divided() ? exchange->ranks().own_slice(flat) : flat;
+    exchange->exchange({0, flat, own, {}});
+    EXPECT_TRUE(torch::equal(own, row.divided() ? exchange->ranks().own_slice(expected) : expected))
+        << row.text();
+  }
+}
+
+}  // namespace
+}  // namespace reef

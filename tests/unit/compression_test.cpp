@@ -1,0 +1,83 @@
+// Compression's names, options and schedules.
+#include "reef/compression.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Compression, NamesAreThoseOfOneMethodEach) {
+  for (const Compression compression : {Compression::kNone, Compression::kBFloat16, Compression::kTopK,
+                                        Compression::kGTopK, Compression::kGTopKTree}) {
+    EXPECT_EQ(compression_named(name_of(compression)), compression);
+  }
+  const std::string told = refusal([] { compression_named("top-k"); });
+  for (const char* const part : {"'top-k' is none of", "\"none\"", "\"topk\"", "\"gtopk\""})
+    EXPECT_NE(told.find(part), std::string::npos) << told;
+}
+
+TEST(Compression, AScheduleHasTheValueOfTheLastEntryThatHasBegun) {
+  const StepSchedule schedule = {{0, 0.25}, {100, 0.0625}, {101, 0.001}};
+  EXPECT_EQ(schedule.at(0, 1), 0.25);
+  EXPECT_EQ(schedule.at(99, 1), 0.25);
+  EXPECT_EQ(schedule.at(100, 1), 0.0625);
+  EXPECT_EQ(schedule.at(1000000, 1), 0.001);
+  EXPECT_EQ(StepSchedule(0.5).at(7, 1), 0.5);
+  EXPECT_EQ(StepSchedule().at(7, 1), 1);
+  using Entries = std::vector<StepSchedule::Entry>;
+  for (const Entries& wrong :
+       {Entries{}, Entries{{1, 0.5}}, Entries{{0, 0.5}, {0, 0.1}}, Entries{{0, 1}, {5, 1}, {4, 1}}})
+    EXPECT_NE(refusal([&] { StepSchedule{Entries(wrong)}; }).find("pairs of a step and a value"),
+              std::string::npos);
+}
+
+TEST(Compression, WhatAMethodDoesNotTakeIsRefused) {
+  const struct {
+    Compression compression;
+    CompressionOptions options;
+    const char* told;  // nullptr: it takes it
+  } rows[] = {
+      {Compression::kNone, {}, nullptr},
+      {Compression::kGTopK, {.density = 1}, nullptr},
+      {Compression::kGTopK, {.density = {{0, 0.25}, {10, 0.001}}}, nullptr},
+      {Compression::kNone, {.density = 0.5}, "density, which compression none does not take"},
+      {Compression::kBFloat16, {.density = 0.5}, "density, which compression bfloat16 does not take"},
+      {Compression::kTopK, {.density = 0}, "density 0: give a number above 0, at most 1"},
+      {Compression::kTopK, {.density = -0.1}, "density -0.1: give"},
+      {Compression::kTopK, {.density = {{0, 0.5}, {10, 1.5}}}, "density 1.5: give"},
+      {Compression::kTopK, {.density = std::numeric_limits<double>::quiet_NaN()}, "density nan: give"},
+  };
+  for (const auto& row : rows) {
+    const std::string told = refusal([&] { check_compression(row.compression, row.options); });
+    EXPECT_NE(told.find(row.told == nullptr ? "nothing was thrown" : row.told), std::string::npos) << told;
+  }
+}
+
+TEST(Compression, OptionsAreSetByNameAndSaidAlike) {
+  CompressionOptions options;
+  set_compression_option(options, "density", {{0, 0.25}, {100, 0.001}});
+  EXPECT_EQ(compression_text(Compression::kGTopK, options),
+            "gtopk with density 0.25, from step 100 on 0.001");
+  EXPECT_EQ(compression_text(Compression::kGTopK, {}), "gtopk");
+  EXPECT_NE(
+      refusal([&] { set_compression_option(options, "densty", 1); }).find("'densty', which there is not"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace reef

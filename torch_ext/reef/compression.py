@@ -1,0 +1,41 @@
+"""How gradients are made smaller, to travel: what reef.shard takes as ``compression``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+Scheduled = float | Mapping[int, float]
+"""A number, or what it is from which step on: ``{0: 0.25, 100: 0.001}``."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A method by which gradients travel in fewer bytes, and what it may be told: see docs/compress.md. An option that the
+    method does not take is refused; one that is None is the method's default.
+
+        reef.shard(model, group, compression=reef.Compression("gtopk", density={0: 0.25, 100: 0.001}))
+    """
+
+    method: str = "none"
+    """``"none"``, ``"bfloat16"``, ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
+    density: Scheduled | None = None
+    """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
+
+    def _options(self) -> tuple[list[str], list[int], list[float]]:
+        names: list[str] = []
+        steps: list[int] = []
+        values: list[float] = []
+        for field in fields(self)[1:]:
+            given = getattr(self, field.name)
+            if given is None:
+                continue
+            for step, value in sorted(given.items() if isinstance(given, Mapping) else [(0, given)]):
+                names.append(field.name)
+                steps.append(step)
+                values.append(float(value))
+        return names, steps, values
+
+
+def as_compression(given: Compression | str) -> Compression:
+    return given if isinstance(given, Compression) else Compression(given)
