@@ -14,7 +14,7 @@ class AtFork {
   AtFork& operator=(const AtFork&) = delete;
 
   /// In the order in which locks are taken: an earlier one may wait for a later one.
-  enum class Order : std::uint8_t { kPager, kLane, kTier, kWorkers, kBlocks, kTables };
+  enum class Order : std::uint8_t { kPager, kLane, kTier, kWorkers, kBlocks, kTables, kCallbacks };
 
   /// Returns when nothing is under way, with the locks held.
   virtual void before_fork() = 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fork.h"
+#include "observer/global_callback.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -81,7 +82,7 @@ using Begins = std::shared_ptr<const std::function<void()>>;
 // They share one callback.
 struct Watches {
   MutexAtFork mutex{AtFork::Order::kTables};
-  at::CallbackHandle callback = 0;
+  GlobalCallback callback;
   std::vector<Begins> begins;
 };
 Watches& watches() {
@@ -118,15 +119,14 @@ OutermostGraphWatch::OutermostGraphWatch(std::function<void()> begins)
     : begins_(std::make_shared<const std::function<void()>>(std::move(begins))) {
   const std::lock_guard lock(watches().mutex);
   watches().begins.push_back(begins_);
-  if (watches().begins.size() > 1) return;
-  watches().callback = at::addGlobalCallback(
+  watches().callback.add(
       at::RecordFunctionCallback(reef::begins, ends).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 OutermostGraphWatch::~OutermostGraphWatch() {
   const std::lock_guard lock(watches().mutex);
   std::erase(watches().begins, begins_);
-  if (watches().begins.empty()) at::removeCallback(watches().callback);
+  if (watches().begins.empty()) watches().callback.remove();
 }
 
 bool graph_runs(const torch::autograd::Node& node) {

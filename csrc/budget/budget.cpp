@@ -8,6 +8,9 @@
 #include <optional>
 #include <sstream>
 
+#include "ledger/counting_allocator.h"
+#include "ledger/cuda.h"
+#include "ledger/vector_math.h"
 #include "ledger/watch.h"
 #include "page/observe_pages.h"
 #include "page/pager.h"
@@ -71,7 +74,10 @@ Budget::Budget(std::uint64_t bytes, const std::vector<const torch::nn::Module*>&
 
 Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions options)
     : state_(std::make_unique<State>()) {
-  Ledger().watch(tensors);  // their category is the process's, and stays
+  settle_vector_math();
+  install_counting_allocator();
+  if (!options.device.is_cpu()) install_cuda_tracker();
+  for (const at::Tensor& tensor : tensors) mark_tensor(tensor, Category::kParameter);
   Pager& pager = Pager::of(options.device);
   state_->pager = &pager;
   const bool prefetch = options.prefetch;

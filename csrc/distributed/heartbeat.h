@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "distributed/call_order.h"
-#include "distributed/deadline.h"
+#include "deadline.h"
 #include "distributed/store.h"
 
 namespace c10d {

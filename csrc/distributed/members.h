@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/deadline.h"
+#include "deadline.h"
 #include "distributed/heartbeat.h"
 #include "distributed/process.h"
 #include "distributed/store.h"

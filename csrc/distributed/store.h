@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "distributed/deadline.h"
+#include "deadline.h"
 #include "reef/rendezvous.h"
 
 namespace c10d {

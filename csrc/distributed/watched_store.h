@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "distributed/deadline.h"
+#include "deadline.h"
 #include "distributed/store.h"
 
 namespace reef {

@@ -3,14 +3,17 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
 
+#include "fork.h"
 #include "ledger/birth.h"
 #include "ledger/blocks.h"
 #include "ledger/watch.h"
 #include "observer/call.h"
+#include "observer/global_callback.h"
 #include "observer/observer.h"
 
 namespace reef {
@@ -86,12 +89,24 @@ LedgerListener& listener() {
   return *heard;
 }
 
+struct Observations {
+  MutexAtFork mutex{AtFork::Order::kTables};
+  std::atomic<int> count = 0;
+  GlobalCallback of_nodes;
+};
+Observations& observations() {
+  static auto* const all = new Observations;
+  return *all;
+}
+
 struct Node : at::ObserverContext {};
 
 // autograd gives the gradient of a leaf to its AccumulateGrad node, which keeps the tensor itself as `.grad`,
 // or a copy born there, or adds it to the `.grad` that exists.
 std::unique_ptr<at::ObserverContext> node_starts(const at::RecordFunction& call) {
-  if (birth.op != nullptr || std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0) return nullptr;
+  if (observations().count == 0 || birth.op != nullptr ||
+      std::strcmp(call.name(), "torch::autograd::AccumulateGrad") != 0)
+    return nullptr;
   for (const c10::IValue& input : call.inputs()) {
     any_tensor(input, [](const at::Tensor& gradient) {
       if (const void* data = data_of(gradient)) Blocks::instance().mark(data, Category::kGradient);
@@ -107,23 +122,19 @@ void node_ends(const at::RecordFunction&, at::ObserverContext* context) {
   if (context != nullptr) leave();
 }
 
-std::mutex observation_mutex;
-int observations = 0;
-at::CallbackHandle node_handle = 0;
-
 }  // namespace
 
 Observation::Observation() : operators_(listener()) {
-  const std::lock_guard lock(observation_mutex);
-  if (observations++ > 0) return;
-  node_handle = at::addGlobalCallback(at::RecordFunctionCallback(node_starts, node_ends)
-                                          .needsInputs(true)
-                                          .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  const std::lock_guard lock(observations().mutex);
+  if (observations().count++ > 0) return;
+  observations().of_nodes.add(at::RecordFunctionCallback(node_starts, node_ends)
+                                  .needsInputs(true)
+                                  .scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 Observation::~Observation() {
-  const std::lock_guard lock(observation_mutex);
-  if (--observations == 0) at::removeCallback(node_handle);
+  const std::lock_guard lock(observations().mutex);
+  if (--observations().count == 0) observations().of_nodes.remove();
 }
 
 }  // namespace reef

@@ -8,6 +8,7 @@
 
 #include "fork.h"
 #include "observer/call.h"
+#include "observer/global_callback.h"
 
 namespace reef {
 namespace {
@@ -19,7 +20,8 @@ struct Listeners {
   MutexAtFork mutex{AtFork::Order::kTables};
   std::array<OperatorListener*, kMostListeners> known{};
   std::array<int, kMostListeners> observations{};
-  at::CallbackHandle handle = 0;
+  GlobalCallback callback;
+  bool has_outputs = false;  ///< the callback
 };
 
 std::atomic<std::size_t> listening = 0;  ///< all listeners are before this one
@@ -69,8 +71,6 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
 
 // With the lock held.
 void observe_anew(Listeners& all) {
-  if (all.handle != 0) at::removeCallback(all.handle);
-  all.handle = 0;
   bool any = false;
   bool outputs = false;
   for (std::size_t i = 0; i < kMostListeners; ++i) {
@@ -78,11 +78,14 @@ void observe_anew(Listeners& all) {
     any = true;
     outputs |= all.known[i]->needs_outputs();
   }
-  if (!any) return;
-  all.handle = at::addGlobalCallback(at::RecordFunctionCallback(begins, ends)
-                                         .needsInputs(true)
-                                         .needsOutputs(outputs)
-                                         .scopes({at::RecordScope::FUNCTION}));
+  if (!any) return all.callback.remove();
+  const auto callback = at::RecordFunctionCallback(begins, ends)
+                            .needsInputs(true)
+                            .needsOutputs(outputs)
+                            .scopes({at::RecordScope::FUNCTION});
+  if (outputs == all.has_outputs) return all.callback.add(callback);
+  all.callback.replace(callback);
+  all.has_outputs = outputs;
 }
 
 }  // namespace

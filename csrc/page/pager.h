@@ -54,7 +54,7 @@ struct PagerOptions {
   bool wait_while_full = false;
 };
 
-struct FaultTrouble;
+class FaultTrouble;
 
 /// Keeps what LibTorch's allocator hands out of one device's memory within a budget, by moving pages to tiers
 /// and back. There is one pager for each device; it is asleep until start(), and never destroyed, because

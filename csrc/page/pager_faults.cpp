@@ -13,28 +13,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
+#include "page/fault_trouble.h"
 #include "page/pager.h"
 #include "quiet_thread.h"
 #include "reef/error.h"
 
 namespace reef {
-
-// Addresses whose faults could not be served, and how often. Who touched one may have gone on meanwhile: a
-// fault is told when it happens, and its page may come, and be freed, before it is heard. Only one that comes
-// again and again is real.
-struct FaultTrouble {
-  static constexpr int kMostTimes = 8;
-  static constexpr std::size_t kMostAddresses = 1024;
-
-  int times_now(std::uint64_t address) {
-    if (times.size() > kMostAddresses) times.clear();
-    return ++times[address];
-  }
-  std::unordered_map<std::uint64_t, int> times;
-};
 
 namespace {
 
@@ -100,14 +86,14 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
       full = no_room(error);
     }
   }
+  const int times = what.empty() ? 0 : trouble.times_now(address);
   if (full && waits_while_full_) {
-    if (trouble.times_now(address) == 1)
-      std::fprintf(stderr, "reef: %s; it waits until there is room\n", what.c_str());
+    if (times == 1) std::fprintf(stderr, "reef: %s; it waits until there is room\n", what.c_str());
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  } else if (!what.empty() && trouble.times_now(address) > FaultTrouble::kMostTimes) {
+  } else if (times > FaultTrouble::kMostTimes) {
     end_process(what);
   }
-  if (what.empty()) trouble.times.erase(address);
+  if (what.empty()) trouble.over(address);
   if (was_away) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     const Decision decision(mutex_);

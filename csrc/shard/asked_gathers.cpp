@@ -27,6 +27,11 @@ void AskedGathers::begin_step(std::int64_t step) {
   failed_ = false;
 }
 
+void AskedGathers::begin_part() {
+  by_store([&] { requests_->begin_part(); });
+  patience_ = kPatience;
+}
+
 std::vector<std::int64_t> AskedGathers::begun() const {
   std::vector<std::int64_t> all;
   for (const Count& count : counts_) all.push_back(count.begun);

@@ -40,6 +40,10 @@ class AskedGathers {
   bool is_open() const { return requests_.has_value(); }
 
   void begin_step(std::int64_t step);
+  /// All ranks have begun as many gathers of each bucket, and begin alike from here on: what is asked for
+  /// before this is heard before it, and what is asked for after it only by those that have come to it. Else
+  /// a rank that is late would begin a gather for one that is ahead, and once more as all do.
+  void begin_part();
   /// This rank has begun a gather of the bucket.
   void begun(std::size_t bucket) { ++counts_[bucket].begun; }
   /// Of each bucket, how many gathers this rank has begun, ever.

@@ -73,6 +73,7 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     if (listener_) {
       even_out();
       drop_all();  // what has come for others meanwhile
+      asked_.begin_part();
     }
     step_ = Step::kNone;
     for (std::size_t number = 0; number < buckets_.size(); ++number) {

@@ -13,14 +13,23 @@ GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& 
 GatherRequests::~GatherRequests() = default;
 
 std::string GatherRequests::key(const std::string& what) const {
-  return prefix_ + std::to_string(step_) + '/' + what;
+  return prefix_ + std::to_string(step_) + '/' + std::to_string(part_) + '/' + what;
 }
 
 void GatherRequests::begin_step(std::int64_t step) {
   if (step == step_) return;
+  forget_before_last();
+  step_ = step;
+}
+
+void GatherRequests::begin_part() {
+  forget_before_last();
+  ++part_;
+}
+
+void GatherRequests::forget_before_last() {
   for (const std::string& old : made_before_) store_->deleteKey(old);
   made_before_ = std::exchange(made_, {});
-  step_ = step;
   taken_ = 0;
 }
 

@@ -34,7 +34,10 @@ class GatherRequests {
   /// Requests are of this step from now on. Removes what this rank has made before the last one.
   void begin_step(std::int64_t step);
   void make(const Request& request);
-  /// What all ranks have made in this step since the last call.
+  /// The same within a step: who has begun a part sees no request of another, and nobody sees those of a part
+  /// that he has not begun.
+  void begin_part();
+  /// What all ranks have made in this part of the step since the last call.
   std::vector<Request> take();
 
   /// This rank's pass has failed: the others need not wait before they ask.
@@ -43,12 +46,14 @@ class GatherRequests {
 
  private:
   std::string key(const std::string& what) const;
+  void forget_before_last();
 
   StorePtr store_;
   std::string prefix_;
   std::int64_t step_ = 0;
-  std::int64_t taken_ = 0;                ///< in this step
-  std::vector<std::string> made_;         ///< keys, in this step
+  std::int64_t part_ = 0;                 ///< counted over all steps
+  std::int64_t taken_ = 0;                ///< in this part
+  std::vector<std::string> made_;         ///< keys, in this part
   std::vector<std::string> made_before_;  ///< in the last
 };
 

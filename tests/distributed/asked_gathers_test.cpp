@@ -156,5 +156,54 @@ TEST(AskedGathers, RanksThatUseOtherBucketsWaitForNobody) {
   }
 }
 
+// Ranks come out of an exchange at other times: one that is still in it hears what those ask for who are past
+// it, and must not begin that beside what all begin.
+TEST(AskedGathers, AllBeginAlikeWhereAllGather) {
+  constexpr int kRounds = 12;
+  Imitated own(1000);
+  AskedGathers asked(own, kBuckets);
+  own.asked = &asked;
+  asked.open(world(), "asked_gathers_test/alike");
+  asked.begin_step(1);
+  const auto drop_all = [&] {
+    asked.forget();
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) own.drop(bucket);
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    const std::string name = "asked_gathers_test/alike/" + std::to_string(round);
+    std::mt19937_64 random(static_cast<std::uint64_t>(round * 100 + rank()));
+    for (int use = 0; use < 5; ++use) own.use(random() % kBuckets);
+    if (round % size() == rank()) asked.tell_failed();  // so that the others ask at once
+    drop_all();
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      const std::string most = name + "/begun/" + std::to_string(bucket) + '/' + std::to_string(rank());
+      store().set(most, std::to_string(own.begun[bucket]));
+    }
+    meet(name + "/even", [&] { asked.answer(); });
+    for (int late = rank() == (round + 1) % size() ? 300 : 0; late > 0; --late, look_again()) asked.answer();
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      std::int64_t most = 0;
+      for (int of = 0; of < size(); ++of) {
+        const std::string key = name + "/begun/" + std::to_string(bucket) + '/' + std::to_string(of);
+        most = std::max<std::int64_t>(most, std::stoll(store().get_to_str({key})));
+      }
+      while (own.begun[bucket] < most) own.take_part(bucket);
+    }
+    drop_all();
+    asked.begin_part();
+    asked.abandon_pass();
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      if (!own.here[bucket]) own.gather_for_others(bucket);
+    }
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) own.wait_here(bucket);
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket)
+      store().add(name + "/all/" + std::to_string(bucket), own.begun[bucket]);
+    meet(name + "/counted", [&] { asked.answer(); });
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket)
+      EXPECT_EQ(store().add(name + "/all/" + std::to_string(bucket), 0), size() * own.begun[bucket]) << round;
+    drop_all();
+  }
+}
+
 }  // namespace
 }  // namespace reef

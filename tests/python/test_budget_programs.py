@@ -7,6 +7,7 @@ import faulthandler
 import hashlib
 import os
 import random
+import signal
 import threading
 
 import pytest
@@ -350,3 +351,48 @@ def test_programs_that_fork(tier, tmp_path):
         budget.set_bytes(MANY)
         budget.stop()
     assert all((feature == i).all() for i, feature in enumerate(features))
+
+
+def test_forks_while_threads_begin():
+    """A thread takes a lock of LibTorch's when it calls its first operator. A child in which that is held for ever runs
+    operators all the same, and ends its budget; it begins one of its own, or is told why it cannot."""
+
+    def child(number):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(120)
+        if number % 3 == 1:
+            budget.stop()
+        if number % 3 == 2:
+            try:
+                with reef.budget(MANY, weight):
+                    weight + 1
+            except RuntimeError as error:
+                assert "was forked while another thread" in str(error), error
+        os._exit(0 if (weight.clone() == 1).all() else 1)
+
+    over = threading.Event()
+    weight = torch.ones(1000)
+
+    def begin_threads():
+        while not over.is_set():
+            threads = [threading.Thread(target=lambda: weight + 1) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    budget = reef.budget(MANY, weight).start()
+    beginning = [threading.Thread(target=begin_threads) for _ in range(2)]
+    for thread in beginning:
+        thread.start()
+    try:
+        for number in range(60):
+            pid = os.fork()
+            if pid == 0:
+                child(number)
+            assert os.waitpid(pid, 0)[1] == 0, number
+    finally:
+        over.set()
+        for thread in beginning:
+            thread.join()
+        budget.stop()

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <mutex>
+
+#include "fork.h"
+
+namespace reef {
+
+/// A callback of LibTorch's record functions, on all threads. Never destroyed; used by any thread.
+///
+/// LibTorch has a lock for them, which a thread takes when it first calls an operator after they have
+/// changed, and which no fork finds at rest: a child in which it is held would wait for it for ever. So the
+/// thread that forks takes it before, for what has changed so far, and a child changes nothing that it need
+/// not: what was added stays there, and must do nothing where it is not wanted. If a child must change
+/// something, and the lock is held, it throws c10::Error.
+class GlobalCallback final : private AtFork {
+ public:
+  GlobalCallback() : AtFork(Order::kCallbacks) {}
+
+  /// Does nothing while one is there.
+  void add(const at::RecordFunctionCallback& callback);
+  /// In a forked child the callback stays.
+  void remove();
+  /// In place of the one that is there, if there is one.
+  void replace(const at::RecordFunctionCallback& callback);
+
+ private:
+  void change(const at::RecordFunctionCallback& callback);
+  void before_fork() override;
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override;
+
+  std::mutex mutex_;
+  at::CallbackHandle handle_ = 0;  ///< 0: none
+  bool forked_ = false;
+};
+
+}  // namespace reef
