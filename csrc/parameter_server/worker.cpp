@@ -111,13 +111,19 @@ struct AsyncWorker::State {
       if (gradient.layout() != at::kStrided || gradient.scalar_type() != at::kFloat)
         throw ConfigError("AsyncWorker::push: the gradient of " + name + " is not dense, or not of Float.");
       place(i).copy_(gradient);
-      if (const std::int64_t wrong = count_nonfinite(place(i)); wrong > 0)
-        throw NonFiniteGradient(
-            "AsyncWorker::push: " + std::to_string(wrong) + " elements of the gradient of " + name +
-            " are NaN or infinite; nothing has been sent: leave the batch out, or lower the "
-            "learning rate.");
     }
     if (!any) throw ConfigError("AsyncWorker::push: no parameter has a gradient: run backward first.");
+  }
+
+  void check_finite(const std::string& what) const {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const std::int64_t wrong = count_nonfinite(place(i));
+      if (wrong == 0) continue;
+      throw NonFiniteGradient(
+          "AsyncWorker::push: " + std::to_string(wrong) + " elements of " + what + parameters[i].first +
+          " are NaN or infinite; nothing has been sent: leave the batch out, or lower the "
+          "learning rate.");
+    }
   }
 
   /// What goes wrong on the way is a server that is gone: for all calls from then on.
@@ -234,6 +240,7 @@ void AsyncWorker::push() {
   const bool elastic = own.plan.options.rule == AsyncRule::kElastic;
   if (elastic) {
     own.read_parameters();
+    own.check_finite("");
     const Tensor center = at::empty_like(own.flat);
     own.refuse_if_removed(call, own.ask(call, Ask::kPush, /*brings=*/true, center));
     const auto count = static_cast<std::size_t>(own.flat.numel());
@@ -243,6 +250,7 @@ void AsyncWorker::push() {
     own.write_parameters();
   } else {
     own.read_gradients();
+    own.check_finite("the gradient of ");
     const State::Answers answers = own.ask(call, Ask::kPush);
     for (const auto& [name, parameter] : own.parameters) parameter.mutable_grad().reset();
     own.refuse_if_removed(call, answers);

@@ -105,7 +105,8 @@ class REEF_API AsyncWorker {
   /// Sends the gradients and takes them away (undefined ones count as zero), once after each pull. kElastic:
   /// exchanges parameters instead, as AsyncRule says, and needs no other pull; gradients are not touched, and
   /// it waits as pull() does. Throws ConfigError if there is no gradient or the parameters have changed in
-  /// size or dtype, and NonFiniteGradient, both before anything is sent; WorkerRemoved.
+  /// size or dtype, and NonFiniteGradient (kElastic: of parameters), both before anything is sent;
+  /// WorkerRemoved.
   void push();
 
   /// Nobody waits for this worker until it joins again; the servers wait for that. What it has been given is

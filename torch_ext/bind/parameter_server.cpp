@@ -122,18 +122,21 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("read_async_log(str text) -> str",
         [](const std::string& text) { return reef::read_async_log(text).text(); });
   m.def(
-      "simulate_async(int workers, int pushes, str rule, int? staleness, float[] compute, float message, "
-      "float "
-      "jitter, int[] away, float[] away_from, float[] away_until, int seed) -> str",
+      "simulate_async(int workers, int pushes, str rule, int? staleness, float compensation, float "
+      "elasticity, "
+      "float[] compute, float message, float jitter, int[] away, float[] away_from, float[] away_until, int "
+      "seed) "
+      "-> str",
       [](std::int64_t workers, std::int64_t pushes, const std::string& rule,
-         std::optional<std::int64_t> staleness, const std::vector<double>& compute, double message,
-         double jitter, const std::vector<std::int64_t>& away, const std::vector<double>& away_from,
+         std::optional<std::int64_t> staleness, double compensation, double elasticity,
+         const std::vector<double>& compute, double message, double jitter,
+         const std::vector<std::int64_t>& away, const std::vector<double>& away_from,
          const std::vector<double>& away_until, std::int64_t seed) {
         reef::AsyncDelays delays{compute, message, jitter, {}};
         for (std::size_t i = 0; i < away.size(); ++i)
           delays.absences.push_back({static_cast<int>(away[i]), away_from.at(i), away_until.at(i)});
-        return reef::simulate_async(static_cast<int>(workers), pushes,
-                                    async_options(1, rule, staleness, 0.04, 0.0), delays,
+        const auto options = async_options(1, rule, staleness, compensation, elasticity);
+        return reef::simulate_async(static_cast<int>(workers), pushes, options, delays,
                                     static_cast<std::uint64_t>(seed))
             .text();
       });

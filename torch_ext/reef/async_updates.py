@@ -61,13 +61,15 @@ def simulate_async(
     *,
     rule: str = "plain",
     staleness: int | None = 0,
+    compensation: float = 0.04,
+    elasticity: float = 0.0,
     compute: Sequence[float] = (1.0,),
     message: float = 0.01,
     jitter: float = 0.5,
     absences: Sequence[tuple[int, float, float]] = (),
     seed: int = 0,
 ) -> AsyncLog:
-    """The log of one server and ``workers`` workers that push ``pushes`` times each, in virtual time: the same seed gives the
+    """The log of one server, with the options of ``ParameterServer``, and ``workers`` workers that push ``pushes`` times each, in virtual time: the same seed gives the
     same log on every machine. Worker i takes ``compute[i % len(compute)]`` seconds from a pull to the push and a message takes
     ``message`` one way, each drawn evenly from its mean times [1 - jitter, 1 + jitter]. An absence is a worker, and from when until
     when it is away: what it was computing is lost."""
@@ -76,7 +78,19 @@ def simulate_async(
     end = [float(until) for _, _, until in absences]
     return AsyncLog(
         torch.ops.reef.simulate_async(
-            workers, pushes, rule, staleness, [float(c) for c in compute], message, jitter, away, begin, end, seed
+            workers,
+            pushes,
+            rule,
+            staleness,
+            compensation,
+            elasticity,
+            [float(seconds) for seconds in compute],
+            message,
+            jitter,
+            away,
+            begin,
+            end,
+            seed,
         )
     )
 
