@@ -122,8 +122,11 @@ struct Heartbeat::Watch {
 
 Heartbeat::Heartbeat(const StorePtr& store, int rank, int size, milliseconds silence, std::string stop_key,
                      Findings found)
-    : shared_(std::make_shared<Shared>()), calls_(std::make_shared<CallOrder>(rank)) {
-  Watch watch{store->clone(), key_of(rank), std::move(stop_key), {}, silence, std::move(found), calls_};
+    : shared_(std::make_shared<Shared>()),
+      calls_(std::make_shared<CallOrder>(rank)),
+      silence_(silence),
+      store_(store->clone()) {
+  Watch watch{store_, key_of(rank), std::move(stop_key), {}, silence, std::move(found), calls_};
   for (int i = 1; i <= std::min(kWatched, size - 1); ++i) watch.ranks.push_back((rank + i) % size);
   watch.store->set(watch.own_key, beat_of(0, ""));
   thread_ = std::thread([this, watch = std::move(watch)] { run(watch); });
@@ -271,6 +274,14 @@ std::shared_ptr<void> Heartbeat::while_waiting(std::function<void()> look) {
             const std::lock_guard locked(shared->looks_mutex);
             shared->looks.erase(at);
           }};
+}
+
+std::function<std::vector<std::string>()> Heartbeat::beats_reader(std::vector<int> ranks) const {
+  return [store = store_, ranks = std::move(ranks)] {
+    std::vector<std::string> beats;
+    for (auto& [rank, beat] : beats_of(*store, ranks)) beats.push_back(beat == kLeft ? "" : beat);
+    return beats;
+  };
 }
 
 void Heartbeat::check() const {

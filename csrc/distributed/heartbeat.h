@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "distributed/call_order.h"
 #include "deadline.h"
@@ -59,6 +60,12 @@ class Heartbeat {
   /// lane, waits as above for longer than from one beat to the next. It must neither wait nor throw.
   std::shared_ptr<void> while_waiting(std::function<void()> look);
 
+  /// For who watches ranks whose going is no failure of this one: gives their last beats, each of which
+  /// differs from the one before; "" of a rank that will not beat again. Waits for the store. Owns what it
+  /// uses.
+  std::function<std::vector<std::string>()> beats_reader(std::vector<int> ranks) const;
+  milliseconds silence() const { return silence_; }
+
   /// Of this rank, in the groups that have this heartbeat.
   CallOrder& calls() { return *calls_; }
 
@@ -70,6 +77,8 @@ class Heartbeat {
 
   std::shared_ptr<Shared> shared_;
   std::shared_ptr<CallOrder> calls_;
+  milliseconds silence_;
+  StorePtr store_;
   std::thread thread_;
 };
 

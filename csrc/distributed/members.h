@@ -59,6 +59,11 @@ class Members : public std::enable_shared_from_this<Members> {
   /// machine, if one has.
   void throw_if_ended(const std::vector<int>& ranks) const;
 
+  /// After check_in: "rank 2 (process 7 on host alpha)".
+  std::string text_of(int rank) const;
+  /// States that this rank is silent, unless another reason is known. Gives what has been stated.
+  std::string publish_silence(int rank, milliseconds silence);
+
   int rank() const { return rendezvous_.rank; }
   int world_size() const { return rendezvous_.world_size; }
 
@@ -81,11 +86,9 @@ class Members : public std::enable_shared_from_this<Members> {
   std::vector<int> ended() const;
   std::vector<int> ended(const std::vector<int>& ranks) const;
   int by_address(std::string_view error_text) const;
-  std::string text_of(int rank) const;
   std::string gone_text(const std::vector<int>& gone, int first) const;
   std::string silent_text(const std::vector<int>& ranks) const;
   Verdict without_store(const std::vector<int>& gone) const;
-  std::string publish_silence(int rank, milliseconds silence);
   std::string publish_out_of_step(const std::string& sentence);
   Verdict publish(const Verdict& verdict);
   Verdict hear();

@@ -19,6 +19,7 @@
 #include "distributed/members.h"
 #include "distributed/nccl.h"
 #include "distributed/process.h"
+#include "distributed/subgroup_apart.h"
 #include "distributed/watched_store.h"
 #include "reef/error.h"
 
@@ -115,8 +116,10 @@ std::string agree(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
 /// Where the members of one subgroup meet.
 class Meeting {
  public:
-  Meeting(const ProcessGroupPtr& parent, c10::IntArrayRef ranks, const std::string& name)
+  /// `apart`: what is made is no group of the parent's members.
+  Meeting(const ProcessGroupPtr& parent, c10::IntArrayRef ranks, const std::string& name, bool apart)
       : parent_(parent),
+        apart_(apart),
         ours_(dynamic_cast<const MemberGroup*>(parent.get())),
         ranks_(ranks.begin(), ranks.end()),
         rank_(static_cast<int>(std::find(ranks_.begin(), ranks_.end(), parent->getRank()) - ranks_.begin())),
@@ -177,7 +180,7 @@ class Meeting {
   int size() const { return static_cast<int>(ranks_.size()); }
 
   ProcessGroupPtr make_group() const {
-    if (ours_ == nullptr) return c10::make_intrusive<Group>(store_, rank_, size());
+    if (ours_ == nullptr || apart_) return c10::make_intrusive<Group>(store_, rank_, size());
     std::vector<int> of_members;
     for (const auto rank : ranks_) of_members.push_back(ours_->rank_of_member(static_cast<int>(rank)));
     return c10::make_intrusive<MemberGroup>(store_, rank_, size(), name_, ours_->members, ours_->heart,
@@ -220,6 +223,7 @@ class Meeting {
   }
 
   ProcessGroupPtr parent_;
+  bool apart_;
   const MemberGroup* ours_;  ///< nullptr: made by other means
   std::vector<std::int64_t> ranks_;
   int rank_;
@@ -249,9 +253,7 @@ void check_group(const ProcessGroupPtr& group) {
   }
 }
 
-}  // namespace
-
-ProcessGroupPtr subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
+ProcessGroupPtr make_subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks, bool apart) {
   check_group(group);
   const int size = group->getSize();
   note_call(*group, kCall);
@@ -262,7 +264,7 @@ ProcessGroupPtr subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
   }
   const bool member = std::find(ranks.begin(), ranks.end(), group->getRank()) != ranks.end();
   if (ranks.size() == 1) return member ? make_world_of_one("reef_subgroup_" + name) : ProcessGroupPtr();
-  Meeting meeting(group, ranks, name);
+  Meeting meeting(group, ranks, name, apart);
   ProcessGroupPtr made;
   std::string wrong;
   try {
@@ -276,6 +278,15 @@ ProcessGroupPtr subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
     if (!text.empty()) throw ProcessGroupError(text, group->getRank());
   }
   return made;
+}
+
+}  // namespace
+
+ProcessGroupPtr subgroup(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
+  return make_subgroup(group, ranks, /*apart=*/false);
+}
+ProcessGroupPtr subgroup_apart(const ProcessGroupPtr& group, c10::IntArrayRef ranks) {
+  return make_subgroup(group, ranks, /*apart=*/true);
 }
 
 }  // namespace reef

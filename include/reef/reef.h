@@ -1,6 +1,7 @@
 #pragma once
 
 #include "reef/addresses.h"
+#include "reef/async_updates.h"
 #include "reef/budget.h"
 #include "reef/build_info.h"
 #include "reef/bytes.h"
@@ -20,6 +21,7 @@
 #include "reef/numerics.h"
 #include "reef/optim.h"
 #include "reef/optimizer_state.h"
+#include "reef/parameter_server.h"
 #include "reef/part.h"
 #include "reef/point_to_point.h"
 #include "reef/process_group.h"

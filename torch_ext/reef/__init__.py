@@ -5,6 +5,7 @@ What C++ users reach through ``reef::reef`` is here under the same names; both r
 
 from . import optim
 from ._library import BuildInfo, build_info, cmake_dir, include_dir, retry_library
+from .async_updates import ASYNC_RULES, AsyncEvent, AsyncLog, replay_async, simulate_async
 from .budget import (
     Budget,
     BudgetError,
@@ -26,6 +27,7 @@ from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .numerics import count_nonfinite
+from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
 from .point_to_point import Message, ireceive, ireceive_into, isend, receive, receive_into, send
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
@@ -57,9 +59,13 @@ from .tier import Tier, TierSpeed, TierUse, disk_tier, host_tier, pinned_tier
 __version__: str = build_info().version
 
 __all__ = [
+    "ASYNC_RULES",
     "CATEGORIES",
     "CHAIN_SOLVERS",
     "SWAP_POLICIES",
+    "AsyncEvent",
+    "AsyncLog",
+    "AsyncWorker",
     "Budget",
     "BudgetError",
     "BudgetOutlook",
@@ -74,6 +80,7 @@ __all__ = [
     "Ledger",
     "Message",
     "MixedPrecision",
+    "ParameterServer",
     "Part",
     "Peak",
     "PlannedChain",
@@ -127,6 +134,7 @@ __all__ = [
     "plan_swaps",
     "receive",
     "receive_into",
+    "replay_async",
     "resolve_rendezvous",
     "retry_library",
     "send",
@@ -134,6 +142,7 @@ __all__ = [
     "shard",
     "shard_of",
     "simulate",
+    "simulate_async",
     "subgroup",
     "unpin",
     "whole_shape_of",
