@@ -9,6 +9,7 @@
 
 #include "distributed/comm_lane.h"
 #include "distributed/group_tags.h"
+#include "distributed/slice_exchange.h"
 #include "reef/local_updates.h"
 #include "shard/outer_part.h"
 #include "shard/outer_schedule.h"
@@ -44,6 +45,7 @@ struct LocalUpdates::Rounds {
   bool stepped(std::size_t part) const;
   void begin(std::size_t part);
   void apply(std::size_t part, double mixing);
+  void check_same_step();
   void drop_travelling();
 
   Shard::Parts& parts;
@@ -56,7 +58,8 @@ struct LocalUpdates::Rounds {
   std::optional<Shard::LocalSums> local;
   std::int64_t step = 0;
   std::vector<std::unique_ptr<OuterPart>> outer;
-  std::unique_ptr<CommLane> lane;  ///< the last: its work uses the others
+  std::optional<SliceExchange> said;  ///< for what ranks tell each other
+  std::unique_ptr<CommLane> lane;     ///< the last: its work uses the others
 };
 
 }  // namespace reef

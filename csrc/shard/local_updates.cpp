@@ -1,5 +1,7 @@
 #include "reef/local_updates.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <cmath>
 #include <exception>
 #include <functional>
@@ -97,7 +99,7 @@ LocalUpdates::Rounds::Rounds(Shard& shard, Shard::Parts& all, const LocalUpdates
       check_same(together, "what reef::LocalUpdates exchanges", lines());
   });
 
-  tags = GroupTags::take(group, static_cast<int>(options.parts), device);
+  tags = GroupTags::take(group, static_cast<int>(options.parts) + 1, device);
   name = "local updates " + std::to_string(tags.first());
   ShardOptions exchange;
   exchange.bucket_bytes = parts.options.bucket_bytes;
@@ -115,6 +117,7 @@ LocalUpdates::Rounds::Rounds(Shard& shard, Shard::Parts& all, const LocalUpdates
     const int number = tags.first() + static_cast<int>(outer.size());
     outer.push_back(std::make_unique<OuterPart>(std::move(of_part), group, number, exchange, rule, device));
   }
+  said.emplace(group, tags.first() + static_cast<int>(outer.size()), group->getSize());
   lane = make_comm_lane(*group, device);
   if (!options.between_copies) local.emplace(shard);
   parts.begin_round = [this] { begin_round(); };
@@ -227,10 +230,9 @@ void LocalUpdates::Rounds::take_step() {
 
 void LocalUpdates::Rounds::finish() {
   note("finish()");
-  agree([&](Together& together, bool) {
-    together.here([&] { check_no_update(); });
-    together.agree_on("the number of local steps at LocalUpdates::finish()", std::to_string(step));
-  });
+  check_no_update();
+  lane->wait_all();
+  check_same_step();
   for (std::size_t part = 0; part < outer.size(); ++part) {
     bool differs = stepped(part);
     if (outer[part]->under_way()) {
@@ -242,6 +244,26 @@ void LocalUpdates::Rounds::finish() {
     apply(part, /*mixing=*/0);
   }
   step = 0;
+}
+
+// By an exchange of its own: ranks that have gone another way may be telling each other something else.
+void LocalUpdates::Rounds::check_same_step() {
+  const c10::Device device = parts.divided.device();
+  const at::Tensor steps = at::tensor({step, -step}, at::kLong).to(device);
+  lane->submit([&] { said->largest(steps); });
+  lane->wait_all();
+  const at::Tensor heard = steps.cpu();
+  const auto* const most = heard.const_data_ptr<std::int64_t>();
+  const auto throw_if_differ = [&] {
+    if (most[0] == -most[1]) return;
+    throw ConfigError(
+        "LocalUpdates::finish() was called after " + std::to_string(step) +
+        " local steps on this rank, and on others after " + std::to_string(-most[1]) + " to " +
+        std::to_string(most[0]) +
+        ": call step() as often on every rank; begin_round() begins one with rank 0's parameters");
+  };
+  if (!options.between_copies) return throw_if_differ();
+  agree([&](Together& together, bool) { together.here(throw_if_differ); });
 }
 
 void LocalUpdates::Rounds::drop_travelling() {

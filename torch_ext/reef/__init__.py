@@ -25,6 +25,7 @@ from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
+from .local_updates import LocalUpdates
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part, whole_shape_of
 from .point_to_point import Message, ireceive, ireceive_into, isend, receive, receive_into, send
@@ -72,6 +73,7 @@ __all__ = [
     "DelayedUpdate",
     "GradScaler",
     "Ledger",
+    "LocalUpdates",
     "Message",
     "MixedPrecision",
     "Part",
