@@ -291,6 +291,7 @@ void LocalUpdates::finish() { rounds_->finish(); }
 void LocalUpdates::begin_round() { rounds_->begin_round(); }
 std::int64_t LocalUpdates::local_step() const { return rounds_->step; }
 std::int64_t LocalUpdates::sent_bytes() const {
+  rounds_->lane->drain();
   const auto add = [](std::int64_t sum, const auto& part) { return sum + part->sent_bytes(); };
   return std::accumulate(rounds_->outer.begin(), rounds_->outer.end(), std::int64_t{0}, add);
 }

@@ -93,7 +93,7 @@ class REEF_API LocalUpdates {
 
   /// Steps since the last round that has begun by itself: by construction, finish() or begin_round().
   std::int64_t local_step() const;
-  /// Bytes that this rank has sent for outer steps.
+  /// Bytes that this rank has sent for outer steps. Waits for an exchange that is under way.
   std::int64_t sent_bytes() const;
 
   /// To go on exactly, at any step: this rank's parameters, those of the round's start, momentum, what is

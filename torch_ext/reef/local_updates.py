@@ -96,7 +96,7 @@ class LocalUpdates:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent for outer steps."""
+        """What this rank has sent for outer steps. Waits for an exchange that is under way."""
         return self._updates.sent_bytes()
 
     def state_dict(self) -> dict[str, Any]:
