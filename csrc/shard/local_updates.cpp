@@ -2,6 +2,8 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <exception>
 #include <functional>
@@ -23,9 +25,9 @@ namespace reef {
 namespace {
 
 std::string number_text(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.begin(), text.end(), value);
+  return {text.begin(), end.ptr};
 }
 
 [[noreturn]] void refuse(const std::string& option, const std::string& value, const std::string& next) {
@@ -94,7 +96,9 @@ LocalUpdates::Rounds::Rounds(Shard& shard, Shard::Parts& all, const LocalUpdates
   agree([&](Together& together, bool exchange_with) {
     together.here([&] { check(options, parts.parameters.size()); });
     together.here([&] { check_new(); });
-    together.agree_on("what reef::LocalUpdates was given", text());
+    together.agree_on("what reef::LocalUpdates was given", text() + ", outer rate " + number_text(rule.lr) +
+                                                               " and momentum " + number_text(rule.momentum) +
+                                                               (rule.nesterov ? " (Nesterov)" : ""));
     if (options.between_copies && exchange_with)
       check_same(together, "what reef::LocalUpdates exchanges", lines());
   });
@@ -156,6 +160,13 @@ void LocalUpdates::Rounds::check_new() const {
   if (parts.begin_round)
     throw ConfigError("reef::LocalUpdates was given a shard that has one: end that first.");
   check_no_update();
+  for (std::size_t i = 0; i < parts.names.size(); ++i) {
+    if (options.compression == Compression::kNone || parts.parameters[i].scalar_type() != at::kHalf) continue;
+    throw ConfigError(
+        "reef::LocalUpdates was given a compression, and parameter " + parts.names[i] +
+        " is of Half, in which what is held back would be rounded: give the shard MixedPrecision, "
+        "whose masters are float32, or leave compression out.");
+  }
   if (!options.between_copies && parts.divided.divided) {
     throw ConfigError(
         "reef::LocalUpdates was given a shard that divides parameters among its ranks, where one's own step "

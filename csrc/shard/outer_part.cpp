@@ -109,6 +109,8 @@ void OuterPart::begin(CommLane& lane, std::int64_t step) {
   travelling_ = std::move(flats);
 }
 
+// Each product and sum is an operator of its own, and so rounded by itself: a fused one would be so in a
+// vector and not in its rest, which depends on threads and sizes.
 void OuterPart::apply(double mixing) {
   const at::NoGradGuard no_grad;
   for (std::size_t bucket = 0; bucket < places_.size(); ++bucket) {
@@ -125,14 +127,14 @@ void OuterPart::apply(double mixing) {
             const CategoryScope states(Category::kOptimizerState);
             momentum = step.clone();
           }
-          step = rule_.nesterov ? step.add(momentum, rule_.momentum) : momentum;
+          step = rule_.nesterov ? momentum.mul(rule_.momentum).add_(step) : momentum;
         }
-        shared = start_[item].add_(step, -rule_.lr);
+        shared = start_[item].sub_(step.mul(rule_.lr));
       }
       if (mixing == 0) {
         own.copy_(shared);
       } else {
-        own.mul_(mixing).add_(shared, 1 - mixing);
+        own.mul_(mixing).add_(shared.mul(1 - mixing));
       }
     });
   }

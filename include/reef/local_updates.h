@@ -56,10 +56,11 @@ struct LocalUpdatesOptions {
 /// of parts and steps of overlap, however long messages take. With s for the parameters that a round has
 /// started from, w for a rank's, and g for the mean over the ranks of s - w, added up in the order of ranks
 /// and divided last, in the parameters' dtype (masters', where there are any):
-///     b = momentum * b + g,   s = s - lr * (nesterov ? g + momentum * b : b),   w = s,
-/// rounded as torch::optim::SGD rounds. With lr 1, no momentum and no compression the parameters themselves
-/// travel, so w is what Shard::average_parameters() gives, bit for bit; by the recurrence it would be so
-/// within rounding. A parameter's dtype is that of all of this.
+///     b = momentum * b + g,   s = s - lr * (nesterov ? momentum * b + g : b),   w = s,
+/// where each product, sum and difference is rounded by itself (torch::optim::SGD fuses some). With lr 1, no
+/// momentum and no compression the parameters themselves travel, so w is what Shard::average_parameters()
+/// gives, bit for bit; by the recurrence it would be so within rounding. A parameter's dtype is that of all
+/// of this.
 ///
 /// Bytes that a rank sends for a part in a round: what the exchange of its gradients would take, which is
 /// 2 (N - 1) / N of the part's without compression; at the end of a round buffers become what

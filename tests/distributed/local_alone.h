@@ -69,13 +69,11 @@ class Alone {
     std::vector<std::int64_t> elements;
     for (const Tensor& parameter : trained(nets.front())) {
       elements.push_back(parameter.numel());
-      start_.push_back(parameter.detach().clone().set_requires_grad(true));
+      start_.push_back(parameter.detach().clone());
     }
     ends_ = cut_into_parts(elements, static_cast<std::size_t>(row.parts));
     sent_.resize(ends_.size());
-    outer_ = std::make_unique<torch::optim::SGD>(
-        start_,
-        torch::optim::SGDOptions(row.lr).momentum(row.momentum).nesterov(row.nesterov && row.momentum > 0));
+    momentum_.resize(start_.size());
   }
 
   void step(int number) {
@@ -144,17 +142,20 @@ class Alone {
     for (std::size_t i = first(part); i < ends_[part]; ++i) {
       const Tensor& came = (*sent_[part])[i - first(part)];
       if (row_.is_mean()) {
-        start_[i].copy_(came);
-      } else {
-        start_[i].mutable_grad() = came;
+        start_[i] = came;
+        continue;
       }
+      Tensor of_step = came;
+      if (row_.momentum > 0) {
+        momentum_[i] = momentum_[i].defined() ? row_.momentum * momentum_[i] + came : came;
+        of_step = row_.nesterov ? row_.momentum * momentum_[i] + came : momentum_[i];
+      }
+      start_[i] = start_[i] - row_.lr * of_step;
     }
-    if (!row_.is_mean()) outer_->step();
-    outer_->zero_grad();
     for (const Net& net : nets) {
       for (std::size_t i = first(part); i < ends_[part]; ++i) {
         Tensor own = trained(net)[i];
-        own.copy_(mixing == 0 ? start_[i] : torch::add(own * mixing, start_[i], 1 - mixing));
+        own.copy_(mixing == 0 ? start_[i] : own * mixing + start_[i] * (1 - mixing));
       }
     }
     sent_[part].reset();
@@ -166,11 +167,10 @@ class Alone {
   const int ranks_of_copy_;
   const Ranks ranks_;
   std::vector<Optimizer> optimizers_;
-  std::vector<Tensor> start_;
+  std::vector<Tensor> start_, momentum_;
   std::vector<std::size_t> ends_;
   std::vector<std::optional<std::vector<Tensor>>> sent_;
   std::vector<std::int64_t> step_at_;
-  std::unique_ptr<torch::optim::SGD> outer_;
   std::int64_t step_ = 0;
 };
 

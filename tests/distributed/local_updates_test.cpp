@@ -301,8 +301,15 @@ TEST(LocalUpdates, WhatCannotBeIsRefusedOnAllRanks) {
   }
   if (size() > 1) {
     refused({.local_steps = 2 + rank()});
+    refused({.outer_lr = 0.7 + 1e-12 * rank()});
+    refused({.outer_momentum = 0.1 * rank()});
+    refused({.nesterov = rank() == 0});
     refused({.compression = rank() == 0 ? Compression::kNone : Compression::kBFloat16});
   }
+  torch::nn::Linear half(4, 4);
+  half->to(torch::kHalf);
+  Shard of_half = shard(*half, group());
+  EXPECT_THROW(LocalUpdates(of_half, {.compression = Compression::kTopK}), ConfigError);
   const LocalUpdates only(sharded);
   refused({});
   EXPECT_THROW(sharded.refresh(*net), ConfigError);

@@ -26,7 +26,7 @@ class LocalUpdates:
         ...  # before an evaluation, or at the end:
         updates.finish()
 
-    The outer step is one of torch.optim.SGD, with ``outer_lr``, ``outer_momentum`` and ``nesterov``, on the parameters that the
+    The outer step is one of SGD, with ``outer_lr``, ``outer_momentum`` and ``nesterov``, on the parameters that the
     round has started from; its gradient is the mean over the ranks of what their steps have taken from these, and travels by
     a ``compression``, if one is given. The defaults are DiLoCo's (2311.08105). ``outer_lr=1, outer_momentum=0`` is the mean
     of the parameters (local SGD), bit for bit that of ``Shard.average_parameters``.
