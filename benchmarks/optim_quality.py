@@ -24,6 +24,7 @@ sys.path.insert(0, str(HERE.parent / "examples" / "python"))
 
 import bytelm  # noqa: E402
 import reef  # noqa: E402
+from result_sections import write_section  # noqa: E402
 
 ABLATION = "int4, a zero in the second moment"
 BOUNDS = {"bfloat16": 0.5, "int8": 0.5, "companded8": 0.5, "int4": 1.0, "int8_compensated": 0.5,
@@ -139,7 +140,7 @@ def main() -> None:
                             log.write(line + "\n")
                 found[state].append(known[name])
     if options.results:
-        options.results.write_text(markdown(found, options.seeds, options.steps))
+        write_section(options.results, markdown(found, options.seeds, options.steps))
     for state, bound in BOUNDS.items():
         median = statistics.median(differences(found, state))
         if median > bound:

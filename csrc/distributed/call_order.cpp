@@ -27,6 +27,11 @@ std::map<std::string, CallsMade> calls_from(const std::string& record) {
   return groups;
 }
 
+// Of a shard, or of another whose calls are known by its name, which may be that of one that has ended.
+bool begins(const std::string& call) {
+  return call == CallsMade::kShardBegins || call == CallsMade::kLocalUpdatesBegin;
+}
+
 }  // namespace
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -40,7 +45,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 void CallsMade::add(Call call) {
   for (std::string* const line : {&call.text, &call.of}) std::replace(line->begin(), line->end(), '\n', ' ');
-  if (call.text == kShardBegins) ended.clear();
+  if (begins(call.text)) ended.clear();
   last.push_back(std::move(call));
   if (last.size() > kKept) last.pop_front();
   ++count;
@@ -67,7 +72,7 @@ std::optional<std::int64_t> CallsMade::first_that_never_comes(const CallsMade& o
   for (std::int64_t number = other.count; number < count; ++number) {
     const Call* const call = at(number);
     if (call == nullptr) continue;
-    if (call->text == kShardBegins) break;  // it may have the name of one that has ended
+    if (begins(call->text)) break;
     if (!call->of.empty() && other.ended.contains(call->of)) return number;
   }
   return std::nullopt;

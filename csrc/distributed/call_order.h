@@ -17,6 +17,7 @@ namespace reef {
 struct CallsMade {
   static constexpr std::size_t kKept = 256;
   static constexpr const char* kShardBegins = "reef::shard";  ///< the call
+  static constexpr const char* kLocalUpdatesBegin = "reef::LocalUpdates";
 
   struct Call {
     std::string text;

@@ -61,7 +61,7 @@ void Shard::average_parameters() {
     SliceSum(parts.reducer->exchange_of(bucket).ranks()).all_reduce(flat, Reduction::kMean);
     each([](const Tensor& own, const Tensor& place) { own.copy_(place); });
   }
-  parts.make_alike();
+  parts.make_alike(all.group);
 }
 
 }  // namespace reef

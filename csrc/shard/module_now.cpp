@@ -147,9 +147,11 @@ void Shard::refresh(torch::nn::Module& module) {
 void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow module_now) {
   const at::NoGradGuard no_grad;
   Parts& old = *parts_;
-  if (old.update != nullptr || old.no_sync > 0 || old.local_sums > 0)
+  if (old.update != nullptr || old.no_sync > 0 || old.local_sums > 0 || old.begin_round)
     throw ConfigError(
-        "refresh() was called in local_sums, beside a DelayedUpdate or in no_sync: end that first.");
+        "refresh() was called in local_sums, with LocalUpdates, beside a DelayedUpdate or in no_sync: end "
+        "that "
+        "first.");
   old.note("refresh()");
   // Masters have bits that the module's parameters do not.
   std::map<std::string, Tensor> masters;

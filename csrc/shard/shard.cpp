@@ -156,7 +156,7 @@ void Shard::Parts::finish_update() const {
 }
 
 // What becomes of the module's buffers when gradients have been reduced.
-void Shard::Parts::make_alike() {
+void Shard::Parts::make_alike(const ProcessGroupPtr& over) {
   if (options.buffers == Buffers::kLocal) return;
   look_at_buffers();
   std::vector<Tensor> of_first, of_all;
@@ -164,8 +164,8 @@ void Shard::Parts::make_alike() {
     const bool has_mean = options.buffers == Buffers::kMean && tensor.is_floating_point();
     (has_mean ? of_all : of_first).push_back(tensor);
   }
-  if (!of_all.empty()) all_reduce(of_all, divided.group, Reduction::kMean);
-  if (!of_first.empty()) broadcast(of_first, divided.group);
+  if (!of_all.empty()) all_reduce(of_all, over, Reduction::kMean);
+  if (!of_first.empty()) broadcast(of_first, over);
 }
 
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
@@ -221,7 +221,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     Reducer& reducer = parts_->reducer.emplace(std::move(reduced), layout, group, exchange + 1, options);
     reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
     reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
-      if (over_ranks) parts->make_alike();
+      if (over_ranks) parts->make_alike(parts->divided.group);
     });
     return;
   }
@@ -250,7 +250,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   }
   reducer.when_reducing([parts = parts_.get()] { parts->check_parameters(); });
   reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
-    if (over_ranks) parts->make_alike();
+    if (over_ranks) parts->make_alike(parts->divided.group);
     parts->gatherer->begin_step(parts->reducer->step());
     parts->gatherer->expect_step();
   });

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,8 +49,8 @@ struct Shard::Parts {
   bool has_its_memory(std::size_t item) const;
   /// Under which name the shard has a parameter; nothing, if it has not, or other memory.
   std::optional<std::string> name_of(const at::Tensor& parameter) const;
-  /// What becomes of buffers when gradients have been reduced.
-  void make_alike();
+  /// What becomes of buffers when gradients have been reduced, or parameters, over these ranks.
+  void make_alike(const ProcessGroupPtr& over);
   /// The shard's, without a look at the module.
   StateDict full_state_dict(bool rank0_only) const;
   /// Asks for parameters as a forward pass does, so that ranks settle what a step has made of them.
@@ -81,6 +82,8 @@ struct Shard::Parts {
   int no_sync = 0;
   int local_sums = 0;
   UpdateBeside* update = nullptr;
+  /// Of LocalUpdates, which are to be told where parameters are loaded; empty: there are none.
+  std::function<void()> begin_round;
 };
 
 }  // namespace reef

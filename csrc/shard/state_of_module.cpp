@@ -198,6 +198,7 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
   }
   parts.frozen16.load(loaded);
   for (const auto& [name, tensor] : known.alike) tensor.copy_(found.at(name));
+  if (parts.begin_round) parts.begin_round();
 }
 
 }  // namespace reef

@@ -18,6 +18,7 @@
 #include "reef/grad_scaler.h"
 #include "reef/gradient_release.h"
 #include "reef/ledger.h"
+#include "reef/local_updates.h"
 #include "reef/numerics.h"
 #include "reef/optim.h"
 #include "reef/optimizer_state.h"

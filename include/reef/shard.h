@@ -21,6 +21,7 @@ class Module;
 
 namespace reef {
 
+class LocalUpdates;  // local_updates.h
 class UpdateBeside;  // delayed_update.h
 
 /// What is divided among the ranks (ZeRO, 1910.02054). The results are the same, bit for bit.
@@ -256,6 +257,7 @@ class REEF_API Shard {
   std::int64_t sent_bytes() const;
 
  private:
+  friend class LocalUpdates;
   friend class UpdateBeside;
   std::unique_ptr<Parts> parts_;
 };

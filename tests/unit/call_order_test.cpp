@@ -113,17 +113,19 @@ TEST(CallOrder, ARankThatHasEndedAShardWillNotMakeItsCalls) {
   struct Step {
     enum Kind { kCall, kOfShard, kBegin, kEnd } kind;
   };
-  const auto run = [](CallOrder& order, const std::vector<Step>& steps, std::size_t made) {
+  const char* begins = CallsMade::kShardBegins;
+  const auto run = [&](CallOrder& order, const std::vector<Step>& steps, std::size_t made) {
     order.begin_group("all", kRanks);
     for (std::size_t i = 0; i < made; ++i) {
       if (steps[i].kind == Step::kEnd) order.end_shard("all", "shard 1");
       if (steps[i].kind == Step::kCall) order.add("all", "reef::barrier");
       if (steps[i].kind == Step::kOfShard) order.add("all", "the backward pass", "shard 1");
-      if (steps[i].kind == Step::kBegin) order.add("all", "reef::shard");
+      if (steps[i].kind == Step::kBegin) order.add("all", begins);
     }
   };
   std::mt19937 random(9);
   for (int round = 0; round < 500; ++round) {
+    begins = round % 2 == 0 ? CallsMade::kShardBegins : CallsMade::kLocalUpdatesBegin;
     std::vector<Step> steps = {{Step::kBegin}};
     bool lives = true;
     for (int i = 0; i < 30; ++i) {

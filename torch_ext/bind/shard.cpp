@@ -14,6 +14,7 @@
 #include "reduction.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
+#include "reef/local_updates.h"
 
 namespace {
 
@@ -80,6 +81,14 @@ struct Shard : torch::CustomClassHolder {
   std::unique_ptr<reef::UpdateBeside> update;
 };
 using Self = c10::intrusive_ptr<Shard>;
+
+struct LocalUpdates : torch::CustomClassHolder {
+  LocalUpdates(Self of_shard, const reef::LocalUpdatesOptions& options) : shard(std::move(of_shard)) {
+    updates.emplace(shard->shard, options);
+  }
+  const Self shard;
+  std::optional<reef::LocalUpdates> updates;
+};
 
 /// An optimizer's state that has been found to be one: made before ranks wait for each other.
 struct OptimizerState : torch::CustomClassHolder {
@@ -235,6 +244,41 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("wait_for_parts", [](const Self& self) { self->update->wait_for_parts(); })
       .def("end_update", [](const Self& self) { self->update->end(); })
       .def("finish_update", [](const Self& self) { self->update->finish(); });
+  using Updates = c10::intrusive_ptr<LocalUpdates>;
+  m.class_<LocalUpdates>("LocalUpdates")
+      .def("step", [](const Updates& self) { self->updates->step(); })
+      .def("finish", [](const Updates& self) { self->updates->finish(); })
+      .def("begin_round", [](const Updates& self) { self->updates->begin_round(); })
+      .def("local_step", [](const Updates& self) { return self->updates->local_step(); })
+      .def("sent_bytes", [](const Updates& self) { return self->updates->sent_bytes(); })
+      .def("state", [](const Updates& self) { return data_of(self->updates->state().communication); })
+      .def("load_state",
+           [](const Updates& self, const HeldState& own) { self->updates->load_state(own->state); })
+      .def("close", [](const Updates& self) { self->updates.reset(); });
+  m.def(
+      "local_updates(__torch__.torch.classes.reef.Shard shard, int local_steps, float outer_lr, "
+      "float outer_momentum, bool nesterov, str compression, str[] compression_options, int[] option_steps, "
+      "float[] option_values, int parts, int overlap_steps, float mixing, "
+      "__torch__.torch.classes.c10d.ProcessGroup? between_copies) -> "
+      "__torch__.torch.classes.reef.LocalUpdates",
+      [](const Self& shard, std::int64_t local_steps, double outer_lr, double outer_momentum, bool nesterov,
+         const std::string& compression, const std::vector<std::string>& option_names,
+         const std::vector<std::int64_t>& option_steps, const std::vector<double>& option_values,
+         std::int64_t parts, std::int64_t overlap_steps, double mixing,
+         const std::optional<reef::ProcessGroupPtr>& between_copies) {
+        const reef::LocalUpdatesOptions options{
+            .local_steps = local_steps,
+            .outer_lr = outer_lr,
+            .outer_momentum = outer_momentum,
+            .nesterov = nesterov,
+            .compression = reef::compression_named(compression),
+            .compression_options = compression_options(option_names, option_steps, option_values),
+            .parts = parts,
+            .overlap_steps = overlap_steps,
+            .mixing = mixing,
+            .between_copies = between_copies.value_or(reef::ProcessGroupPtr())};
+        return c10::make_intrusive<LocalUpdates>(shard, options);
+      });
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "

@@ -26,6 +26,7 @@ from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
+from .local_updates import LocalUpdates
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
@@ -78,6 +79,7 @@ __all__ = [
     "DelayedUpdate",
     "GradScaler",
     "Ledger",
+    "LocalUpdates",
     "Message",
     "MixedPrecision",
     "ParameterServer",
