@@ -5,7 +5,7 @@
 namespace reef {
 namespace {
 
-constexpr const char* kName = "the exchange of the largest sums";
+constexpr const char* kLargestSums = "the exchange of the largest sums";
 
 // Which of `group` ranks that have dropped the same entry holds it back. A hash: neighbours in a matrix
 // spread, too.
@@ -37,17 +37,17 @@ SparseGradient GTopKExchange::sum(const SparseGradient& own, std::size_t k, cons
   SparseGradient all = own;
   if (within < among.count) {
     const SparseGradient received =
-        transfer(kName, own, k, rank_at(beyond, place - within), rank_at(for_another, place + within));
+        transfer(kLargestSums, own, k, rank_at(beyond, place - within), rank_at(for_another, place + within));
     if (for_another) all = merge(all, received, 1);
   }
   for (int distance = 1; distance < within; distance *= 2) {
     const auto partner = rank_at(!beyond, place ^ distance);
-    const SparseGradient received = transfer(kName, all, k, partner, partner);
+    const SparseGradient received = transfer(kLargestSums, all, k, partner, partner);
     if (!beyond) all = merge(all, received, 2 * distance);
   }
   if (within < among.count) {
     SparseGradient result =
-        transfer(kName, all, k, rank_at(for_another, place + within), rank_at(beyond, place - within));
+        transfer(kLargestSums, all, k, rank_at(for_another, place + within), rank_at(beyond, place - within));
     if (beyond) all = std::move(result);
   }
   return all;

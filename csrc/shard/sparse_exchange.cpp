@@ -18,7 +18,7 @@ namespace {
 using at::Tensor;
 using kernels::SparseEntry;
 
-constexpr const char* kResidual = "residual";
+constexpr const char* kHeldBack = "residual";
 constexpr const char* kSteps = "steps";
 constexpr double kDensity = 0.001;
 // In place of an entry that there is not.
@@ -29,7 +29,7 @@ ExchangeMemory memory_of(const ProcessGroupPtr& group, int slices, const ShardOp
   using Remembered = RememberedTensor;
   const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
   const auto extent = has_copies ? Remembered::Extent::kSlice : Remembered::Extent::kBucket;
-  return {method, {{kResidual, Remembered::Ranks::kShares, extent}}, {kSteps}};
+  return {method, {{kHeldBack, Remembered::Ranks::kShares, extent}}, {kSteps}};
 }
 
 at::TensorOptions as_sent() { return at::TensorOptions().dtype(at::kInt); }
@@ -74,9 +74,9 @@ void SparseExchange::Residual::add(const SparseGradient& entries) const {
 void SparseExchange::exchange(const GradientBucket& bucket) {
   const bool sparse = bucket.flat.is_cpu() && bucket.flat.scalar_type() == at::kFloat;
   if (sparse && ranks().all().count > 1) return exchange_sparse(bucket);
-  if (const Tensor before = memory().tensor(bucket.number, kResidual); before.defined()) {
+  if (const Tensor before = memory().tensor(bucket.number, kHeldBack); before.defined()) {
     bucket.flat.add_(before);
-    memory().remember(bucket.number, kResidual, Tensor());
+    memory().remember(bucket.number, kHeldBack, Tensor());
   }
   if (divided()) {
     sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
@@ -97,13 +97,13 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const double density = density_.at(memory().number(kSteps), kDensity);
   const auto k = static_cast<std::size_t>(std::ceil(density * static_cast<double>(elements)));
 
-  const Tensor before = memory().tensor(bucket.number, kResidual);
+  const Tensor before = memory().tensor(bucket.number, kHeldBack);
   const Tensor left = at::empty_like(values);
   const SparseGradient own = kernels::take_largest(
       values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
   const SparseGradient all = sum(own, k, between_slices ? ranks().copies() : ranks().all(), Residual(left));
-  memory().remember(bucket.number, kResidual, left);
+  memory().remember(bucket.number, kHeldBack, left);
 
   const std::int64_t own_elements = bucket.own.numel();
   const std::int64_t begin = divided() && !between_slices ? ranks().copy().place * own_elements : 0;
