@@ -102,6 +102,16 @@ void check_compression(Compression compression, const CompressionOptions& option
   }
 }
 
+CompressionOptions options_taken(Compression compression, const CompressionOptions& options) {
+  CompressionOptions taken;
+  for (const std::string& name : row_of(compression).options) {
+    const auto option = std::find_if(kOptions.begin(), kOptions.end(),
+                                     [&](const OptionRow& each) { return each.name == name; });
+    taken.*option->value = options.*option->value;
+  }
+  return taken;
+}
+
 std::string compression_text(Compression compression, const CompressionOptions& options) {
   std::string text = name_of(compression);
   for (const OptionRow& option : kOptions) {

@@ -63,6 +63,8 @@ REEF_API Compression compression_named(const std::string& name);
 
 /// Throws ConfigError for an option that the method does not take, or a value that it cannot have.
 REEF_API void check_compression(Compression compression, const CompressionOptions& options);
+/// Of these, those that the method takes.
+REEF_API CompressionOptions options_taken(Compression compression, const CompressionOptions& options);
 /// "gtopk with density 0.25, from step 100 on 0.001": alike for what is alike.
 REEF_API std::string compression_text(Compression compression, const CompressionOptions& options);
 /// By name, for other languages. Throws ConfigError for a name that no option has.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "compression_options.h"
 #include "python_function.h"
 #include "reduction.h"
 #include "reef/delayed_update.h"
@@ -37,20 +38,6 @@ reef::SumOrder sum_order_of(const std::string& name) {
   if (name == "ranks") return reef::SumOrder::kRanks;
   if (name == "native") return reef::SumOrder::kNative;
   throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
-}
-
-// Entries of all options, in order.
-reef::CompressionOptions compression_options(const std::vector<std::string>& names,
-                                             const std::vector<std::int64_t>& steps,
-                                             const std::vector<double>& values) {
-  reef::CompressionOptions options;
-  for (std::size_t i = 0; i < names.size();) {
-    std::vector<reef::StepSchedule::Entry> entries;
-    const std::string& name = names[i];
-    for (; i < names.size() && names[i] == name; ++i) entries.emplace_back(steps[i], values[i]);
-    reef::set_compression_option(options, name, reef::StepSchedule(std::move(entries)));
-  }
-  return options;
 }
 
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
@@ -260,7 +247,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
             .reduction = reef::bind::reduction_of(reduction),
             .sum_order = sum_order_of(sum_order),
             .compression = reef::compression_named(compression),
-            .compression_options = compression_options(option_names, option_steps, option_values),
+            .compression_options = reef::bind::compression_options(option_names, option_steps, option_values),
             .resident_bytes = resident_bytes,
             .shard_degree = static_cast<int>(shard_degree),
             .buffers = buffers_of(buffer_mode),
