@@ -191,6 +191,17 @@ ExchangePrices price_exchange(const Link& link, std::int64_t elements, const Pri
   return price_exchange(link, std::vector<std::int64_t>{elements}, options);
 }
 
+const ExchangePrice& ExchangePrices::fastest(const std::vector<ExchangeClass>& of) const {
+  std::string names;
+  for (const ExchangeClass each : of) names += (names.empty() ? "" : ", ") + std::string(name_of(each));
+  for (const ExchangePrice& each : methods) {
+    const bool is_meant = of.empty() ? each.gives != ExchangeClass::kLossy
+                                     : std::find(of.begin(), of.end(), each.gives) != of.end();
+    if (is_meant) return each;
+  }
+  throw ConfigError("of the classes " + names + " there is no method: allow exact, error_feedback, too.");
+}
+
 std::string ExchangePrices::table() const {
   std::string text = std::to_string(elements) + " elements on " + std::to_string(ranks) +
                      (ranks == 1 ? " rank, " : " ranks, ") + link_text(link) + "\n";

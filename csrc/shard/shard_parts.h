@@ -63,6 +63,7 @@ struct Shard::Parts {
   void note(const char* call) const;
 
   GroupTags exchanges;
+  std::optional<ExchangePrices> prices;  ///< by which compression was chosen
   std::string shard;  ///< its name in errors
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;

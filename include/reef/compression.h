@@ -14,6 +14,8 @@ namespace reef {
 /// alike, bit for bit. docs/compress.md has their bytes, classes and uses.
 enum class Compression : std::uint8_t {
   kNone,
+  /// What shard() finds to be the fastest of the others here: it measures and prices them (price_exchange.h).
+  kAuto,
   /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
   /// next one (error feedback), so that nothing is lost.
   kBFloat16,

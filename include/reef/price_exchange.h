@@ -62,6 +62,8 @@ struct ExchangePrices {
   int ranks = 0;
   std::vector<ExchangePrice> methods;  ///< the fastest first
 
+  /// Of these classes; if there are none, of all but kLossy. Throws ConfigError if no method is of them.
+  REEF_API const ExchangePrice& fastest(const std::vector<ExchangeClass>& of = {}) const;
   /// A line a method.
   REEF_API std::string table() const;
   REEF_API std::string json() const;

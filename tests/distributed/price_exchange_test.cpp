@@ -15,6 +15,7 @@
 #include "reef/measure_exchange_work.h"
 #include "reef/measure_link.h"
 #include "reef/process_group.h"
+#include "reef/shard.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
@@ -99,6 +100,75 @@ TEST(MeasureExchangeWork, GivesEveryRankTheSame) {
   const std::vector<double> all = all_have(numbers);
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], numbers[i % numbers.size()]);
   EXPECT_THROW(measure_exchange_work(group(), 2), ConfigError);
+}
+
+// All ranks take the method that the prices say, and train as if it had been named.
+TEST(CompressionAuto, IsTheFastestOfWhatIsAllowed) {
+  for (const Stage stage : {Stage::kReplicate, Stage::kParameters}) {
+    for (const std::vector<ExchangeClass>& allow :
+         {std::vector<ExchangeClass>{}, std::vector<ExchangeClass>{ExchangeClass::kExact}}) {
+      const auto trained = [&](const ShardOptions& options, auto&& see) {
+        torch::manual_seed(3);
+        torch::nn::Linear net(100, 50);
+        {
+          Shard sharded = shard(*net, group(), options);
+          see(sharded, *net);
+          torch::optim::SGD optimizer(sharded.parameters(), 0.1);
+          for (int step = 0; step < 3; ++step) {
+            optimizer.zero_grad();
+            torch::manual_seed(static_cast<std::uint64_t>(10 * step + rank()));
+            net->forward(torch::randn({4, 100})).pow(2).mean().backward();
+            optimizer.step();
+          }
+          sharded.gather();
+        }
+        return net->weight.detach();
+      };
+      ShardOptions named{.stage = stage};
+      const Tensor chosen = trained({.stage = stage,
+                                     .compression = Compression::kAuto,
+                                     .compression_options = {.density = 0.05},
+                                     .allow = allow},
+                                    [&](Shard& sharded, torch::nn::Module& net) {
+                                      named.compression = sharded.compression();
+                                      named.compression_options =
+                                          options_taken(named.compression, {.density = 0.05});
+                                      const auto& prices = sharded.compression_prices();
+                                      EXPECT_EQ(prices.has_value(), size() > 1);
+                                      if (!prices) return;
+                                      EXPECT_EQ(prices->fastest(allow).method, sharded.compression());
+                                      EXPECT_EQ(prices->ranks, size());
+                                      sharded.refresh(net);
+                                      EXPECT_EQ(named.compression, sharded.compression());
+                                      EXPECT_TRUE(sharded.compression_prices().has_value());
+                                    });
+      EXPECT_TRUE(torch::equal(chosen, trained(named, [](Shard&, torch::nn::Module&) {})));
+      EXPECT_TRUE(allow.empty() || named.compression == Compression::kNone);
+      const std::vector<double> all = all_have({static_cast<double>(named.compression)});
+      for (const double each : all) EXPECT_EQ(each, static_cast<double>(named.compression));
+    }
+  }
+}
+
+TEST(CompressionAuto, RefusesWhatItCannotPrice) {
+  torch::nn::Linear net(10, 10);
+  const auto says = [&](const ShardOptions& options, const std::string& part) {
+    try {
+      shard(*net, group(), options);
+      ADD_FAILURE() << "not refused: " << part;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(message_of(error).find(part), std::string::npos) << message_of(error);
+    }
+  };
+  says({.allow = {ExchangeClass::kExact}}, "which chooses nothing");
+  says({.compression = Compression::kAuto, .allow = {ExchangeClass::kUnbiased}},
+       "of the classes unbiased there is no method");
+  says({.compression = Compression::kAuto, .mixed_precision = MixedPrecision{.sums = at::kBFloat16}},
+       "prices float32 on the CPU");
+  if (size() > 1) {
+    says({.stage = Stage::kOptimizer, .compression = Compression::kAuto, .shard_degree = 1},
+         "leave shard_degree out");
+  }
 }
 
 }  // namespace

@@ -260,6 +260,19 @@ TEST(PriceExchange, AScheduleIsWhatItIsInTheEnd) {
   EXPECT_NE(of(0.25), of(0.01));
 }
 
+TEST(PriceExchange, TheFastestIsOfTheClassesThatAreMeant) {
+  const std::int64_t elements = 25000000;
+  const ExchangeWork work{.add = 1e-10, .round = 1e-9, .select = 1e-9, .merge = 1e-8};
+  const auto fastest = [&](double bytes_per_second, const std::vector<ExchangeClass>& of) {
+    return price_exchange({1e-4, bytes_per_second}, elements, {.ranks = 8, .work = work}).fastest(of).method;
+  };
+  EXPECT_EQ(fastest(125e6, {}), Compression::kGTopK);
+  EXPECT_EQ(fastest(125e6, {ExchangeClass::kExact}), Compression::kNone);
+  EXPECT_EQ(fastest(125e6, {ExchangeClass::kLossy}), Compression::kGTopKTree);
+  EXPECT_EQ(fastest(125e6, {ExchangeClass::kExact, ExchangeClass::kErrorFeedback}), Compression::kGTopK);
+  EXPECT_EQ(fastest(1e12, {}), Compression::kNone);  // selection takes longer than to send it all
+}
+
 TEST(PriceExchange, EveryClassHasAName) {
   for (const ExchangeClass each : {ExchangeClass::kExact, ExchangeClass::kUnbiased,
                                    ExchangeClass::kErrorFeedback, ExchangeClass::kLossy})

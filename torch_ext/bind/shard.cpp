@@ -194,6 +194,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("load_communication",
            [](const Self& self, const IValue& own) { self->shard.load_communication(communication_of(own)); })
       .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
+      .def("compression",
+           [](const Self& self) { return std::string(reef::name_of(self->shard.compression())); })
+      .def("compression_prices",
+           [](const Self& self) -> std::vector<std::string> {
+             const auto& prices = self->shard.compression_prices();
+             if (!prices) return {};
+             return {prices->json(), prices->table()};
+           })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })
       .def("begin_no_sync",
            [](const Self& self) {
@@ -226,6 +234,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
       "str sum_order, str compression, str[] compression_options, int[] option_steps, float[] option_values, "
+      "str[] allow, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
@@ -235,12 +244,15 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
          const std::string& reduction, const std::string& sum_order, const std::string& compression,
          const std::vector<std::string>& option_names, const std::vector<std::int64_t>& option_steps,
-         const std::vector<double>& option_values, std::optional<std::int64_t> resident_bytes,
-         std::int64_t shard_degree, const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
+         const std::vector<double>& option_values, const std::vector<std::string>& allow,
+         std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
+         const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
          std::int64_t check_now, std::int64_t buffers_now) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
+        std::vector<reef::ExchangeClass> allowed;
+        for (const std::string& each : allow) allowed.push_back(reef::exchange_class_named(each));
         const reef::ShardOptions options{
             .stage = stage_of(stage),
             .bucket_bytes = bucket_bytes,
@@ -248,6 +260,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
             .sum_order = sum_order_of(sum_order),
             .compression = reef::compression_named(compression),
             .compression_options = reef::bind::compression_options(option_names, option_steps, option_values),
+            .allow = allowed,
             .resident_bytes = resident_bytes,
             .shard_degree = static_cast<int>(shard_degree),
             .buffers = buffers_of(buffer_mode),

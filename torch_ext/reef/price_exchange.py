@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -65,6 +65,14 @@ class ExchangePrices:
 
     def __str__(self) -> str:
         return self.text
+
+    def fastest(self, of: Iterable[str] = ()) -> ExchangePrice:
+        """Of these classes; if there are none, of all but ``"lossy"``. Raises ValueError if no method is of them."""
+        classes = list(of)
+        for each in self.methods:
+            if each.gives in classes or (not classes and each.gives != "lossy"):
+                return each
+        raise ValueError(f"of the classes {', '.join(classes)} there is no method: allow exact, error_feedback, too.")
 
     def __getitem__(self, method: str) -> ExchangePrice:
         return next(each for each in self.methods if each.method == method)
