@@ -64,7 +64,7 @@ struct Shard::Parts {
 
   GroupTags exchanges;
   std::optional<ExchangePrices> prices;  ///< by which compression was chosen
-  std::string shard;  ///< its name in errors
+  std::string shard;                     ///< its name in errors
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
