@@ -17,6 +17,7 @@
 #include "reef/grad_scaler.h"
 #include "reef/gradient_release.h"
 #include "reef/ledger.h"
+#include "reef/linear_scaling.h"
 #include "reef/link.h"
 #include "reef/measure_exchange_work.h"
 #include "reef/measure_link.h"

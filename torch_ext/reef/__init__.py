@@ -25,6 +25,7 @@ from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
+from .linear_scaling import LinearScaling
 from .link import Link, LinkFit, LinkSample, fit_link, measure_link
 from .numerics import count_nonfinite
 from .part import Part, part_of, set_part, whole_shape_of
@@ -83,6 +84,7 @@ __all__ = [
     "ExchangeWork",
     "GradScaler",
     "Ledger",
+    "LinearScaling",
     "Link",
     "LinkFit",
     "LinkSample",
