@@ -11,6 +11,7 @@
 
 #include "alias.h"
 #include "distributed/group_compat.h"
+#include "distributed/slice_chunks.h"
 #include "kernels/ordered_sum.h"
 
 namespace reef {
@@ -23,36 +24,22 @@ constexpr std::int64_t kCachedElements = 16384;
 // From every other rank, the next while one is added up. A sender waits until its chunk is wanted, and with
 // one at a time a link of 1 Gbit/s does so for a tenth of the step, two exchanges or not.
 constexpr std::int64_t kChunksAhead = 2;
-constexpr std::int64_t kReceivedBytes = std::int64_t{1} << 20;  // of each of these, from all
 
 constexpr const char* kReduceScatter = "the reduce-scatter of gradients";
 constexpr const char* kAllReduce = "the all-reduce of gradients";
 
-// The messages in which a slice is sent, of so many bytes at most: the same on each rank.
-class Chunks {
+// Those of a slice, in its memory.
+class Chunks : public SliceChunks {
  public:
   Chunks(const Tensor& slice, std::int64_t most_bytes)
-      : elements_(slice.numel()),
-        most_(std::max<std::int64_t>(
-                  1, most_bytes / kMultiple / static_cast<std::int64_t>(slice.element_size())) *
-              kMultiple) {}
-  // So many of them in one.
-  Chunks together(std::int64_t chunks) const {
-    Chunks larger = *this;
-    larger.most_ *= chunks;
-    return larger;
-  }
-  std::int64_t count() const { return (elements_ + most_ - 1) / most_; }
-  std::int64_t largest() const { return std::min(most_, elements_); }
-  std::int64_t elements(std::int64_t chunk) const { return std::min(most_, elements_ - chunk * most_); }
+      : Chunks(SliceChunks(slice.numel(), static_cast<std::int64_t>(slice.element_size()), most_bytes)) {}
+  Chunks together(std::int64_t chunks) const { return Chunks(SliceChunks::together(chunks)); }
   Tensor of(const Tensor& slice, std::int64_t chunk) const {
-    return alias(slice, chunk * most_, elements(chunk));
+    return alias(slice, first(chunk), elements(chunk));
   }
 
  private:
-  static constexpr std::int64_t kMultiple = 256;
-  std::int64_t elements_;
-  std::int64_t most_;
+  explicit Chunks(const SliceChunks& chunks) : SliceChunks(chunks) {}
 };
 
 // Of `parts`, in their order, divided last.
@@ -116,7 +103,7 @@ void SliceSum::all_reduce(const Tensor& flat, Reduction reduction) {
 void SliceSum::add_and_spread(const Tensor& flat, const Tensor& own, Reduction reduction, Works& works) {
   const RanksAmong& copy = ranks_.copy();
   const int tag = ranks_.next_tag();
-  const Chunks added(own, kReceivedBytes / most_received(Over::kAll));
+  const Chunks added(own, SliceChunks::kReceivedBytes / most_received(Over::kAll));
   const std::int64_t together = most_received(Over::kAll);
   const Chunks spread = added.together(together);
   receive_and_add(
@@ -172,7 +159,7 @@ void SliceSum::receive_and_add(const Tensor& flat, const Tensor& own, Over over,
   const RanksAmong& copy = ranks_.copy();
   const RanksAmong copies = ranks_.copies();
   const int tag = ranks_.next_tag();
-  const Chunks chunks(own, kReceivedBytes / most_received(over));
+  const Chunks chunks(own, SliceChunks::kReceivedBytes / most_received(over));
   const bool goes_on = over == Over::kAll;
   const int before = goes_on && copies.place > 0 ? copies.at(copies.place - 1) : -1;
   const int behind = goes_on && copies.place + 1 < copies.count ? copies.at(copies.place + 1) : -1;

@@ -16,7 +16,13 @@ at::Tensor step(const std::string& rule, const std::string& state, const std::st
                 at::TensorList parameters, at::TensorList gradients, at::TensorList states,
                 at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers,
                 const std::optional<at::Tensor>& lr, const std::optional<at::Tensor>& grad_scale,
-                const std::optional<at::Tensor>& found_inf, at::IntArrayRef begins);
+                const std::optional<at::Tensor>& found_inf, at::IntArrayRef begins,
+                const std::optional<at::Tensor>& squares);
+/// Rules of norms: of each parameter, int64 [n, 2, digits], what a step that begins like this makes its trust
+/// ratio of: those of the parts of a whole, added up, are the whole's, for step().
+at::Tensor squares(const std::string& rule, const std::string& state, const std::string& master,
+                   at::TensorList parameters, at::TensorList gradients, at::TensorList states,
+                   at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers);
 /// Codes and scales of a state that is zero.
 std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state,
                                          bool is_signed);

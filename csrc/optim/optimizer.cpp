@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/exact_sum.h"
+#include "optim/norm_sums.h"
 #include "optim/operators.h"
 #include "optim/options.h"
 #include "optim/restore.h"
@@ -14,6 +16,7 @@
 #include "reef/gradient_release.h"
 #include "reef/ledger.h"
 #include "reef/optim.h"
+#include "reef/part.h"
 
 namespace reef::optim {
 
@@ -129,21 +132,23 @@ std::unique_ptr<ParameterState> Optimizer::begun(const OptionsBase& options, con
   return state;
 }
 
-Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::size_t> indices) {
-  const at::NoGradGuard no_grad;
+struct Optimizer::Operands {
+  std::vector<Tensor> parameters, gradients, states, masters, steps;
+  std::vector<std::int64_t> begins;
+  /// States that begin: they are kept when the step has been taken.
+  std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> fresh;
+};
+
+Optimizer::Operands Optimizer::operands_of(std::size_t group, const std::vector<std::size_t>& indices) const {
   const OptionsBase& options = options_of(param_groups_[group]);
   const std::vector<Tensor>& all = param_groups_[group].params();
-  const std::vector<double> given = numbers(options);
-  const std::vector<OptimStateName> names = optim_states(rule_, given);
+  const std::vector<OptimStateName> names = optim_states(rule_, numbers(options));
   const bool has_masters =
       kernels::optim_master_bytes(kernels::OptimMaster(options.get("master").toInt())) > 0;
-  std::vector<Tensor> parameters, gradients, states, masters, steps;
-  // States that begin are kept when the step has been taken.
-  std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> fresh;
-  std::vector<std::int64_t> begins;
+  Operands found;
   for (const std::size_t i : indices) {
     void* const key = all[i].unsafeGetTensorImpl();
-    gradients.push_back(gradient_of(all[i]));
+    found.gradients.push_back(gradient_of(all[i]));
     const auto kept = state_.find(key);
     const ParameterState* state =
         kept == state_.end() ? nullptr : static_cast<const ParameterState*>(kept->second.get());
@@ -156,23 +161,79 @@ Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::siz
       for (const OptimStateName& named : names) {
         if (!made->find(named.name).defined()) begin(options, all[i], named.name, named.is_signed, *made);
       }
-      if (lacks) begins.push_back(static_cast<std::int64_t>(parameters.size()));
+      if (lacks) found.begins.push_back(static_cast<std::int64_t>(found.parameters.size()));
       state = made.get();
-      fresh.emplace_back(key, std::move(made));
+      found.fresh.emplace_back(key, std::move(made));
     }
-    parameters.push_back(all[i]);
-    steps.push_back(state->step);
+    found.parameters.push_back(all[i]);
+    found.steps.push_back(state->step);
     for (const OptimStateName& named : names) {
-      states.push_back(or_empty(state->find(named.name)));
-      states.push_back(or_empty(state->find(scale_name(named))));
+      found.states.push_back(or_empty(state->find(named.name)));
+      found.states.push_back(or_empty(state->find(scale_name(named))));
     }
-    if (has_masters) masters.push_back(or_empty(state->find("master")));
+    if (has_masters) found.masters.push_back(or_empty(state->find("master")));
   }
+  return found;
+}
+
+Optimizer::Stepped Optimizer::step_these(std::size_t group, std::vector<std::size_t> indices,
+                                         const Tensor& squares) {
+  const at::NoGradGuard no_grad;
+  const OptionsBase& options = options_of(param_groups_[group]);
+  Operands of = operands_of(group, indices);
   const Tensor nonfinite =
-      ops::step(rule_, format_name(options), master_name(options), parameters, gradients, states, masters,
-                steps, given, std::nullopt, std::nullopt, std::nullopt, begins);
-  for (auto& [key, state] : fresh) state_[key] = std::move(state);
+      ops::step(rule_, format_name(options), master_name(options), of.parameters, of.gradients, of.states,
+                of.masters, of.steps, numbers(options), std::nullopt, std::nullopt, std::nullopt, of.begins,
+                squares.defined() ? std::optional(squares) : std::nullopt);
+  for (auto& [key, state] : of.fresh) state_[key] = std::move(state);
   return {group, std::move(indices), nonfinite};
+}
+
+void Optimizer::norms_over(const ProcessGroupPtr& group) {
+  if (!needs_norms(optim_rule(rule_, OptimHyper())))
+    throw ConfigError(rule_ + ": norms_over() is for rules of norms, lamb and lars; leave it out");
+  norms_ = std::make_shared<NormSums>(group);
+}
+
+// A rank has a row for every parameter, the same on all ranks; of those that are whole, a rank's own.
+std::vector<Tensor> Optimizer::squares_over_ranks(const Slices& slices) const {
+  std::vector<Tensor> squares(slices.size());
+  bool has_parts = false;
+  std::vector<std::int64_t> first_rows;
+  std::int64_t rows = 0;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    first_rows.push_back(rows);
+    rows += static_cast<std::int64_t>(group.params().size());
+    for (const Tensor& parameter : group.params()) has_parts = has_parts || part_of(parameter).has_value();
+  }
+  if (norms_ == nullptr || !has_parts) return squares;  // the step refuses parts without them
+  const at::NoGradGuard no_grad;
+  Tensor all;
+  const auto for_parts = [&](const auto& visit) {
+    for (std::size_t s = 0; s < slices.size(); ++s) {
+      const auto& [group, indices] = slices[s];
+      for (std::size_t k = 0; k < indices.size(); ++k) {
+        const std::optional<Part> part = part_of(param_groups_[group].params()[indices[k]]);
+        if (!part) continue;
+        visit(squares[s][static_cast<std::int64_t>(k)],
+              all[first_rows[group] + static_cast<std::int64_t>(indices[k])], *part);
+      }
+    }
+  };
+  for (std::size_t s = 0; s < slices.size(); ++s) {
+    const auto& [group, indices] = slices[s];
+    const OptionsBase& options = options_of(param_groups_[group]);
+    const Operands of = operands_of(group, indices);
+    squares[s] = ops::squares(rule_, format_name(options), master_name(options), of.parameters, of.gradients,
+                              of.states, of.masters, of.steps, numbers(options));
+  }
+  all = at::zeros({rows, 2, kernels::ExactSum::kDigits + 1}, at::kLong);
+  for_parts([](const Tensor& own, const Tensor& row, const Part& part) {
+    if (part.copy == 0) row.copy_(own);
+  });
+  all = norms_->add_up(all);
+  for_parts([](const Tensor& own, const Tensor& row, const Part&) { own.copy_(row); });
+  return squares;
 }
 
 void Optimizer::report(const std::vector<Stepped>& all) const {
@@ -201,7 +262,7 @@ Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  std::vector<std::pair<std::size_t, std::vector<std::size_t>>> slices;
+  Slices slices;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const std::vector<Tensor>& all = param_groups_[group].params();
     std::vector<std::size_t> indices;
@@ -228,7 +289,9 @@ Tensor Optimizer::step(LossClosure closure) {
   for (std::size_t group = 0; group < param_groups_.size(); ++group) check_group(group);
   for (const auto& [group, indices] : slices) check_these(group, indices);
   std::vector<Stepped> stepped;
-  for (auto& [group, indices] : slices) stepped.push_back(step_these(group, std::move(indices)));
+  const std::vector<Tensor> squares = squares_over_ranks(slices);
+  for (std::size_t s = 0; s < slices.size(); ++s)
+    stepped.push_back(step_these(slices[s].first, std::move(slices[s].second), squares[s]));
   if (release_ != nullptr) {
     std::vector<Stepped> in_backward = release_->end_step();
     stepped.insert(stepped.begin(), in_backward.begin(), in_backward.end());

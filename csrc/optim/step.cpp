@@ -114,21 +114,13 @@ void settle(const OptimWork& work) {
 }
 
 void set_trusts(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works) {
-  std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < works.size(); ++i) add_pieces(pieces, i, works[i].tensor.elements);
-  const auto& kernels = best_kernels().measure[static_cast<std::size_t>(rule)];
-  std::vector<kernels::OptimSquares> squares(pieces.size());
-  over(pieces, [&](std::size_t i) {
-    const Piece& piece = pieces[i];
-    const OptimWork& work = works[piece.work];
-    squares[i] = kernels[static_cast<std::size_t>(work.format)](work.tensor, piece.first, piece.last);
-  });
-  std::vector<kernels::OptimSquares> sums(works.size());
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    sums[pieces[i].work].parameter += squares[i].parameter;
-    sums[pieces[i].work].measured += squares[i].measured;
+  if (std::any_of(works.begin(), works.end(), [](const OptimWork& work) { return !work.squares; })) {
+    const std::vector<ExactSquares> sums = squares_on_cpu(rule, works);
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      if (!works[i].squares) works[i].squares = {sums[i].parameter.value(), sums[i].measured.value()};
+    }
   }
-  for (std::size_t i = 0; i < works.size(); ++i) set_trust(rule, hyper, sums[i], works[i]);
+  for (OptimWork& work : works) set_trust(rule, hyper, *work.squares, work);
 }
 
 }  // namespace
@@ -150,7 +142,9 @@ void set_constants(OptimRule rule, const OptimHyper& hyper, OptimWork& work) {
 
 void set_trust(OptimRule rule, const OptimHyper& hyper, const kernels::OptimSquares& sum, OptimWork& work) {
   work.tensor.constants.trust =
-      static_cast<float>(optim_trust(rule, hyper, std::sqrt(sum.parameter), std::sqrt(sum.measured)));
+      !work.adapts
+          ? 1
+          : static_cast<float>(optim_trust(rule, hyper, std::sqrt(sum.parameter), std::sqrt(sum.measured)));
 }
 
 std::int64_t new_scales_of(const std::vector<OptimWork>& works) {
@@ -170,6 +164,29 @@ void set_new_scales(std::vector<OptimWork>& works, float* memory) {
       memory += state.matrix.rows + state.matrix.columns;
     }
   }
+}
+
+std::vector<ExactSquares> squares_on_cpu(OptimRule rule, const std::vector<OptimWork>& works) {
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < works.size(); ++i) add_pieces(pieces, i, works[i].tensor.elements);
+  const auto& kernels = best_kernels().measure[static_cast<std::size_t>(rule)];
+  std::vector<ExactSquares> of_pieces(pieces.size());
+  over(pieces, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const OptimWork& work = works[piece.work];
+    const auto kernel = kernels[static_cast<std::size_t>(work.format)];
+    for (std::int64_t tile = piece.first; tile < piece.last; ++tile) {
+      const kernels::OptimSquares squares = kernel(work.tensor, tile, tile + 1);
+      of_pieces[i].parameter.add(squares.parameter);
+      of_pieces[i].measured.add(squares.measured);
+    }
+  });
+  std::vector<ExactSquares> sums(works.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    sums[pieces[i].work].parameter.add(of_pieces[i].parameter);
+    sums[pieces[i].work].measured.add(of_pieces[i].measured);
+  }
+  return sums;
 }
 
 void step_on_cpu(OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,

@@ -3,10 +3,12 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels/exact_sum.h"
 #include "kernels/optim_step.h"
 #include "optim/hyper.h"
 
@@ -23,7 +25,9 @@ struct OptimWork {
   kernels::OptimTensor tensor;
   kernels::OptimFormat format = kernels::OptimFormat::kFloat32;
   double step = 1;
-  bool begins = false;  ///< its momentum
+  bool begins = false;                           ///< its momentum
+  bool adapts = true;                            ///< to the ratio of norms: it has two dimensions or more
+  std::optional<kernels::OptimSquares> squares;  ///< of the whole, if this is a part of it
 };
 
 /// Steps them all on the CPU, over LibTorch's threads. Tiles whose gradient is not finite stay as they are,
@@ -31,6 +35,14 @@ struct OptimWork {
 /// zero, takes the numbers of such elements.
 void step_on_cpu(kernels::OptimRule rule, const OptimHyper& hyper, std::vector<OptimWork>& works,
                  std::int64_t* nonfinite);
+
+/// Of which the trust ratios of these works, whose constants are set, are made, for rules that have them. A
+/// tile's is added up in double, tiles without rounding: a whole is what its parts are together, if they
+/// begin with a tile.
+struct ExactSquares {
+  kernels::ExactSum parameter, measured;
+};
+std::vector<ExactSquares> squares_on_cpu(kernels::OptimRule rule, const std::vector<OptimWork>& works);
 
 /// `values` (float32, contiguous, `elements` of them) to a state, and back.
 void encode_on_cpu(kernels::OptimFormat format, bool is_signed, const float* values,
@@ -52,7 +64,7 @@ void decode_on_cuda(c10::Device device, kernels::OptimFormat format, bool is_sig
 std::int64_t new_scales_of(const std::vector<OptimWork>& works);
 void set_new_scales(std::vector<OptimWork>& works, float* memory);
 
-/// What a step computes with, but for the trust ratio, which is made of sums of squares.
+/// What a step computes with, but for the trust ratio, which is made of sums of squares. Once for a work.
 void set_constants(kernels::OptimRule rule, const OptimHyper& hyper, OptimWork& work);
 void set_trust(kernels::OptimRule rule, const OptimHyper& hyper, const kernels::OptimSquares& sum,
                OptimWork& work);

@@ -38,6 +38,7 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
            ? ", compression " + compression_text(options.compression, options.compression_options)
            : "") +
       (options.offload ? ", offload" : "")};
+  for (const ExchangeClass each : options.allow) lines.front() += std::string(", allow ") + name_of(each);
   if (const auto& resident = options.resident_bytes)
     lines.front() += ", resident_bytes " + std::to_string(*resident);
   if (options.shard_degree != 0) lines.front() += ", shard_degree " + std::to_string(options.shard_degree);

@@ -21,6 +21,12 @@ constexpr std::array<OptionRow, 1> kOptions = {{
     {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false},
 }};
 
+std::vector<std::string> all_options() {
+  std::vector<std::string> names;
+  for (const OptionRow& option : kOptions) names.emplace_back(option.name);
+  return names;
+}
+
 struct MethodRow {
   Compression compression;
   const char* name;
@@ -29,6 +35,7 @@ struct MethodRow {
 const std::vector<MethodRow>& methods() {
   static const std::vector<MethodRow> all = {
       {Compression::kNone, "none", {}},
+      {Compression::kAuto, "auto", all_options()},
       {Compression::kBFloat16, "bfloat16", {}},
       {Compression::kTopK, "topk", {"density"}},
       {Compression::kGTopK, "gtopk", {"density"}},
@@ -100,6 +107,16 @@ void check_compression(Compression compression, const CompressionOptions& option
     }
     for (const auto& [step, value] : given.entries()) check_value(option, value);
   }
+}
+
+CompressionOptions options_taken(Compression compression, const CompressionOptions& options) {
+  CompressionOptions taken;
+  for (const std::string& name : row_of(compression).options) {
+    const auto option = std::find_if(kOptions.begin(), kOptions.end(),
+                                     [&](const OptionRow& each) { return each.name == name; });
+    taken.*option->value = options.*option->value;
+  }
+  return taken;
 }
 
 std::string compression_text(Compression compression, const CompressionOptions& options) {

@@ -45,6 +45,7 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& 
       return make(type_identity<GTopKExchange>());
     case Compression::kGTopKTree:
       return make(type_identity<GTopKTreeExchange>());
+    case Compression::kAuto:  // shard() has made another of it
     case Compression::kNone:
       break;
   }

@@ -165,9 +165,11 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
       parameters, old.divided, *old.reducer, StateOfExchange(old.divided, *old.reducer).whole(/*keep=*/true));
   if (old.gatherer) old.gatherer->gather();
   const ShardOptions options = old.options;
+  std::optional<ExchangePrices> prices = std::move(old.prices);
   const ProcessGroupPtr group = old.divided.group;
   parts_.reset();
   *this = Shard(parameters, buffers, group, options, std::move(module_now));
+  parts_->prices = std::move(prices);
   try {
     StateOfExchange exchange(parts_->divided, *parts_->reducer);
     exchange.load(exchange.resharded({held_back}));

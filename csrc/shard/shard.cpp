@@ -14,6 +14,7 @@
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "shard/agreement.h"
+#include "shard/choose_compression.h"
 #include "shard/dtypes.h"
 #include "shard/gatherer.h"
 #include "shard/module_now.h"
@@ -66,8 +67,26 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
     throw ConfigError(
         "reef::shard was given a compression and sum_order kNative, which adds up whole gradients: leave one "
         "of them out.");
+  const bool chooses = options.compression == Compression::kAuto;
+  if (!chooses && !options.allow.empty()) {
+    throw ConfigError("reef::shard was given allow, and compression " +
+                      std::string(name_of(options.compression)) + ", which chooses nothing: leave it out.");
+  }
+  if (chooses) price_exchange({0, 1, 0}, 1, {}).fastest(options.allow);  // refuses classes without a method
+  if (chooses && options.shard_degree != 0 && options.shard_degree != ranks) {
+    throw ConfigError(
+        "reef::shard was given compression auto and a shard_degree, and prices are of ranks that have one "
+        "copy: name a method, or leave shard_degree out.");
+  }
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
+    const bool is_priced =
+        tensor.is_cpu() && dtypes_of(tensor.scalar_type(), options.mixed_precision).sum == at::kFloat;
+    if (chooses && tensor.requires_grad() && !is_priced) {
+      throw ConfigError(which +
+                        "is on a device or whose gradient is not float32, and compression auto, which prices "
+                        "float32 on the CPU: name a method.");
+    }
     const at::ScalarType computed = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
     if (compresses && tensor.requires_grad() && computed == at::kHalf) {
       throw ConfigError(
@@ -169,8 +188,9 @@ void Shard::Parts::make_alike(const ProcessGroupPtr& over) {
 }
 
 Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroupPtr group,
-             const ShardOptions& options, ModuleNow module_now)
+             const ShardOptions& given, ModuleNow module_now)
     : parts_(std::make_unique<Parts>()) {
+  ShardOptions options = given;
   if (!group)
     throw ConfigError("reef::shard was given no process group: make one with reef::init_process_group.");
   Named parameters = without_repetition(all_parameters);
@@ -208,6 +228,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   parts_->frozen16 = Frozen16(parts_->frozen, options, group);
   const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
+  if (options.compression == Compression::kAuto) parts_->prices = choose_compression(group, layout, options);
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
   parts_->module_now = std::move(module_now);
@@ -280,6 +301,9 @@ void Shard::clear_gradients() { parts_->reducer->clear_as_the_module(); }
 std::int64_t Shard::resident_bytes() const {
   return parts_->gatherer ? parts_->gatherer->resident_bytes() : 0;
 }
+
+Compression Shard::compression() const { return parts_->options.compression; }
+const std::optional<ExchangePrices>& Shard::compression_prices() const { return parts_->prices; }
 
 std::int64_t Shard::sent_bytes() const {
   return parts_->reducer->sent_bytes() + (parts_->gatherer ? parts_->gatherer->sent_bytes() : 0);

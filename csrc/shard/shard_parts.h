@@ -64,7 +64,8 @@ struct Shard::Parts {
   void note(const char* call) const;
 
   GroupTags exchanges;
-  std::string shard;  ///< its name in errors
+  std::optional<ExchangePrices> prices;  ///< by which compression was chosen
+  std::string shard;                     ///< its name in errors
   ClaimedParameters claimed;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;

@@ -32,29 +32,15 @@ struct Kept {
   const char* state;
   const char* option = nullptr;
 };
-constexpr Kept kKept[] = {{"Adam", "exp_avg"},
-                          {"Adam", "exp_avg_sq"},
-                          {"Adam", "max_exp_avg_sq", "amsgrad"},
-                          {"AdamW", "exp_avg"},
-                          {"AdamW", "exp_avg_sq"},
-                          {"AdamW", "max_exp_avg_sq", "amsgrad"},
-                          {"NAdam", "exp_avg"},
-                          {"NAdam", "exp_avg_sq"},
-                          {"RAdam", "exp_avg"},
-                          {"RAdam", "exp_avg_sq"},
-                          {"Adamax", "exp_avg"},
-                          {"Adamax", "exp_inf"},
-                          {"LAMB", "exp_avg"},
-                          {"LAMB", "exp_avg_sq"},
-                          {"Lion", "exp_avg"},
-                          {"RMSprop", "square_avg"},
-                          {"RMSprop", "grad_avg", "centered"},
-                          {"Adagrad", "sum"},
-                          {"Adadelta", "square_avg"},
-                          {"Adadelta", "acc_delta"},
-                          {"Rprop", "prev"},
-                          {"Rprop", "step_size"},
-                          {"ASGD", "ax"}};
+constexpr Kept kKept[] = {
+    {"Adam", "exp_avg"},     {"Adam", "exp_avg_sq"},     {"Adam", "max_exp_avg_sq", "amsgrad"},
+    {"AdamW", "exp_avg"},    {"AdamW", "exp_avg_sq"},    {"AdamW", "max_exp_avg_sq", "amsgrad"},
+    {"NAdam", "exp_avg"},    {"NAdam", "exp_avg_sq"},    {"RAdam", "exp_avg"},
+    {"RAdam", "exp_avg_sq"}, {"Adamax", "exp_avg"},      {"Adamax", "exp_inf"},
+    {"LAMB", "exp_avg"},     {"LAMB", "exp_avg_sq"},     {"LARS", "momentum_buffer"},
+    {"Lion", "exp_avg"},     {"RMSprop", "square_avg"},  {"RMSprop", "grad_avg", "centered"},
+    {"Adagrad", "sum"},      {"Adadelta", "square_avg"}, {"Adadelta", "acc_delta"},
+    {"Rprop", "prev"},       {"Rprop", "step_size"},     {"ASGD", "ax"}};
 
 // Its class's name, if it is LibTorch's or reef's, in C++ or in Python.
 std::string_view known_rule(std::string_view rule) {

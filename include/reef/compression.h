@@ -14,6 +14,8 @@ namespace reef {
 /// alike, bit for bit. docs/compress.md has their bytes, classes and uses.
 enum class Compression : std::uint8_t {
   kNone,
+  /// What shard() finds to be the fastest of the others here: it measures and prices them (price_exchange.h).
+  kAuto,
   /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
   /// next one (error feedback), so that nothing is lost.
   kBFloat16,
@@ -63,6 +65,8 @@ REEF_API Compression compression_named(const std::string& name);
 
 /// Throws ConfigError for an option that the method does not take, or a value that it cannot have.
 REEF_API void check_compression(Compression compression, const CompressionOptions& options);
+/// Of these, those that the method takes.
+REEF_API CompressionOptions options_taken(Compression compression, const CompressionOptions& options);
 /// "gtopk with density 0.25, from step 100 on 0.001": alike for what is alike.
 REEF_API std::string compression_text(Compression compression, const CompressionOptions& options);
 /// By name, for other languages. Throws ConfigError for a name that no option has.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "reef/collectives.h"
 #include "reef/export.h"
 #include "reef/state_tensors.h"
 
@@ -270,6 +271,7 @@ struct REEF_API ParameterState : torch::optim::OptimizerParamState, StateTensors
 };
 
 class GradientRelease;
+class NormSums;
 
 /// What all rules share. Parameters are float32, bfloat16 or float16 and dense; gradients too.
 class REEF_API Optimizer : public torch::optim::Optimizer {
@@ -278,6 +280,13 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
   /// anything is changed, and NonFiniteGradient, when all have been stepped: blocks of 256 elements whose
   /// gradient is not finite stay as they were. Under a Budget each parameter is an operator of its own.
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// LAMB and LARS, for parts of parameters (Shard::parameters()): norms are added up over the ranks of
+  /// `group`, so that a step is, bit for bit, that of the whole parameters, for any number of ranks and at
+  /// every stage. All ranks call this alike, and step() from then on; a rank sends 1 KiB for each parameter
+  /// to each other one. Parts are on the CPU. Throws ConfigError for other rules and without a group, and
+  /// RankFailed. Without it, a step of parts is refused, as is GradientRelease.
+  void norms_over(const ProcessGroupPtr& group);
 
   /// The group inherits what its options do not set.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
@@ -313,12 +322,19 @@ class REEF_API Optimizer : public torch::optim::Optimizer {
     std::vector<std::size_t> indices;
     at::Tensor nonfinite;
   };
-  Stepped step_these(std::size_t group, std::vector<std::size_t> indices);
+  /// `squares`: of the wholes of parts; undefined: there are no parts.
+  Stepped step_these(std::size_t group, std::vector<std::size_t> indices, const at::Tensor& squares = {});
+  struct Operands;
+  Operands operands_of(std::size_t group, const std::vector<std::size_t>& indices) const;
+  using Slices = std::vector<std::pair<std::size_t, std::vector<std::size_t>>>;
+  /// Of each slice.
+  std::vector<at::Tensor> squares_over_ranks(const Slices& slices) const;
   void report(const std::vector<Stepped>& all) const;
 
   std::string rule_;
   bool decoupled_;
   GradientRelease* release_ = nullptr;
+  std::shared_ptr<NormSums> norms_;
 };
 
 /// A rule's optimizer, made as torch::optim's are: of parameters, or of groups with options of their own.

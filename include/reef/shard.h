@@ -14,6 +14,7 @@
 #include "reef/compression.h"
 #include "reef/export.h"
 #include "reef/optimizer_state.h"
+#include "reef/price_exchange.h"
 
 namespace torch::nn {
 class Module;
@@ -67,6 +68,11 @@ struct ShardOptions {
   /// back.
   Compression compression = Compression::kNone;
   CompressionOptions compression_options = {};
+  /// kAuto: of which classes a method may be; if there are none, of all but kLossy. shard() measures the link
+  /// (measure_link: some 24 MiB that a rank sends) and the work, prices an exchange of these parameters by
+  /// each method, and takes the fastest, the same on all ranks: see Shard::compression(). Not where sets of
+  /// ranks have copies, and for parameters on the CPU whose gradients are float32.
+  std::vector<ExchangeClass> allow = {};
   /// kParameters: up to so many bytes of gathered parameters stay in memory, those that are used next. Fewer
   /// are made what operators need at once, and one bucket on its way. With room for all of them a step sends
   /// what the other stages send. If it is not given: what a Budget for their device leaves free on every rank
@@ -253,6 +259,10 @@ class REEF_API Shard {
 
   /// kParameters: how many bytes of gathered parameters may stay now; the same on all ranks.
   std::int64_t resident_bytes() const;
+  /// How gradients travel: what was given, or what kAuto has chosen, and by which prices; nothing, if it was
+  /// given, or there is one rank. refresh() leaves it as it is.
+  Compression compression() const;
+  const std::optional<ExchangePrices>& compression_prices() const;
   /// Bytes that this rank has sent for gradients and parameters.
   std::int64_t sent_bytes() const;
 

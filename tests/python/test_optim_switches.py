@@ -111,12 +111,13 @@ def lamb(p, g, s, o, step):
     beta1, beta2 = o["betas"]
     m, v = beta1 * s["exp_avg"] + (1 - beta1) * g, beta2 * s["exp_avg_sq"] + (1 - beta2) * g * g
     update = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + o["eps"]) + o["weight_decay"] * p
-    return p - o["lr"] * p.norm() / update.norm() * update, {"exp_avg": m, "exp_avg_sq": v}
+    trust = p.norm() / update.norm() if p.dim() > 1 else 1
+    return p - o["lr"] * trust * update, {"exp_avg": m, "exp_avg_sq": v}
 
 
 def lars(p, g, s, o, step):
     decay, momentum = o["weight_decay"], o["momentum"]
-    trust = o["trust_coefficient"] * p.norm() / (g.norm() + decay * p.norm() + o["eps"])
+    trust = o["trust_coefficient"] * p.norm() / (g.norm() + decay * p.norm() + o["eps"]) if p.dim() > 1 else 1
     g = trust * (g + decay * p)
     buffer = momentum * s["momentum_buffer"] + (1 - o["dampening"]) * g if step > 1 else g
     return p - o["lr"] * (g + momentum * buffer if o["nesterov"] else buffer), {"momentum_buffer": buffer}

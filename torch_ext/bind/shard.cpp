@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "compression_options.h"
 #include "python_function.h"
 #include "reduction.h"
 #include "reef/delayed_update.h"
@@ -38,20 +39,6 @@ reef::SumOrder sum_order_of(const std::string& name) {
   if (name == "ranks") return reef::SumOrder::kRanks;
   if (name == "native") return reef::SumOrder::kNative;
   throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
-}
-
-// Entries of all options, in order.
-reef::CompressionOptions compression_options(const std::vector<std::string>& names,
-                                             const std::vector<std::int64_t>& steps,
-                                             const std::vector<double>& values) {
-  reef::CompressionOptions options;
-  for (std::size_t i = 0; i < names.size();) {
-    std::vector<reef::StepSchedule::Entry> entries;
-    const std::string& name = names[i];
-    for (; i < names.size() && names[i] == name; ++i) entries.emplace_back(steps[i], values[i]);
-    reef::set_compression_option(options, name, reef::StepSchedule(std::move(entries)));
-  }
-  return options;
 }
 
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
@@ -216,6 +203,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       .def("load_communication",
            [](const Self& self, const IValue& own) { self->shard.load_communication(communication_of(own)); })
       .def("resident_bytes", [](const Self& self) { return self->shard.resident_bytes(); })
+      .def("compression",
+           [](const Self& self) { return std::string(reef::name_of(self->shard.compression())); })
+      .def("compression_prices",
+           [](const Self& self) -> std::vector<std::string> {
+             const auto& prices = self->shard.compression_prices();
+             if (!prices) return {};
+             return {prices->json(), prices->table()};
+           })
       .def("sent_bytes", [](const Self& self) { return self->shard.sent_bytes(); })
       .def("begin_no_sync",
            [](const Self& self) {
@@ -283,6 +278,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
       "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
       "str sum_order, str compression, str[] compression_options, int[] option_steps, float[] option_values, "
+      "str[] allow, "
       "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
       "mixed_parameters, "
       "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
@@ -292,19 +288,23 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
          const std::string& reduction, const std::string& sum_order, const std::string& compression,
          const std::vector<std::string>& option_names, const std::vector<std::int64_t>& option_steps,
-         const std::vector<double>& option_values, std::optional<std::int64_t> resident_bytes,
-         std::int64_t shard_degree, const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
+         const std::vector<double>& option_values, const std::vector<std::string>& allow,
+         std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
+         const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
          std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
          std::int64_t check_now, std::int64_t buffers_now) {
         std::optional<reef::MixedPrecision> mixed;
         if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
+        std::vector<reef::ExchangeClass> allowed;
+        for (const std::string& each : allow) allowed.push_back(reef::exchange_class_named(each));
         const reef::ShardOptions options{
             .stage = stage_of(stage),
             .bucket_bytes = bucket_bytes,
             .reduction = reef::bind::reduction_of(reduction),
             .sum_order = sum_order_of(sum_order),
             .compression = reef::compression_named(compression),
-            .compression_options = compression_options(option_names, option_steps, option_values),
+            .compression_options = reef::bind::compression_options(option_names, option_steps, option_values),
+            .allow = allowed,
             .resident_bytes = resident_bytes,
             .shard_degree = static_cast<int>(shard_degree),
             .buffers = buffers_of(buffer_mode),

@@ -26,11 +26,20 @@ from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
+from .linear_scaling import LinearScaling
+from .link import Link, LinkFit, LinkSample, fit_link, measure_link
 from .local_updates import LocalUpdates
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
 from .point_to_point import Message, ireceive, ireceive_into, isend, receive, receive_into, send
+from .price_exchange import (
+    ExchangePrice,
+    ExchangePrices,
+    ExchangeWork,
+    measure_exchange_work,
+    price_exchange,
+)
 from .process_group import Rendezvous, init_process_group, resolve_rendezvous
 from .schedule import (
     CHAIN_SOLVERS,
@@ -77,8 +86,15 @@ __all__ = [
     "ChainProfile",
     "Compression",
     "DelayedUpdate",
+    "ExchangePrice",
+    "ExchangePrices",
+    "ExchangeWork",
     "GradScaler",
     "Ledger",
+    "LinearScaling",
+    "Link",
+    "LinkFit",
+    "LinkSample",
     "LocalUpdates",
     "Message",
     "MixedPrecision",
@@ -117,6 +133,7 @@ __all__ = [
     "cmake_dir",
     "count_nonfinite",
     "disk_tier",
+    "fit_link",
     "format_bytes",
     "global_mean",
     "host_tier",
@@ -126,6 +143,8 @@ __all__ = [
     "ireceive_into",
     "isend",
     "is_undone",
+    "measure_exchange_work",
+    "measure_link",
     "optim",
     "parse_bytes",
     "part_of",
@@ -134,6 +153,7 @@ __all__ = [
     "plan_chain",
     "plan_of",
     "plan_swaps",
+    "price_exchange",
     "receive",
     "receive_into",
     "replay_async",

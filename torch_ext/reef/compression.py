@@ -18,7 +18,7 @@ class Compression:
     """
 
     method: str = "none"
-    """``"none"``, ``"bfloat16"``, ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
+    """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
 

@@ -16,6 +16,7 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .compression import Compression, as_compression
 from .part import part_of, whole_shape_of
+from .price_exchange import ExchangePrices, _prices
 from .shard_module import Look
 from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_state import communication_of, dict_of, held, is_extra, tensors_of, with_names
@@ -322,6 +323,17 @@ class Shard:
         return self._shard.resident_bytes()
 
     @property
+    def compression(self) -> str:
+        """How gradients travel: what was given, or what ``"auto"`` has chosen."""
+        return self._shard.compression()
+
+    @property
+    def compression_prices(self) -> ExchangePrices | None:
+        """By which prices ``"auto"`` has chosen; None, if a method was given, or there is one rank."""
+        prices = self._shard.compression_prices()
+        return _prices(*prices) if prices else None
+
+    @property
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients and parameters."""
         return self._shard.sent_bytes()
@@ -363,6 +375,7 @@ def shard(
     reduction: str = "mean",
     sum_order: str = "ranks",
     compression: Compression | str = "none",
+    allow: Iterable[str] = (),
     resident_bytes: str | int | None = None,
     shard_degree: int = 0,
     buffers: str = "local",
@@ -383,6 +396,9 @@ def shard(
     With a ``compression`` gradients travel in fewer bytes (docs/compress.md), and what a rank does not send is held back
     there and added to the next gradient, so that nothing is lost. It gives up the bits of one process; ranks are alike. What is
     held back is in the optimizer's state dicts, and takes the bytes of the gradients. A name stands for ``Compression(name)``.
+    ``"auto"`` measures the link and the work, prices an exchange of these parameters by each method (``price_exchange``), and
+    takes the fastest, the same on all ranks: ``Shard.compression``. It may be of the classes that ``allow`` names
+    (``"exact"``, ``"unbiased"``, ``"error_feedback"``, ``"lossy"``); if it names none, of all but ``"lossy"``.
 
     With a ``shard_degree`` other than 0 what is divided is divided among so many ranks, which follow each other, and each
     such set has a copy of all of it (hybrid sharding, HSDP): parameters are gathered within it, and of gradients only what
@@ -417,7 +433,7 @@ def shard(
     compression = as_compression(compression)
     look = Look(module)
     made = torch.ops.reef.shard(
-        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression.method, *compression._options(),
+        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression.method, *compression._options(), list(allow),
         None if resident_bytes is None else parse_bytes(resident_bytes), shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
     )  # fmt: skip
     _of_module[module] = _Native(made, look)

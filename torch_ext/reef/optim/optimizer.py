@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from reef.ledger import category_scope
+from reef.part import part_of
 
 from .check import Kept, check_parameter, check_these, format_for, kept_as
 from .options import MASTERS, STATES, check_names, check_nesterov, check_options, name_of
@@ -41,6 +42,16 @@ class Stepped(NamedTuple):
         return [f"{name_of(self.group, i)} ({n} elements)" for i, n in counts if n]
 
 
+class Operands(NamedTuple):
+    """Of parameters of a group on one device."""
+
+    given: tuple[Any, ...]
+    """What optim_step_ and optim_squares begin with."""
+    begins: list[int]
+    fresh: dict[torch.Tensor, dict[str, torch.Tensor]]
+    """States that begin: they are kept when the step has been taken."""
+
+
 class Optimizer(torch.optim.Optimizer):
     """What all rules share. A rule gives its name and its options, by torch's keys."""
 
@@ -48,6 +59,8 @@ class Optimizer(torch.optim.Optimizer):
     _decoupled = False
     """The parameter decays, not the gradient."""
     _release: GradientRelease | None = None
+    _norms: torch.ScriptObject | None = None
+    """Adds up norms of parts over the ranks that have the others."""
     _step_supports_amp_scaling = True
     """GradScaler hands over grad_scale and found_inf."""
 
@@ -156,7 +169,8 @@ class Optimizer(torch.optim.Optimizer):
             self._check_group(group)
         for group, indices in slices:
             check_these(self, group, indices, alone=len(slices) == 1)
-        stepped = [self._step_these(group, indices) for group, indices in slices]
+        squares = self._squares_over_ranks(slices)
+        stepped = [self._step_these(group, indices, of) for (group, indices), of in zip(slices, squares, strict=True)]
         if self._release is not None:
             stepped = self._release._end_step() + stepped
         if bad := [text for these in stepped for text in these.nonfinite_gradients()]:
@@ -166,7 +180,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         return loss
 
-    def _step_these(self, group: dict[str, Any], indices: list[int]) -> Stepped:
+    def _operands(self, group: dict[str, Any], indices: list[int]) -> Operands:
         numbers = self._numbers(group)
         names = [name for name, _ in self._names(numbers)]
         needed = set(names)
@@ -175,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
         names_of_scales = [name + "_scale" for name in names]
         none = params[0].new_empty(0)
         states, masters, grads, steps, begins = [], [], [], [], []
-        fresh: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # kept when the step has been taken
+        fresh: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         for position, p in enumerate(params):
             grads.append(_in_layout_of(p))
             state = self.state.get(p) or {}
@@ -188,12 +202,40 @@ class Optimizer(torch.optim.Optimizer):
             if has_masters:
                 masters.append(state.get("master", none))
             steps.append(state["step"])
+        lr = group["lr"] if isinstance(group["lr"], torch.Tensor) else None
+        given = (self._rule, group["state"], group["master"], params, grads, states, masters, steps, numbers, lr)
+        return Operands((*given, getattr(self, "grad_scale", None)), begins, fresh)
+
+    def _squares_over_ranks(self, slices: list[tuple[dict[str, Any], list[int]]]) -> list[torch.Tensor | None]:
+        """Of each slice, what a rule of norms makes its trust ratios of, where there are parts. A rank has a row for every
+        parameter, the same on all ranks; of those that are whole, a rank's own."""
+        rows = {p: row for row, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        parts = {p: part for p in rows if (part := part_of(p)) is not None} if self._norms is not None else {}
+        if self._norms is None or not parts:
+            return [None] * len(slices)  # the step refuses parts without them
+        squares = [torch.ops.reef.optim_squares(*self._operands(group, indices).given) for group, indices in slices]
+        own = [
+            (of[k], rows[p], parts[p])
+            for (group, indices), of in zip(slices, squares, strict=True)
+            for k, p in enumerate(group["params"][index] for index in indices)
+            if p in parts
+        ]
+        digits = torch.ops.reef.sum_of_squares(torch.zeros(1)).numel()  # of an exact sum, also where there are no elements
+        total = torch.zeros(len(rows), 2, digits, dtype=torch.int64)
+        for row_here, row, part in own:
+            if part.copy == 0:
+                total[row] = row_here
+        total = self._norms.add_up(total)
+        for row_here, row, _ in own:
+            row_here.copy_(total[row])
+        return squares
+
+    def _step_these(
+        self, group: dict[str, Any], indices: list[int], squares: torch.Tensor | None = None
+    ) -> Stepped:
+        given, begins, fresh = self._operands(group, indices)
         found_inf = getattr(self, "found_inf", None)
-        nonfinite = torch.ops.reef.optim_step_(
-            self._rule, group["state"], group["master"], params, grads, states, masters, steps, numbers,
-            group["lr"] if isinstance(group["lr"], torch.Tensor) else None,
-            getattr(self, "grad_scale", None), found_inf, begins,
-        )  # fmt: skip
+        nonfinite = torch.ops.reef.optim_step_(*given, found_inf, begins, squares)
         if fresh and (found_inf is None or found_inf.item() == 0):
             for p, state in fresh.items():
                 self._keep(group, p, state)

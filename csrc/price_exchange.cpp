@@ -1,0 +1,243 @@
+#include "reef/price_exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <sstream>
+
+#include "distributed/slice_chunks.h"
+#include "json.h"
+#include "reef/error.h"
+#include "reef/shard_layout.h"
+
+namespace reef {
+namespace {
+
+constexpr int kMostRanks = 4096;
+constexpr std::array<const char*, 4> kClassNames = {"exact", "unbiased", "error_feedback", "lossy"};
+
+// A bucket, and among how many ranks.
+struct Exchange {
+  std::int64_t ranks = 1;
+  std::int64_t slice = 0;  // elements
+  bool divided = false;
+  const CompressionOptions& options;
+
+  std::int64_t elements() const { return ranks * slice; }
+  std::int64_t others() const { return ranks - 1; }
+  // Of a sum, a rank has its slice; whether it is then sent to all.
+  std::int64_t phases() const { return divided ? 1 : 2; }
+  // Entries of a sparse method; the largest power of two among the ranks; how many are beyond it.
+  std::int64_t entries() const {
+    const double density = options.density.at(std::numeric_limits<std::int64_t>::max(), 0.001);
+    return static_cast<std::int64_t>(std::ceil(density * static_cast<double>(elements())));
+  }
+  std::int64_t entry_bytes() const { return 8 * entries(); }
+  std::int64_t halvings() const { return std::bit_width(static_cast<std::uint64_t>(ranks)) - 1; }
+  std::int64_t beyond() const { return ranks - (std::int64_t{1} << halvings()); }
+  // Rounds of a tree.
+  std::int64_t doublings() const { return halvings() + (beyond() > 0 ? 1 : 0); }
+};
+
+// What comes one after another on the longest way, and what is sent.
+struct Messages {
+  std::int64_t rounds = 0, messages = 0, bytes = 0;
+  std::int64_t sent = 0, by_all = 0;
+};
+
+// Every rank sends something to each other rank, so many times, in so many messages altogether.
+Messages to_each_other(const Exchange& of, std::int64_t times, std::int64_t messages, std::int64_t bytes) {
+  const std::int64_t sent = times * of.others() * bytes;
+  return {times, of.others() * messages, sent, sent, of.ranks * sent};
+}
+
+Messages dense(const Exchange& of) {
+  const std::int64_t most = SliceChunks::kReceivedBytes / of.others();
+  const SliceChunks chunks(of.slice, sizeof(float), most);
+  const std::int64_t back = of.divided ? 0 : chunks.together(of.others()).count();
+  return to_each_other(of, of.phases(), chunks.count() + back, 4 * of.slice);
+}
+double dense_work(const Exchange& of, const ExchangeWork& work) {
+  return work.add * static_cast<double>(of.others() * of.slice);
+}
+
+Messages rounded(const Exchange& of) { return to_each_other(of, of.phases(), of.phases(), 2 * of.slice); }
+double rounded_work(const Exchange& of, const ExchangeWork& work) {
+  const std::int64_t rounds = of.elements() + (of.divided ? 0 : of.slice);
+  return work.round * static_cast<double>(rounds) + dense_work(of, work);
+}
+
+double selection(const Exchange& of, const ExchangeWork& work, std::int64_t merged) {
+  return work.select * static_cast<double>(of.elements()) + work.merge * static_cast<double>(merged);
+}
+
+Messages top_k(const Exchange& of) { return to_each_other(of, 1, 1, of.entry_bytes()); }
+double top_k_work(const Exchange& of, const ExchangeWork& work) {
+  return selection(of, work, of.ranks * of.entries());
+}
+
+// Ranks beyond a power of two give what they have first, and are given the result last.
+Messages butterfly(const Exchange& of) {
+  const std::int64_t rounds = of.halvings() + (of.beyond() > 0 ? 2 : 0);
+  const std::int64_t all = ((of.ranks - of.beyond()) * of.halvings() + 2 * of.beyond()) * of.entry_bytes();
+  const std::int64_t most = of.halvings() + (of.beyond() > 0 ? 1 : 0);
+  return {rounds, rounds, rounds * of.entry_bytes(), most * of.entry_bytes(), all};
+}
+double butterfly_work(const Exchange& of, const ExchangeWork& work) {
+  return selection(of, work, 2 * of.entries() * of.doublings());
+}
+
+// Up, a round waits for the one before. Down, the first rank sends to one after another: the longest way has
+// as many messages, and as many hops as a rank's number below P can have ones.
+Messages tree(const Exchange& of) {
+  const std::int64_t up = of.doublings();
+  return {up + of.halvings(), 2 * up, 2 * up * of.entry_bytes(), up * of.entry_bytes(),
+          2 * of.others() * of.entry_bytes()};
+}
+
+// A method is a row here; docs/price_exchange.md has the formulas.
+struct MethodRow {
+  Compression method;
+  ExchangeClass gives;
+  Messages (*messages)(const Exchange&);
+  double (*work)(const Exchange&, const ExchangeWork&);
+};
+constexpr std::array kMethods = {
+    MethodRow{Compression::kNone, ExchangeClass::kExact, dense, dense_work},
+    MethodRow{Compression::kBFloat16, ExchangeClass::kErrorFeedback, rounded, rounded_work},
+    MethodRow{Compression::kTopK, ExchangeClass::kErrorFeedback, top_k, top_k_work},
+    MethodRow{Compression::kGTopK, ExchangeClass::kErrorFeedback, butterfly, butterfly_work},
+    MethodRow{Compression::kGTopKTree, ExchangeClass::kLossy, tree, butterfly_work},
+};
+
+ExchangePrice price(const MethodRow& row, const Link& link, const std::vector<std::int64_t>& buckets,
+                    const PriceOptions& options) {
+  ExchangePrice price{.method = row.method, .gives = row.gives};
+  if (options.ranks == 1) return price;
+  for (const std::int64_t elements : buckets) {
+    const ShardLayout layout = plan_shards({{elements}}, options.ranks, 1);
+    const Exchange of{options.ranks, layout.buckets.front().slice_elements, options.divided,
+                      options.compression_options};
+    const Messages messages = row.messages(of);
+    price.rounds += messages.rounds;
+    price.messages += messages.messages;
+    price.sent_bytes += messages.sent;
+    price.all_bytes += messages.by_all;
+    price.link_seconds += static_cast<double>(messages.rounds) * link.latency_seconds +
+                          static_cast<double>(messages.messages) * link.message_seconds +
+                          static_cast<double>(messages.bytes) / link.bytes_per_second;
+    price.work_seconds += row.work(of, options.work);
+  }
+  return price;
+}
+
+void check(const std::vector<std::int64_t>& buckets, const PriceOptions& options) {
+  if (options.ranks < 1 || options.ranks > kMostRanks) {
+    throw ConfigError("price_exchange was given " + std::to_string(options.ranks) + " ranks: give 1 to " +
+                      std::to_string(kMostRanks) + ".");
+  }
+  constexpr std::int64_t kMostElements = std::numeric_limits<std::uint32_t>::max();
+  for (const std::int64_t elements : buckets) {
+    if (elements >= 1 && elements < kMostElements) continue;
+    throw ConfigError("price_exchange was given a bucket of " + std::to_string(elements) +
+                      " elements: give buckets of 1 to " + std::to_string(kMostElements - 1) + ".");
+  }
+  const ExchangeWork& work = options.work;
+  for (const double seconds : {work.add, work.round, work.select, work.merge}) {
+    if (std::isfinite(seconds) && seconds >= 0) continue;
+    throw ConfigError("price_exchange was given an ExchangeWork of " + std::to_string(seconds) +
+                      " seconds: give 0 or more.");
+  }
+  for (const MethodRow& row : kMethods)
+    check_compression(row.method, options_taken(row.method, options.compression_options));
+}
+
+std::string number_text(double value) {
+  std::ostringstream text;
+  text.precision(std::numeric_limits<double>::max_digits10);
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+const char* name_of(ExchangeClass of) { return kClassNames[static_cast<std::size_t>(of)]; }
+
+ExchangeClass exchange_class_named(const std::string& name) {
+  std::string all;
+  for (std::size_t i = 0; i < kClassNames.size(); ++i) {
+    if (name == kClassNames[i]) return static_cast<ExchangeClass>(i);
+    all += (i == 0 ? "\"" : ", \"") + std::string(kClassNames[i]) + "\"";
+  }
+  throw ConfigError("'" + name + "' is no class of methods; give one of " + all);
+}
+
+ExchangePrices price_exchange(const Link& link, const std::vector<std::int64_t>& buckets,
+                              const PriceOptions& options) {
+  check_link(link);
+  check(buckets, options);
+  ExchangePrices prices{link, 0, options.ranks, {}};
+  for (const std::int64_t elements : buckets) prices.elements += elements;
+  for (const MethodRow& row : kMethods) prices.methods.push_back(price(row, link, buckets, options));
+  std::stable_sort(prices.methods.begin(), prices.methods.end(),
+                   [](const auto& a, const auto& b) { return a.seconds() < b.seconds(); });
+  return prices;
+}
+
+ExchangePrices price_exchange(const Link& link, std::int64_t elements, const PriceOptions& options) {
+  return price_exchange(link, std::vector<std::int64_t>{elements}, options);
+}
+
+const ExchangePrice& ExchangePrices::fastest(const std::vector<ExchangeClass>& of) const {
+  std::string names;
+  for (const ExchangeClass each : of) names += (names.empty() ? "" : ", ") + std::string(name_of(each));
+  for (const ExchangePrice& each : methods) {
+    const bool is_meant = of.empty() ? each.gives != ExchangeClass::kLossy
+                                     : std::find(of.begin(), of.end(), each.gives) != of.end();
+    if (is_meant) return each;
+  }
+  throw ConfigError("of the classes " + names + " there is no method: allow exact, error_feedback, too.");
+}
+
+std::string ExchangePrices::table() const {
+  std::string text = std::to_string(elements) + " elements on " + std::to_string(ranks) +
+                     (ranks == 1 ? " rank, " : " ranks, ") + link_text(link) + "\n";
+  std::array<char, 160> line{};
+  const auto add = [&](auto... columns) {
+    std::snprintf(line.data(), line.size(), columns...);
+    text += line.data();
+  };
+  add("%-20s %-15s %12s %12s %8s %10s %16s\n", "method", "class", "ms", "of it work", "rounds", "messages",
+      "bytes of a rank");
+  for (const ExchangePrice& each : methods) {
+    add("%-20s %-15s %12.3f %12.3f %8lld %10lld %16lld\n", name_of(each.method), name_of(each.gives),
+        each.seconds() * 1e3, each.work_seconds * 1e3, static_cast<long long>(each.rounds),
+        static_cast<long long>(each.messages), static_cast<long long>(each.sent_bytes));
+  }
+  return text;
+}
+
+std::string ExchangePrices::json() const {
+  std::string text = "{\"link\": {\"latency_seconds\": " + number_text(link.latency_seconds) +
+                     ", \"bytes_per_second\": " + number_text(link.bytes_per_second) +
+                     ", \"message_seconds\": " + number_text(link.message_seconds) +
+                     "}, \"elements\": " + std::to_string(elements) +
+                     ", \"ranks\": " + std::to_string(ranks) + ", \"methods\": [";
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    const ExchangePrice& each = methods[i];
+    text += std::string(i == 0 ? "" : ", ") + "{\"method\": " + json_string(name_of(each.method)) +
+            ", \"gives\": " + json_string(name_of(each.gives)) +
+            ", \"rounds\": " + std::to_string(each.rounds) +
+            ", \"messages\": " + std::to_string(each.messages) +
+            ", \"sent_bytes\": " + std::to_string(each.sent_bytes) +
+            ", \"all_bytes\": " + std::to_string(each.all_bytes) +
+            ", \"link_seconds\": " + number_text(each.link_seconds) +
+            ", \"work_seconds\": " + number_text(each.work_seconds) + "}";
+  }
+  return text + "]}";
+}
+
+}  // namespace reef
