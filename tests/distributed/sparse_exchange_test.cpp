@@ -138,8 +138,8 @@ class Oracle {
     return all[0];
   }
 
-  const Compression method_;
-  const std::int64_t k_;
+  Compression method_;
+  std::int64_t k_;
   std::vector<Tensor> left_;
 
  public:

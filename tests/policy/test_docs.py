@@ -14,7 +14,7 @@ from ranks import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-DOCUMENTS = ["README.md", "docs/budget.md", "docs/checkpoint.md", "docs/design.md", "docs/distributed.md", "docs/ledger.md", "docs/optim.md", "docs/shard.md", "docs/gpu-status.md"]
+DOCUMENTS = ["README.md", "docs/budget.md", "docs/checkpoint.md", "docs/compress-dense.md", "docs/design.md", "docs/distributed.md", "docs/ledger.md", "docs/optim.md", "docs/shard.md", "docs/gpu-status.md"]
 
 # Commands that a test runs elsewhere, or that would run this very test: where each is run instead.
 RUN_ELSEWHERE = {
