@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
-#include <sstream>
 
 #include "reef/error.h"
 
@@ -16,9 +16,14 @@ struct OptionRow {
   double least, most;
   bool above_least;  ///< and not the least itself
   bool whole;        ///< no fractions
+  bool scheduled;    ///< may change with the steps
 };
-constexpr std::array<OptionRow, 1> kOptions = {{
-    {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false},
+constexpr double kMostWhole = 9007199254740992;  // 2^53: beyond it not all whole numbers are a double
+constexpr std::array<OptionRow, 4> kOptions = {{
+    {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false, true},
+    {"bits", &CompressionOptions::bits, 2, 8, /*above_least=*/false, /*whole=*/true, true},
+    {"rank", &CompressionOptions::rank, 1, 65536, /*above_least=*/false, /*whole=*/true, true},
+    {"seed", &CompressionOptions::seed, 0, kMostWhole, /*above_least=*/false, /*whole=*/true, false},
 }};
 
 std::vector<std::string> all_options() {
@@ -37,6 +42,11 @@ const std::vector<MethodRow>& methods() {
       {Compression::kNone, "none", {}},
       {Compression::kAuto, "auto", all_options()},
       {Compression::kBFloat16, "bfloat16", {}},
+      {Compression::kFloat16, "float16", {}},
+      {Compression::kQsgd, "qsgd", {"bits", "seed"}},
+      {Compression::kSign, "sign", {}},
+      {Compression::kPowerSgd, "powersgd", {"rank", "seed"}},
+      {Compression::kPowerSgdAlternating, "powersgd_alternating", {"rank", "seed"}},
       {Compression::kTopK, "topk", {"density"}},
       {Compression::kGTopK, "gtopk", {"density"}},
       {Compression::kGTopKTree, "gtopk_tree", {"density"}},
@@ -49,10 +59,10 @@ const MethodRow& row_of(Compression compression) {
                        [&](const MethodRow& row) { return row.compression == compression; });
 }
 
+// Numbers that differ have texts that do.
 std::string number_text(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 void check_value(const OptionRow& option, double value) {
@@ -104,6 +114,10 @@ void check_compression(Compression compression, const CompressionOptions& option
     if (std::find(taken.begin(), taken.end(), option.name) == taken.end()) {
       throw ConfigError("reef::shard was given the compression option " + std::string(option.name) +
                         ", which compression " + name_of(compression) + " does not take: leave it out.");
+    }
+    if (!option.scheduled && given.entries().size() > 1) {
+      throw ConfigError("reef::shard was given the compression option " + std::string(option.name) +
+                        " with a schedule: give one number for all steps.");
     }
     for (const auto& [step, value] : given.entries()) check_value(option, value);
   }

@@ -12,8 +12,8 @@ ExchangeMemory::ExchangeMemory(std::string method, std::vector<RememberedTensor>
                                std::vector<std::string> numbers)
     : method_(std::move(method)), tensors_(std::move(tensors)), numbers_(std::move(numbers)) {}
 
-Tensor ExchangeMemory::tensor(std::size_t bucket, const std::string& name) const {
-  const auto found = kept_.find({bucket, name});
+Tensor ExchangeMemory::tensor(std::size_t bucket, const std::string& name, std::int64_t first) const {
+  const auto found = kept_.find({bucket, name, first});
   return found == kept_.end() ? Tensor() : found->second;
 }
 
@@ -22,8 +22,9 @@ std::int64_t ExchangeMemory::number(const std::string& name) const {
   return found == kept_numbers_.end() ? 0 : found->second;
 }
 
-void ExchangeMemory::remember(std::size_t bucket, const std::string& name, Tensor tensor) {
-  in_step_[{bucket, name}] = std::move(tensor);
+void ExchangeMemory::remember(std::size_t bucket, const std::string& name, Tensor tensor,
+                              std::int64_t first) {
+  in_step_[{bucket, name, first}] = std::move(tensor);
 }
 void ExchangeMemory::remember(const std::string& name, std::int64_t number) {
   numbers_in_step_[name] = number;
@@ -31,7 +32,11 @@ void ExchangeMemory::remember(const std::string& name, std::int64_t number) {
 
 void ExchangeMemory::leave_out(std::size_t bucket, std::int64_t first, std::int64_t elements, int slice) {
   for (const RememberedTensor& what : tensors_) {
-    const auto found = in_step_.find({bucket, what.name});
+    if (what.extent == RememberedTensor::Extent::kFactor) {
+      in_step_.erase({bucket, what.name, first});
+      continue;
+    }
+    const auto found = in_step_.find({bucket, what.name, 0});
     if (found == in_step_.end()) continue;
     const Tensor before = tensor(bucket, what.name);
     Tensor& now = found->second;

@@ -3,14 +3,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace reef {
 
-/// A tensor that an exchange remembers of each bucket, by element and in the dtype of the bucket's sums.
+/// A tensor that an exchange remembers of each bucket, by element and in the dtype of the bucket's sums; or
+/// of each parameter, in float32 and a shape that the method gives it.
 struct RememberedTensor {
   /// What the ranks' values of an element are to each other, which says what becomes of them where the ranks
   /// are others.
@@ -22,10 +25,13 @@ struct RememberedTensor {
   enum class Extent : std::uint8_t {
     kBucket,  ///< of all
     kSlice,   ///< of its slice, which other ranks have, too, where there are copies
+    kFactor,  ///< of no elements: something of a whole parameter, kAlike
   };
   std::string name;
   Ranks ranks = Ranks::kShares;
   Extent extent = Extent::kBucket;
+  /// kFactor: of what is remembered of a parameter of this shape; empty: nothing is.
+  std::function<std::vector<std::int64_t>(at::IntArrayRef parameter)> shape_of = {};
 };
 
 /// What an exchange remembers from step to step: tensors of each bucket, and numbers that are the same on all
@@ -46,15 +52,16 @@ class ExchangeMemory {
   const std::vector<std::string>& numbers() const { return numbers_; }
 
   /// Of the steps before this one; undefined, where nothing is remembered. Nobody writes into it.
-  at::Tensor tensor(std::size_t bucket, const std::string& name) const;
+  /// Of a parameter: `first` is its first element in the bucket.
+  at::Tensor tensor(std::size_t bucket, const std::string& name, std::int64_t first = 0) const;
   std::int64_t number(const std::string& name) const;  ///< 0 at first
   /// In its place from the next step on, if this one is used. An undefined tensor: nothing. The tensor is the
   /// memory's from now on.
-  void remember(std::size_t bucket, const std::string& name, at::Tensor tensor);
+  void remember(std::size_t bucket, const std::string& name, at::Tensor tensor, std::int64_t first = 0);
   void remember(const std::string& name, std::int64_t number);
 
-  /// Of so many elements of the bucket, from `first` on, no rank uses this step: what there was stays. Slice
-  /// number `slice` is this rank's.
+  /// Of so many elements of the bucket, from `first` on, which are a parameter's, no rank uses this step:
+  /// what there was stays. Slice number `slice` is this rank's.
   void leave_out(std::size_t bucket, std::int64_t first, std::int64_t elements, int slice);
   /// All ranks have used this step.
   void keep_step();
@@ -64,7 +71,7 @@ class ExchangeMemory {
   void clear();
 
  private:
-  using Place = std::pair<std::size_t, std::string>;
+  using Place = std::tuple<std::size_t, std::string, std::int64_t>;
   std::string method_;
   std::vector<RememberedTensor> tensors_;
   std::vector<std::string> numbers_;

@@ -4,11 +4,14 @@
 #include <type_traits>
 #include <utility>
 
-#include "shard/bfloat16_exchange.h"
 #include "shard/gtop_k_exchange.h"
 #include "shard/gtop_k_tree_exchange.h"
 #include "shard/native_exchange.h"
 #include "shard/ordered_exchange.h"
+#include "shard/power_sgd_exchange.h"
+#include "shard/qsgd_exchange.h"
+#include "shard/sign_exchange.h"
+#include "shard/sixteen_bit_exchange.h"
 #include "shard/top_k_exchange.h"
 
 namespace reef {
@@ -32,13 +35,24 @@ void GradientExchange::end_step(bool used) {
 
 std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& group, int number, int slices,
                                                          const ShardOptions& options) {
-  const auto make = [&]<class Exchange>(std::type_identity<Exchange>) -> std::unique_ptr<GradientExchange> {
-    return std::make_unique<Exchange>(group, number, slices, options);
+  const auto make = [&]<class Exchange>(std::type_identity<Exchange>,
+                                        auto... more) -> std::unique_ptr<GradientExchange> {
+    return std::make_unique<Exchange>(group, number, slices, options, more...);
   };
   using std::type_identity;
   switch (options.compression) {
     case Compression::kBFloat16:
-      return make(type_identity<Bfloat16Exchange>());
+      return make(type_identity<SixteenBitExchange>(), at::kBFloat16);
+    case Compression::kFloat16:
+      return make(type_identity<SixteenBitExchange>(), at::kHalf);
+    case Compression::kQsgd:
+      return make(type_identity<QsgdExchange>());
+    case Compression::kSign:
+      return make(type_identity<SignExchange>());
+    case Compression::kPowerSgd:
+      return make(type_identity<PowerSgdExchange>(), /*alternating=*/false);
+    case Compression::kPowerSgdAlternating:
+      return make(type_identity<PowerSgdExchange>(), /*alternating=*/true);
     case Compression::kTopK:
       return make(type_identity<TopKExchange>());
     case Compression::kGTopK:

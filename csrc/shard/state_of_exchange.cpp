@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <tuple>
 #include <utility>
 
 #include "reef/ledger.h"
@@ -35,7 +36,7 @@ std::vector<ShardPiece> StateOfExchange::pieces(std::size_t bucket, Extent exten
   std::vector<ShardPiece> found;
   const int slice = all_.group->getRank() % all_.layout.ranks;
   const ShardBucket& of = all_.layout.buckets[bucket];
-  for (ShardPiece piece : extent == Extent::kBucket ? of.items : all_.layout.pieces(bucket, slice)) {
+  for (ShardPiece piece : extent != Extent::kSlice ? of.items : all_.layout.pieces(bucket, slice)) {
     if (extent == Extent::kSlice) piece.offset -= slice * of.slice_elements;
     if (piece.elements > 0) found.push_back(piece);
   }
@@ -43,16 +44,16 @@ std::vector<ShardPiece> StateOfExchange::pieces(std::size_t bucket, Extent exten
 }
 
 int StateOfExchange::holder(Extent extent) const {
-  return all_.group->getRank() / (extent == Extent::kBucket ? 1 : all_.layout.ranks);
+  return all_.group->getRank() / (extent != Extent::kSlice ? 1 : all_.layout.ranks);
 }
 int StateOfExchange::holders(Extent extent) const {
-  return all_.group->getSize() / (extent == Extent::kBucket ? 1 : all_.layout.ranks);
+  return all_.group->getSize() / (extent != Extent::kSlice ? 1 : all_.layout.ranks);
 }
 
 std::string StateOfExchange::name(const ShardPiece& piece, Extent extent) const {
   const std::string& parameter = all_.parameters[piece.item].name;
-  return extent == Extent::kBucket ? parameter
-                                   : piece_name(parameter, piece.first, piece.first + piece.elements);
+  return extent != Extent::kSlice ? parameter
+                                  : piece_name(parameter, piece.first, piece.first + piece.elements);
 }
 
 Communication StateOfExchange::own() const {
@@ -64,6 +65,10 @@ Communication StateOfExchange::own() const {
   for (std::size_t bucket = 0; bucket < all_.layout.buckets.size(); ++bucket) {
     for (const RememberedTensor& what : declared().tensors()) {
       const bool others_say = what.ranks == RememberedTensor::Ranks::kAlike && holder(what.extent) > 0;
+      if (what.extent == Extent::kFactor) {
+        if (!others_say) add_factors(values, bucket, what);
+        continue;
+      }
       const Tensor all = reducer_.exchange_of(bucket).memory().tensor(bucket, what.name);
       if (others_say || !all.defined()) continue;
       for (const ShardPiece& piece : pieces(bucket, what.extent)) {
@@ -79,6 +84,14 @@ Communication StateOfExchange::own() const {
   return found;
 }
 
+void StateOfExchange::add_factors(NamedState& values, std::size_t bucket,
+                                  const RememberedTensor& what) const {
+  for (const ShardPiece& piece : pieces(bucket, what.extent)) {
+    const Tensor factor = reducer_.exchange_of(bucket).memory().tensor(bucket, what.name, piece.offset);
+    if (factor.defined()) values_of(values, name(piece, what.extent)).emplace_back(what.name, factor);
+  }
+}
+
 void StateOfExchange::load(const Communication& own) {
   if (!remembers()) return;
   const at::NoGradGuard no_grad;
@@ -88,6 +101,7 @@ void StateOfExchange::load(const Communication& own) {
     for (const auto& [name, of_name] : values) by_name.emplace(name, &of_name);
   }
   std::map<std::pair<std::size_t, std::string>, Tensor> found;
+  std::map<std::tuple<std::size_t, std::string, std::int64_t>, Tensor> factors;
   for (std::size_t bucket = 0; bucket < all_.layout.buckets.size(); ++bucket) {
     for (const RememberedTensor& what : declared().tensors()) {
       for (const ShardPiece& piece : pieces(bucket, what.extent)) {
@@ -95,6 +109,10 @@ void StateOfExchange::load(const Communication& own) {
         if (at == by_name.end()) continue;
         for (const auto& [key, value] : *at->second) {
           if (key != what.name) continue;
+          if (what.extent == Extent::kFactor) {
+            factors[{bucket, key, piece.offset}] = value.toTensor().contiguous();
+            continue;
+          }
           const Tensor& like = all_.parameters[piece.item].tensor;
           const Tensor flat = in_memory_order({name(piece, what.extent), like}, value.toTensor());
           Tensor& all = found[{bucket, what.name}];
@@ -113,6 +131,10 @@ void StateOfExchange::load(const Communication& own) {
     reducer_.exchange_of(bucket).memory().clear();
   for (auto& [place, tensor] : found)
     reducer_.exchange_of(place.first).memory().remember(place.first, place.second, std::move(tensor));
+  for (auto& [place, factor] : factors) {
+    const auto& [bucket, name, first] = place;
+    reducer_.exchange_of(bucket).memory().remember(bucket, name, std::move(factor), first);
+  }
   for (std::size_t bucket = 0; bucket < all_.layout.buckets.size(); ++bucket) {
     ExchangeMemory& memory = reducer_.exchange_of(bucket).memory();
     for (const auto& [name, number] : own.numbers) memory.remember(name, number.toInt());

@@ -36,6 +36,11 @@ class StateOfExchange {
  private:
   const ExchangeMemory& declared() const { return reducer_.exchange_of(0).memory(); }
   bool remembers() const { return !all_.layout.buckets.empty() && !declared().method().empty(); }
+  void add_factors(NamedState& values, std::size_t bucket, const RememberedTensor& what) const;
+  at::Tensor factor_of(const Communication& given, const std::string& what,
+                       const std::string& parameter) const;
+  void check_factor(const PieceName& piece, const RememberedTensor& what, const c10::IValue& value,
+                    const at::Tensor& parameter) const;
   static OptimizerState::Values& values_of(NamedState& state, const std::string& name);
   /// Of what this rank has of a bucket, in the order of what it remembers.
   std::vector<ShardPiece> pieces(std::size_t bucket, RememberedTensor::Extent extent) const;

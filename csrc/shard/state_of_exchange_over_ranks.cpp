@@ -159,9 +159,14 @@ void StateOfExchange::check_known(const Communication& given) const {
       for (const auto& [key, value] : of_name) {
         const auto& tensors = declared().tensors();
         const auto declares = [&, key = key](const RememberedTensor& what) { return what.name == key; };
-        if (std::none_of(tensors.begin(), tensors.end(), declares)) {
+        const auto declared_as = std::find_if(tensors.begin(), tensors.end(), declares);
+        if (declared_as == tensors.end()) {
           throw ConfigError("the state that is loaded has " + key + " of " + name + ", which " +
                             compression(here) + " does not keep; give a state of the same version");
+        }
+        if (declared_as->extent == RememberedTensor::Extent::kFactor) {
+          check_factor(piece, *declared_as, value, known->tensor);
+          continue;
         }
         const bool fits =
             lies_in_it && value.isTensor() && value.toTensor().numel() == last - piece.first &&
@@ -174,6 +179,17 @@ void StateOfExchange::check_known(const Communication& given) const {
       }
     }
   }
+}
+
+void StateOfExchange::check_factor(const PieceName& piece, const RememberedTensor& what, const IValue& value,
+                                   const Tensor& parameter) const {
+  const std::vector<std::int64_t> shape = what.shape_of(parameter.sizes());
+  if (piece.last < 0 && !shape.empty() && value.isTensor() && value.toTensor().sizes() == shape &&
+      value.toTensor().scalar_type() == at::kFloat)
+    return;
+  throw ConfigError(what.name + " of " + piece.parameter +
+                    " in the state that is loaded is not of the shape that this compression gives it; give a "
+                    "checkpoint of the same model, and reef::shard the options that it had");
 }
 
 std::vector<RememberedPiece> StateOfExchange::pieces_of(const Communication& given,
@@ -197,9 +213,29 @@ std::vector<RememberedPiece> StateOfExchange::pieces_of(const Communication& giv
   return found;
 }
 
+// What the first rank has that has one.
+Tensor StateOfExchange::factor_of(const Communication& given, const std::string& what,
+                                  const std::string& parameter) const {
+  for (const auto& [rank, values] : given.of_ranks) {
+    for (const auto& [name, of_name] : values) {
+      if (name != parameter) continue;
+      for (const auto& [key, value] : of_name) {
+        if (key == what) return value.toTensor();
+      }
+    }
+  }
+  return {};
+}
+
 void StateOfExchange::add_own(Communication& own, const Communication& given, std::size_t bucket) const {
   for (const RememberedTensor& what : declared().tensors()) {
     for (const ShardPiece& piece : pieces(bucket, what.extent)) {
+      if (what.extent == RememberedTensor::Extent::kFactor) {
+        const std::string& parameter = all_.parameters[piece.item].name;
+        if (Tensor factor = factor_of(given, what.name, parameter); factor.defined())
+          values_of(own.of_ranks.front().second, parameter).emplace_back(what.name, std::move(factor));
+        continue;
+      }
       const std::string subject = what.name + " of " + all_.parameters[piece.item].name;
       std::vector<RememberedPiece> had = pieces_of(given, what, piece.item);
       const RememberedRange range{piece.first, piece.first + piece.elements};

@@ -19,6 +19,19 @@ enum class Compression : std::uint8_t {
   /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
   /// next one (error feedback), so that nothing is lost.
   kBFloat16,
+  /// As float16, which is finer, and has no numbers from 65520 on: those arrive as infinities.
+  kFloat16,
+  /// Levels of 2 to 8 bits, chosen by chance so that the mean is right (QSGD, 1610.02132): unbiased, so
+  /// nothing is held back.
+  kQsgd,
+  /// Signs, with the mean magnitude of each 512 elements; the rest is held back (signSGD with error feedback,
+  /// 1901.09847).
+  kSign,
+  /// Factors of a low rank in place of matrices (PowerSGD, 1905.13727); the rest is held back, vectors go as
+  /// they are.
+  kPowerSgd,
+  /// The left and the right factor in turn, one in a step: half the bytes (GradZip, Cho et al. 2019).
+  kPowerSgdAlternating,
   /// Of each bucket a rank sends its largest elements to all others, and holds back the rest (Aji and
   /// Heafield 2017; Stich 2018).
   kTopK,
@@ -57,6 +70,14 @@ struct CompressionOptions {
   /// elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25}, {100,
   /// 0.0625}, {200, 0.001}}`.
   StepSchedule density = {};
+  /// kQsgd: of an element; from 2 to 8, by default 8.
+  StepSchedule bits = {};
+  /// kPowerSgd, kPowerSgdAlternating: of the factors, which for a matrix is at most its rows and its columns;
+  /// from 1 to 65536, by default 4.
+  StepSchedule rank = {};
+  /// kQsgd, kPowerSgd, kPowerSgdAlternating: what chooses the random numbers, the same on all ranks; one
+  /// whole number from 0 to 2^53, by default 0.
+  StepSchedule seed = {};
 };
 
 /// "gtopk"; and the one of this name. Throws ConfigError that lists the names.

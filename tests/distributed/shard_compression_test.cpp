@@ -21,24 +21,29 @@ constexpr const char* kOtherName = "tokens.weight";  // of "tied", which comes f
 struct Row {
   Stage stage;
   int degree;
+  Compression method = Compression::kBFloat16;
   ShardOptions options(std::int64_t bucket_bytes = 5000) const {
-    return {.stage = stage,
-            .bucket_bytes = bucket_bytes,
-            .compression = Compression::kBFloat16,
-            .shard_degree = degree};
+    return {.stage = stage, .bucket_bytes = bucket_bytes, .compression = method, .shard_degree = degree};
   }
   bool has_copies() const { return degree != 0 && degree < size(); }
   std::string text() const {
-    return "stage " + std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) +
-           " on rank " + std::to_string(rank());
+    return std::string(name_of(method)) + ", stage " + std::to_string(static_cast<int>(stage)) + " among " +
+           std::to_string(degree) + " on rank " + std::to_string(rank());
   }
 };
-std::vector<Row> rows() {
+std::vector<Row> rows(Compression method = Compression::kBFloat16) {
   std::vector<Row> all;
   for (const Stage stage : kStages) {
-    all.push_back({stage, 0});
-    if (stage != Stage::kReplicate && size() == 4) all.push_back({stage, 2});
+    all.push_back({stage, 0, method});
+    if (stage != Stage::kReplicate && size() == 4) all.push_back({stage, 2, method});
   }
+  return all;
+}
+constexpr Compression kMethods[] = {Compression::kBFloat16, Compression::kSign, Compression::kPowerSgd};
+std::vector<Row> rows_of_all() {
+  std::vector<Row> all;
+  for (const Compression method : kMethods)
+    for (const Row& row : rows(method)) all.push_back(row);
   return all;
 }
 
@@ -123,8 +128,10 @@ Values total_of(const Communication& all, const Net& net) {
       Tensor& sum = total[parameter];
       if (!sum.defined()) sum = torch::zeros({like.numel()});
       const std::int64_t first = open == std::string::npos ? 0 : std::stoll(name.substr(open + 1));
-      for (const auto& [key, value] : of_name)
+      for (const auto& [key, value] : of_name) {
+        if (key != "residual" && key != "residual_of_sum") continue;
         sum.slice(0, first, first + value.toTensor().numel()) += value.toTensor().reshape({-1});
+      }
     }
   }
   return total;
@@ -207,10 +214,8 @@ TEST(ShardCompression, TrainsAsOneProcessThatHoldsBack) {
 
 enum class Given { kWhole, kOnRank0, kParts };
 
-// At the same stage, with other buckets, too: the same bits as without a break. At another stage all that is
-// held back is still there.
-TEST(ShardCompression, GoesOnFromAState) {
-  const std::vector<Row> all = rows();
+void goes_on_from_a_state(Compression method) {
+  const std::vector<Row> all = rows(method);
   for (std::size_t from = 0; from < all.size(); ++from) {
     const Row& row = all[from];
     Net net(7);
@@ -220,7 +225,8 @@ TEST(ShardCompression, GoesOnFromAState) {
     const StateDict module = sharded.full_state_dict();
     const OptimizerState whole = through_file(sharded.full_optimizer_state(*optimizer));
     const std::vector<OptimizerState> parts = of_all_ranks(sharded.sharded_optimizer_state(*optimizer));
-    EXPECT_EQ(sharded.communication().of_ranks.front().second.empty(), size() == 1) << row.text();
+    EXPECT_EQ(sharded.communication().of_ranks.front().second.empty(),
+              size() == 1 || method == Compression::kQsgd);
     train(net, row, *optimizer, 2, kSteps);
     sharded.gather();
     for (const Given how : {Given::kWhole, Given::kOnRank0, Given::kParts}) {
@@ -235,17 +241,14 @@ TEST(ShardCompression, GoesOnFromAState) {
         Shard resumed = shard(*resumed_net, group(), other.options(bucket_bytes));
         const Optimizer own = kCases[0].make(resumed.parameters());
         resumed.load_state_dict({module});
-        if (how == Given::kParts) {
-          resumed.load_optimizer_state(*own, parts);
-        } else {
-          const bool gives = how == Given::kWhole || rank() == 0;
-          resumed.load_optimizer_state(
-              *own, gives ? std::vector<OptimizerState>{whole} : std::vector<OptimizerState>{});
-        }
+        std::vector<OptimizerState> given = how == Given::kParts ? parts : std::vector<OptimizerState>{whole};
+        if (how == Given::kOnRank0 && rank() > 0) given.clear();
+        resumed.load_optimizer_state(*own, given);
         const Communication loaded = resumed.full_optimizer_state(*own).communication;
         expect_equal(total_of(loaded, net), total_of(whole.communication, net), other.degree != row.degree,
                      text);
         if (other.stage != row.stage || other.degree != row.degree) continue;
+        if (!same_buckets && method != Compression::kBFloat16) continue;  // elements share what is sent
         if (same_buckets) expect_same_bits(loaded, whole.communication, text);
         train(resumed_net, other, *own, 2, kSteps);
         resumed.gather();
@@ -255,9 +258,15 @@ TEST(ShardCompression, GoesOnFromAState) {
   }
 }
 
+// At the same stage: the same bits as without a break. At another all that is held back is still there.
+TEST(ShardCompression, GoesOnFromAState) {
+  for (const Compression method : kMethods) goes_on_from_a_state(method);
+  goes_on_from_a_state(Compression::kQsgd);  // whose random numbers go on
+}
+
 /// What so many ranks hold back, of whole numbers: whole parameters, and slices of sums.
-Communication held_back_by(int ranks, const Net& net) {
-  Communication all{"bfloat16", ranks, {}, {}};
+Communication held_back_by(int ranks, const Net& net, Compression method) {
+  Communication all{name_of(method), ranks, {}, {}};
   for (int of = 0; of < ranks; ++of) {
     torch::manual_seed(static_cast<std::uint64_t>(of + 1));
     auto& values = all.of_ranks.emplace_back().second;
@@ -266,7 +275,7 @@ Communication held_back_by(int ranks, const Net& net) {
       if (item.key() == kOtherName || !item.value().requires_grad()) continue;
       values.push_back(
           {item.key(), {{"residual", torch::randint(-99, 99, item.value().sizes()).to(at::kFloat)}}});
-      if (item.value().numel() > 600) {
+      if (item.value().numel() > 600 && method != Compression::kPowerSgd) {
         const std::int64_t first = of * 256 / ranks / 256 * 256, last = of + 1 < ranks ? first : 512;
         if (last > first) {
           values.push_back({item.key() + "[" + std::to_string(first) + ":" + std::to_string(last) + "]",
@@ -280,13 +289,13 @@ Communication held_back_by(int ranks, const Net& net) {
 
 // From any number of ranks: each element's sum over ranks is what it was, and the next steps apply it.
 TEST(ShardCompression, IsLoadedByAnotherNumberOfRanks) {
-  for (const Row& row : rows()) {
+  for (const Row& row : rows_of_all()) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
       Net net(7);
       Shard sharded = shard(*net, group(), row.options());
       const Optimizer optimizer = kCases[0].make(sharded.parameters());
       OptimizerState state = sharded.full_optimizer_state(*optimizer);
-      state.communication = held_back_by(ranks, net);
+      state.communication = held_back_by(ranks, net, row.method);
       sharded.load_optimizer_state(*optimizer, {state});
       const std::string text = row.text() + " from " + std::to_string(ranks);
       expect_equal(total_of(sharded.full_optimizer_state(*optimizer).communication, net),
@@ -399,7 +408,7 @@ struct Fails : torch::autograd::Function<Fails> {
 // A pass that a rank abandons, cleared gradients, and a module that is looked at anew leave every bit.
 TEST(ShardCompression, WhatIsHeldBackStays) {
   if (size() == 1) return;
-  for (const Row& row : rows()) {
+  for (const Row& row : rows_of_all()) {
     Net net(7);
     Shard sharded = shard(*net, group(), row.options());
     const Optimizer optimizer = kCases[0].make(sharded.parameters());

@@ -12,9 +12,13 @@ import reef
 PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "shard_compression_ranks.py")
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 3), (4, 2), (3, 1), (1, 2)])
-def test_another_number_of_ranks_loses_nothing(saved_by, loaded_by, tmp_path):
-    for ranks, arguments in ((saved_by, ["save", str(tmp_path)]), (loaded_by, ["load", str(tmp_path), str(saved_by)])):
+@pytest.mark.parametrize(
+    ("method", "saved_by", "loaded_by"),
+    [("bfloat16", 2, 3), ("bfloat16", 4, 2), ("bfloat16", 3, 1), ("bfloat16", 1, 2), ("float16", 2, 3), ("sign", 3, 2), ("sign", 2, 4),
+     ("powersgd", 2, 3), ("powersgd", 4, 2), ("powersgd_alternating", 3, 2)],
+)
+def test_another_number_of_ranks_loses_nothing(method, saved_by, loaded_by, tmp_path):
+    for ranks, arguments in ((saved_by, ["save", method, str(tmp_path)]), (loaded_by, ["load", method, str(tmp_path), str(saved_by)])):
         result = run_ranks([PROGRAM, *arguments], ranks)
         assert result.ok, result.report()
         assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
@@ -23,8 +27,16 @@ def test_another_number_of_ranks_loses_nothing(saved_by, loaded_by, tmp_path):
 def test_what_is_wrong_is_refused():
     layer = torch.nn.Linear(30, 20)
     group = reef.init_process_group(rank=0, world_size=1)
-    with pytest.raises(ValueError, match="compression 'topk' is not \"none\" or \"bfloat16\""):
-        reef.shard(layer, group, compression="topk")
+    with pytest.raises(ValueError, match="compression 'top-k' is none of \"none\", \"bfloat16\", \"float16\", \"qsgd\", \"sign\", \"powersgd\""):
+        reef.shard(layer, group, compression="top-k")
+    with pytest.raises(ValueError, match="bits 9: give a whole number from 2 to 8"):
+        reef.shard(layer, group, compression=reef.Compression("qsgd", bits=9))
+    with pytest.raises(ValueError, match="seed with a schedule: give one number"):
+        reef.shard(layer, group, compression=reef.Compression("qsgd", seed={0: 1, 5: 2}))
+    with pytest.raises(ValueError, match="rank 0: give a whole number from 1 to 65536"):
+        reef.shard(layer, group, compression=reef.Compression("powersgd", rank=0))
+    with pytest.raises(ValueError, match="bits, which compression sign does not take"):
+        reef.shard(layer, group, compression=reef.Compression("sign", bits=8))
     with pytest.raises(ValueError, match="a compression and sum_order kNative"):
         reef.shard(layer, group, compression="bfloat16", sum_order="native")
     with pytest.raises(ValueError, match="is of Half, and a compression"):

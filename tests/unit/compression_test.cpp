@@ -22,8 +22,10 @@ std::string refusal(const std::function<void()>& call) {
 }
 
 TEST(Compression, NamesAreThoseOfOneMethodEach) {
-  for (const Compression compression : {Compression::kNone, Compression::kBFloat16, Compression::kTopK,
-                                        Compression::kGTopK, Compression::kGTopKTree}) {
+  for (const Compression compression :
+       {Compression::kNone, Compression::kBFloat16, Compression::kFloat16, Compression::kQsgd,
+        Compression::kSign, Compression::kPowerSgd, Compression::kPowerSgdAlternating, Compression::kTopK,
+        Compression::kGTopK, Compression::kGTopKTree}) {
     EXPECT_EQ(compression_named(name_of(compression)), compression);
   }
   const std::string told = refusal([] { compression_named("top-k"); });
@@ -60,6 +62,16 @@ TEST(Compression, WhatAMethodDoesNotTakeIsRefused) {
       {Compression::kTopK, {.density = 0}, "density 0: give a number above 0, at most 1"},
       {Compression::kTopK, {.density = -0.1}, "density -0.1: give"},
       {Compression::kTopK, {.density = {{0, 0.5}, {10, 1.5}}}, "density 1.5: give"},
+      {Compression::kQsgd, {.bits = {{0, 8}, {10, 2}}, .seed = 4503599627370497.0}, nullptr},
+      {Compression::kSign, {.bits = 8}, "bits, which compression sign does not take"},
+      {Compression::kQsgd, {.bits = 1}, "bits 1: give a whole number from 2 to 8"},
+      {Compression::kQsgd, {.bits = 9}, "bits 9: give"},
+      {Compression::kQsgd, {.bits = 2.5}, "bits 2.5: give a whole number"},
+      {Compression::kQsgd, {.seed = -1}, "seed -1: give a whole number from 0"},
+      {Compression::kQsgd, {.seed = {{0, 1}, {5, 2}}}, "seed with a schedule: give one number"},
+      {Compression::kPowerSgdAlternating, {.rank = {{0, 8}, {10, 2}}, .seed = 7}, nullptr},
+      {Compression::kPowerSgd, {.rank = 0}, "rank 0: give a whole number from 1"},
+      {Compression::kPowerSgd, {.bits = 8}, "bits, which compression powersgd does not take"},
       {Compression::kTopK, {.density = std::numeric_limits<double>::quiet_NaN()}, "density nan: give"},
   };
   for (const auto& row : rows) {
@@ -74,6 +86,8 @@ TEST(Compression, OptionsAreSetByNameAndSaidAlike) {
   EXPECT_EQ(compression_text(Compression::kGTopK, options),
             "gtopk with density 0.25, from step 100 on 0.001");
   EXPECT_EQ(compression_text(Compression::kGTopK, {}), "gtopk");
+  EXPECT_EQ(compression_text(Compression::kQsgd, {.bits = 4, .seed = 123456789}),
+            "qsgd with bits 4 with seed 123456789");
   EXPECT_NE(
       refusal([&] { set_compression_option(options, "densty", 1); }).find("'densty', which there is not"),
       std::string::npos);

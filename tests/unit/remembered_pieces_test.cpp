@@ -209,5 +209,40 @@ TEST(ExchangeMemory, WhatIsLeftOutOfAStepStays) {
   is({2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0}, {2, 2, 2, 1});
 }
 
+// Factors are of parameters, each of its own shape.
+TEST(ExchangeMemory, FactorsAreOfParameters) {
+  using Remembered = RememberedTensor;
+  ExchangeMemory memory(
+      "some method",
+      {{"residual"}, {"factor", Remembered::Ranks::kAlike, Remembered::Extent::kFactor, [](at::IntArrayRef) {
+                        return std::vector<std::int64_t>{2, 2};
+                      }}});
+  const auto step = [&](float value) {
+    for (const std::int64_t first : {0, 8})
+      memory.remember(3, "factor", torch::full({2, 2}, value + static_cast<float>(first)), first);
+  };
+  const auto is = [&](float first, float second) {
+    EXPECT_TRUE(torch::equal(memory.tensor(3, "factor"), torch::full({2, 2}, first)));
+    EXPECT_TRUE(torch::equal(memory.tensor(3, "factor", 8), torch::full({2, 2}, second)));
+  };
+  step(1);
+  EXPECT_FALSE(memory.tensor(3, "factor", 8).defined());
+  memory.keep_step();
+  is(1, 9);
+  step(2);
+  memory.leave_out(3, 8, 4, /*slice=*/0);
+  memory.keep_step();
+  is(2, 9);
+  step(3);
+  memory.forget_step();
+  is(2, 9);
+  memory.remember(3, "factor", {}, 0);
+  memory.keep_step();
+  EXPECT_FALSE(memory.tensor(3, "factor").defined());
+  EXPECT_TRUE(memory.tensor(3, "factor", 8).defined());
+  memory.clear();
+  EXPECT_FALSE(memory.tensor(3, "factor", 8).defined());
+}
+
 }  // namespace
 }  // namespace reef

@@ -18,9 +18,16 @@ class Compression:
     """
 
     method: str = "none"
-    """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
+    """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"float16"``, ``"qsgd"``, ``"sign"``, ``"powersgd"``, ``"powersgd_alternating"``,
+    ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
+    bits: Scheduled | None = None
+    """``"qsgd"``: of an element; from 2 to 8, by default 8."""
+    rank: Scheduled | None = None
+    """``"powersgd"`` and ``"powersgd_alternating"``: of the factors; from 1, by default 4."""
+    seed: int | None = None
+    """``"qsgd"`` and both of PowerSGD: what chooses the random numbers, the same on all ranks; by default 0."""
 
     def _options(self) -> tuple[list[str], list[int], list[float]]:
         names: list[str] = []

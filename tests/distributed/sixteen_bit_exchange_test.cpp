@@ -1,5 +1,5 @@
-// Gradients that travel as bfloat16: against one process that rounds, holds back and adds up as all ranks do;
-// and what is held back and what has been applied against what there was.
+// Gradients that travel as bfloat16 or float16: against one process that rounds, holds back and adds up as
+// all ranks do; and what is held back and what has been applied against what there was.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,18 +31,18 @@ Tensor gradient(int of, int step, std::int64_t elements, at::ScalarType dtype) {
 }
 
 struct Row {
+  Compression method;
+  at::ScalarType sent;  ///< what it travels as
   bool messages;
   Stage stage;
   int degree;
   Reduction reduction;
   at::ScalarType dtype;
-  ShardOptions options() const {
-    return {.stage = stage, .reduction = reduction, .compression = Compression::kBFloat16};
-  }
+  ShardOptions options() const { return {.stage = stage, .reduction = reduction, .compression = method}; }
   bool divided() const { return stage != Stage::kReplicate; }
   int copies() const { return divided() ? size() / degree : 1; }
   std::string text() const {
-    return std::string(messages ? "" : "without messages, ") + "stage " +
+    return std::string(name_of(method)) + ", " + (messages ? "" : "without messages, ") + "stage " +
            std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) +
            (reduction == Reduction::kMean ? ", mean of " : ", sum of ") + c10::toString(dtype) + " on rank " +
            std::to_string(rank());
@@ -51,14 +51,17 @@ struct Row {
 
 std::vector<Row> rows() {
   std::vector<Row> all;
-  for (const bool messages : {true, false}) {
-    for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-      for (int degree = 1; degree <= size(); ++degree) {
-        if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
-        for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
-          for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kComplexFloat}) {
-            const bool known = messages || dtype != at::kComplexFloat;  // to gloo's all-to-all
-            if (known) all.push_back({messages, stage, degree, reduction, dtype});
+  for (const Compression method : {Compression::kBFloat16, Compression::kFloat16}) {
+    const at::ScalarType sent = method == Compression::kBFloat16 ? at::kBFloat16 : at::kHalf;
+    for (const bool messages : {true, false}) {
+      for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
+        for (int degree = 1; degree <= size(); ++degree) {
+          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+          for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
+            for (const at::ScalarType dtype : {at::kFloat, at::kDouble, sent, at::kComplexFloat}) {
+              const bool known = messages || dtype != at::kComplexFloat;  // to gloo's all-to-all
+              if (known) all.push_back({method, sent, messages, stage, degree, reduction, dtype});
+            }
           }
         }
       }
@@ -67,9 +70,9 @@ std::vector<Row> rows() {
   return all;
 }
 
-Tensor rounded(const Tensor& values) {
-  if (values.is_complex()) return torch::view_as_complex(rounded(torch::view_as_real(values)));
-  return values.to(at::kBFloat16).to(values.scalar_type());
+Tensor rounded(const Tensor& values, at::ScalarType to) {
+  if (values.is_complex()) return torch::view_as_complex(rounded(torch::view_as_real(values), to));
+  return values.to(to).to(values.scalar_type());
 }
 
 /// What all ranks do, in one process.
@@ -99,7 +102,7 @@ class Oracle {
  private:
   Tensor held_back(const Tensor& values, Tensor& residual) const {
     if (residual.defined()) values.add_(residual);
-    const Tensor sent = rounded(values);
+    const Tensor sent = rounded(values, row_.sent);
     residual = values.sub(sent);
     return sent;
   }
@@ -108,7 +111,7 @@ class Oracle {
 
 // Bit for bit, and bytes exactly. Steps 1 and 3 are abandoned: what comes after them is as if they had not
 // been.
-TEST(Bfloat16Exchange, IsWhatOneProcessRoundsAndHoldsBack) {
+TEST(SixteenBitExchange, IsWhatOneProcessRoundsAndHoldsBack) {
   const ProcessGroupPtr without_messages = collectives_only(group());
   int number = 1;
   for (const Row& row : rows()) {
@@ -149,7 +152,7 @@ TEST(Bfloat16Exchange, IsWhatOneProcessRoundsAndHoldsBack) {
       EXPECT_EQ(ranks.sent_bytes(), bytes) << row.text();
     }
     const Tensor residual = exchange->memory().tensor(0, "residual");
-    EXPECT_EQ(residual.defined(), size() > 1 && row.dtype != at::kBFloat16) << row.text();
+    EXPECT_EQ(residual.defined(), size() > 1 && row.dtype != row.sent) << row.text();
     if (!residual.defined()) continue;
     const auto place = static_cast<std::size_t>(row.copies() > 1 ? rank() / row.degree : rank());
     const Tensor all = oracle.residuals_[place];
@@ -162,7 +165,7 @@ TEST(Bfloat16Exchange, IsWhatOneProcessRoundsAndHoldsBack) {
 }
 
 // Of whole numbers with 14 bits nothing is lost: what is applied and what is held back is what there was.
-TEST(Bfloat16Exchange, WhatIsAppliedAndHeldBackIsWhatThereWas) {
+TEST(SixteenBitExchange, WhatIsAppliedAndHeldBackIsWhatThereWas) {
   int number = 1;
   for (const Row& row : rows()) {
     if (row.dtype != at::kFloat || row.reduction != Reduction::kSum || !row.messages) continue;
@@ -197,7 +200,7 @@ TEST(Bfloat16Exchange, WhatIsAppliedAndHeldBackIsWhatThereWas) {
 }
 
 // What is not finite arrives, and is not held back; neither is what was held back for it.
-TEST(Bfloat16Exchange, WhatIsNotFiniteIsToldAndNotKept) {
+TEST(SixteenBitExchange, WhatIsNotFiniteIsToldAndNotKept) {
   if (size() == 1) return;
   int number = 1;
   for (const Row& row : rows()) {

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+namespace reef::kernels {
+
+/// What is done with a block of at most kLevelBlock elements.
+struct PackedBlocks {
+  void (*encode_levels)(const float* values, std::int64_t count, int bits, std::uint64_t key,
+                        std::uint8_t* packed);
+  void (*encode_signs)(float* values, std::int64_t count, std::uint8_t* packed);
+  void (*sum)(const std::uint8_t* const* parts, std::int64_t parts_count, int bits, std::int64_t count,
+              float* to);
+};
+/// nullptr: the processor has none.
+const PackedBlocks* packed_blocks_with_avx2();
+
+}  // namespace reef::kernels

@@ -1,0 +1,116 @@
+#include "shard/coded_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+constexpr const char* kLost = "residual";
+constexpr const char* kLostOfSum = "residual_of_sum";
+
+}  // namespace
+
+ExchangeMemory CodedExchange::residuals(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
+                                        const char* method) {
+  using Remembered = RememberedTensor;
+  const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
+  const auto extent = has_copies ? Remembered::Extent::kSlice : Remembered::Extent::kBucket;
+  return {method,
+          {{kLost, Remembered::Ranks::kShares, extent},
+           {kLostOfSum, Remembered::Ranks::kShares, Remembered::Extent::kSlice}}};
+}
+
+CodedExchange::CodedExchange(const ProcessGroupPtr& group, int number, int slices,
+                             const ShardOptions& options, ExchangeMemory memory)
+    : GradientExchange(group, number, slices, options, std::move(memory)),
+      name_("the exchange of gradients in " + std::string(name_of(options.compression))) {}
+
+void CodedExchange::begin_step(std::int64_t step) {
+  GradientExchange::begin_step(step);
+  sum_.forget();
+}
+
+void CodedExchange::exchange(const GradientBucket& bucket) {
+  if (ranks().all().count == 1 || !encodes(bucket.flat)) return add_up_as_it_is(bucket);
+  if (has_copies()) {
+    between_copies(bucket);
+  } else {
+    between_ranks(bucket);
+  }
+  if (reduction() == Reduction::kMean) bucket.own.div_(ranks().all().count);
+}
+
+// What was held back is a part of what each rank adds, once among all.
+void CodedExchange::add_up_as_it_is(const GradientBucket& bucket) {
+  const Tensor own = ranks().own_slice(bucket.flat);
+  take(bucket.number, kLost, has_copies() ? own : bucket.flat);
+  take(bucket.number, kLostOfSum, own);
+  if (divided()) {
+    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
+  } else {
+    sum_.all_reduce(bucket.flat, reduction());
+  }
+}
+
+// Adds what was held back, of which nothing is left then.
+void CodedExchange::take(std::size_t bucket, const char* name, const Tensor& values) {
+  const Tensor before = memory().tensor(bucket, name);
+  if (!before.defined()) return;
+  values.add_(before);
+  memory().remember(bucket, name, Tensor());
+}
+
+// And holds back what it loses.
+Tensor CodedExchange::code_of(const Part& part) {
+  const std::size_t bucket = part.bucket.number;
+  const char* const name = part.of_sum ? kLostOfSum : kLost;
+  if (!holds_back(part.values)) {
+    take(bucket, name, part.values);
+    return encode(part);
+  }
+  const Tensor before = memory().tensor(bucket, name);
+  const Tensor left = before.defined() ? part.values.add(before) : part.values.clone();
+  Tensor codes = encode({part.bucket, left, part.first, part.slices, part.of_sum});
+  memory().remember(bucket, name, left);
+  return codes;
+}
+
+void CodedExchange::between_copies(const GradientBucket& bucket) {
+  const RanksAmong copies = ranks().copies();
+  sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kCopy, Reduction::kSum);
+  take(bucket.number, kLostOfSum, bucket.own);
+  const std::int64_t first = ranks().copy().place * bucket.own.numel();
+  const Tensor code = code_of({bucket, bucket.own, first, /*slices=*/1, /*of_sum=*/false});
+  const Tensor all = at::empty({copies.count * code.numel()}, code.options());
+  SliceExchange::slice(all, copies.place, copies.count).copy_(code);
+  ranks().all_gather(name_.c_str(), all, copies);
+  decode(all, copies.count, bucket.own);
+}
+
+void CodedExchange::between_ranks(const GradientBucket& bucket) {
+  const RanksAmong& all = ranks().all();
+  const Tensor codes = code_of({bucket, bucket.flat, /*first=*/0, all.count, /*of_sum=*/false});
+  const Tensor received = at::empty_like(codes);
+  ranks().all_to_all(name_.c_str(), codes, received, all);
+  if (divided()) {
+    decode(received, all.count, bucket.own);
+    return take(bucket.number, kLostOfSum, bucket.own);
+  }
+  const Tensor sum = ranks().own_slice(bucket.flat);
+  decode(received, all.count, sum);
+  ranks().own_slice(received).copy_(
+      code_of({bucket, sum, all.place * sum.numel(), /*slices=*/1, /*of_sum=*/true}));
+  ranks().all_gather(name_.c_str(), received, all);
+  for (int number = 0; number < all.count; ++number) {
+    decode(SliceExchange::slice(received, number, all.count), /*count=*/1,
+           SliceExchange::slice(bucket.flat, number, all.count));
+  }
+}
+
+}  // namespace reef

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <string>
+
+#include "distributed/slice_sum.h"
+#include "shard/gradient_exchange.h"
+
+namespace reef {
+
+/// What methods have in common by which all elements travel, each in fewer bits: as the method's *code* of a
+/// slice. Each rank is sent the codes of its slice, and adds up what they say in the order of ranks, in the
+/// bucket's dtype. Where nothing is divided that sum is encoded once more, to be sent back, and every rank
+/// has what that code says, so that all have the same bits. With copies a copy's sum is made as SliceSum
+/// makes it, and only what leaves it is encoded: the codes of all copies' slices are sent to each.
+///
+/// What a code loses may be held back on its rank (error feedback) and added to the next gradient: as
+/// `residual`, and what the code of a sum loses as `residual_of_sum` of the rank that has added it up. Then
+/// what has been applied in all steps, and all ranks' residuals, are what all ranks had. A residual is
+/// finite.
+///
+/// A rank sends P - 1 codes of a slice, where nothing is divided twice as many, and with copies one to each
+/// other copy, beside what SliceSum sends.
+class CodedExchange : public GradientExchange {
+ public:
+  /// `memory`: residuals(), if it holds anything back.
+  CodedExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
+                ExchangeMemory memory);
+  void exchange(const GradientBucket& bucket) final;
+  void begin_step(std::int64_t step) final;
+
+ protected:
+  static ExchangeMemory residuals(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
+                                  const char* method);
+
+  /// What is encoded: of a bucket, elements from `first` on, as so many equal slices.
+  struct Part {
+    const GradientBucket& bucket;
+    at::Tensor values;
+    std::int64_t first;
+    int slices;
+    bool of_sum;  ///< and not of this rank's gradient
+  };
+  /// Whether buckets like this travel as codes; others are added up as they are.
+  virtual bool encodes(const at::Tensor& flat) const = 0;
+  /// Whether what codes of this lose is held back.
+  virtual bool holds_back(const at::Tensor& values) const = 0;
+  /// The slices' codes, one after another. If it holds anything back, the values become what is lost of them.
+  virtual at::Tensor encode(const Part& part) = 0;
+  /// `to` becomes the sum, in their order, of what so many codes say.
+  virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
+
+ private:
+  at::Tensor code_of(const Part& part);
+  void take(std::size_t bucket, const char* name, const at::Tensor& values);
+  bool has_copies() const { return divided() && ranks().copies().count > 1; }
+  void add_up_as_it_is(const GradientBucket& bucket);
+  void between_copies(const GradientBucket& bucket);
+  void between_ranks(const GradientBucket& bucket);
+
+  SliceSum sum_{ranks()};
+  std::string name_;
+};
+
+}  // namespace reef

@@ -1,0 +1,51 @@
+#include "shard/qsgd_exchange.h"
+
+#include "kernels/packed_levels.h"
+#include "kernels/random_key.h"
+#include "shard/packed_code.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+constexpr const char* kUsedSteps = "steps";
+constexpr double kBits = 8;
+
+}  // namespace
+
+QsgdExchange::QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
+    : CodedExchange(group, number, slices, options, {"qsgd", {}, {kUsedSteps}}),
+      bits_(options.compression_options.bits),
+      seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))) {}
+
+void QsgdExchange::end_step(bool used) {
+  if (used) memory().remember(kUsedSteps, memory().number(kUsedSteps) + 1);
+  CodedExchange::end_step(used);
+}
+
+bool QsgdExchange::encodes(const Tensor& flat) const {
+  return flat.is_cpu() && flat.scalar_type() == at::kFloat;
+}
+
+int QsgdExchange::bits() const { return static_cast<int>(bits_.at(memory().number(kUsedSteps), kBits)); }
+
+Tensor QsgdExchange::encode(const Part& part) {
+  const std::int64_t elements = part.values.numel() / part.slices;
+  Tensor codes = empty_codes(part.slices, elements, bits());
+  const auto step = static_cast<std::uint64_t>(memory().number(kUsedSteps));
+  const auto rank = static_cast<std::uint64_t>(ranks().all().place);
+  for (int number = 0; number < part.slices; ++number) {
+    const std::uint64_t key = kernels::random_key(
+        {seed_, step, rank, part.bucket.number, part.of_sum ? 1U : 0U, static_cast<std::uint64_t>(number)});
+    kernels::encode_levels(part.values.const_data_ptr<float>() + number * elements, elements, bits(), key,
+                           code_of_slice(codes, number, part.slices));
+  }
+  return codes;
+}
+
+void QsgdExchange::decode(const Tensor& codes, int count, const Tensor& to) const {
+  sum_of_codes(codes, count, bits(), to);
+}
+
+}  // namespace reef

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "shard/coded_exchange.h"
+
+namespace reef {
+
+/// QSGD (1610.02132): an element travels as one of 2^bits - 1 levels of its block, chosen by chance so that
+/// its mean is the element. Unbiased, so nothing is held back; see kernels/packed_levels.h for the levels and
+/// their variance. The random numbers are a function of the seed, of how many steps the ranks have used, the
+/// rank and the bucket: ranks' errors are independent of each other, a run that is resumed has the same, and
+/// a step that no rank uses leaves nothing.
+///
+/// A code of a slice is 4 + 64 bits bytes for each 512 elements. Codes are of float32 on the CPU; other
+/// buckets are added up as they are. What is not finite arrives as NaN, and so does its block.
+class QsgdExchange final : public CodedExchange {
+ public:
+  QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options);
+  void end_step(bool used) override;
+
+ private:
+  bool encodes(const at::Tensor& flat) const override;
+  bool holds_back(const at::Tensor&) const override { return false; }
+  at::Tensor encode(const Part& part) override;
+  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  int bits() const;
+
+  StepSchedule bits_;
+  std::uint64_t seed_;
+};
+
+}  // namespace reef

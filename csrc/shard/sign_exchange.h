@@ -1,0 +1,25 @@
+#pragma once
+
+#include "shard/coded_exchange.h"
+
+namespace reef {
+
+/// signSGD with error feedback (Karimireddy et al., 1901.09847, algorithm 2): an element travels as its sign,
+/// and each 512 with their mean magnitude. What that loses of gradients and of sums is held back.
+///
+/// A code of a slice is 68 bytes for each 512 elements. Codes are of float32 on the CPU; other buckets are
+/// added up as they are. What is not finite arrives as NaN, and so does its block, and takes what was held
+/// back for that with it.
+class SignExchange final : public CodedExchange {
+ public:
+  SignExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
+      : CodedExchange(group, number, slices, options, residuals(group, slices, options, "sign")) {}
+
+ private:
+  bool encodes(const at::Tensor& flat) const override;
+  bool holds_back(const at::Tensor&) const override { return true; }
+  at::Tensor encode(const Part& part) override;
+  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+};
+
+}  // namespace reef

@@ -1,0 +1,27 @@
+#pragma once
+
+#include "shard/coded_exchange.h"
+
+namespace reef {
+
+/// The sum (or mean) of gradients that travel as bfloat16 or float16, half the bytes of float32. What
+/// rounding takes from a gradient is held back. Buckets of that dtype are added up as they are.
+///
+/// What is not finite, or is too large for the dtype (float16: from 65520 on, sums as well), arrives as an
+/// infinity or NaN, and takes what was held back for that element with it.
+class SixteenBitExchange final : public CodedExchange {
+ public:
+  /// `dtype`: kBFloat16 or kHalf.
+  SixteenBitExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
+                     at::ScalarType dtype);
+
+ private:
+  bool encodes(const at::Tensor&) const override { return true; }
+  bool holds_back(const at::Tensor& values) const override { return values.scalar_type() != dtype_; }
+  at::Tensor encode(const Part& part) override;
+  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+
+  at::ScalarType dtype_;
+};
+
+}  // namespace reef
