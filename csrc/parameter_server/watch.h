@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "distributed/deadline.h"
+#include "deadline.h"
 #include "reef/collectives.h"
 
 namespace reef {

@@ -95,6 +95,10 @@ double StepSchedule::at(std::int64_t step, double otherwise) const {
   return value;
 }
 
+bool compresses_on_devices(Compression compression) {
+  return compression == Compression::kBFloat16 || compression == Compression::kFloat16;
+}
+
 const char* name_of(Compression compression) { return row_of(compression).name; }
 
 Compression compression_named(const std::string& name) {

@@ -87,6 +87,12 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
                         "is on a device or whose gradient is not float32, and compression auto, which prices "
                         "float32 on the CPU: name a method.");
     }
+    const bool on_device = tensor.requires_grad() && !tensor.is_cpu();
+    if (compresses && !chooses && on_device && !compresses_on_devices(options.compression)) {
+      throw ConfigError(which + "is on " + tensor.device().str() + ", and compression " +
+                        name_of(options.compression) +
+                        ", which is for gradients on the CPU: take bfloat16 or none.");
+    }
     const at::ScalarType computed = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
     if (compresses && tensor.requires_grad() && computed == at::kHalf) {
       throw ConfigError(

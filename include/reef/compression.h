@@ -80,6 +80,9 @@ struct CompressionOptions {
   StepSchedule seed = {};
 };
 
+/// Whether it makes gradients on devices smaller, and not only those on the CPU.
+REEF_API bool compresses_on_devices(Compression compression);
+
 /// "gtopk"; and the one of this name. Throws ConfigError that lists the names.
 REEF_API const char* name_of(Compression compression);
 REEF_API Compression compression_named(const std::string& name);

@@ -33,6 +33,11 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
     EXPECT_NE(told.find(part), std::string::npos) << told;
 }
 
+TEST(Compression, OnDevicesThereAreSixteenBits) {
+  EXPECT_TRUE(compresses_on_devices(Compression::kBFloat16) && compresses_on_devices(Compression::kFloat16));
+  EXPECT_FALSE(compresses_on_devices(Compression::kGTopK) || compresses_on_devices(Compression::kQsgd));
+}
+
 TEST(Compression, AScheduleHasTheValueOfTheLastEntryThatHasBegun) {
   const StepSchedule schedule = {{0, 0.25}, {100, 0.0625}, {101, 0.001}};
   EXPECT_EQ(schedule.at(0, 1), 0.25);
