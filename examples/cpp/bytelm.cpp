@@ -137,7 +137,12 @@ void train(const Options& options) {
   TrainingState state{ByteGPT(options), {}, nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
   auto& model = state.model;
   model->to(device);
-  if (ranks > 1) state.sharded.emplace(reef::shard(*model, group, {.stage = options.stage}));
+  if (ranks > 1) {
+    state.sharded.emplace(reef::shard(*model, group,
+                                      {.stage = options.stage,
+                                       .compression = options.compression,
+                                       .compression_options = options.compression_options}));
+  }
   const auto parameters = state.sharded ? state.sharded->parameters() : model->parameters();
   const auto names = state.sharded ? state.sharded->names() : model->named_parameters().keys();
   if (options.recompute_within_bytes) {

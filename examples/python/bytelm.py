@@ -94,7 +94,8 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     torch.manual_seed(options.seed)
     batches = torch.Generator().manual_seed(options.seed)
     model = ByteGPT(options).to(device)
-    sharded = reef.shard(model, group, stage=options.stage) if ranks > 1 else None
+    compression = reef.Compression(options.compression, density=options.density)
+    sharded = reef.shard(model, group, stage=options.stage, compression=compression) if ranks > 1 else None
     parameters = sharded.parameters() if sharded else list(model.parameters())
     names = sharded.names() if sharded else [name for name, _ in model.named_parameters()]
     if options.recompute_within:

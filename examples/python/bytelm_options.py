@@ -42,6 +42,8 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     formats = reef.optim.STATES
     add("--state", choices=formats, help="step by reef.optim with states kept so; by default torch.optim steps")
     add("--stage", choices=(*STAGES, *"0123"), default="replicate", help="what ranks divide: nothing, states, gradients, parameters")
+    add("--compression", metavar="METHOD", default="none", help="how gradients travel between ranks: none, bfloat16, gtopk, powersgd, ...")
+    add("--density", type=float, metavar="SHARE", help="of a gradient's elements, which are sent by topk and gtopk")
     add("--learning-rate", type=float, default=3e-3, help="largest learning rate")
     add("--seed", type=not_negative, default=0, help="of the parameters, the batches and the sample")
     add("--threads", type=positive, help="threads of an operator; by default PyTorch decides")

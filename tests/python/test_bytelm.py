@@ -115,6 +115,9 @@ BAD_OPTIONS = [
     (dict(state="int7"), "int7"),
     (dict(stage="all"), "all"),
     (dict(stage=4), "4"),
+    (dict(compression="top"), "'top' is none of"),
+    (dict(compression="gtopk", density=2), "density 2"),
+    (dict(density=0.1), "which compression none does not take"),
     (dict(device="tpu"), "tpu"),
     (dict(device="cuda:"), "cuda:"),
     (dict(device="cuda:99"), "cuda:99"),
@@ -325,6 +328,19 @@ def test_two_ranks_stay_equal_and_equal_one_of_twice_the_batch(face, run, text):
     assert run(face, data=[text], batch=4, losses="one", optimizer="sgd").returncode == 0
     losses = [[line["loss"] for line in read_log(name)[:-1]] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_ranks_that_send_less_are_alike_in_both_languages(run, text):
+    def losses(face, **more):
+        log = f"{face}.{len(more)}"
+        result = run_two(command(face) + arguments(data=[text], batch=2, losses=log, optimizer="sgd", threads=1, sample=0, **more))
+        assert result.ok, result.report()
+        assert read_log(log) == read_log(f"{log}.rank1")
+        return [line["loss"] for line in read_log(log)[:-1]]
+
+    sent = {face: losses(face, compression="gtopk", density=0.05) for face in FACES}
+    assert sent["cpp"] == pytest.approx(sent["python"], abs=1e-5)
+    assert sent["cpp"] != losses("cpp")
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -267,12 +267,20 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
             .outer_momentum = outer_momentum,
             .nesterov = nesterov,
             .compression = reef::compression_named(compression),
-            .compression_options = compression_options(option_names, option_steps, option_values),
+            .compression_options = reef::bind::compression_options(option_names, option_steps, option_values),
             .parts = parts,
             .overlap_steps = overlap_steps,
             .mixing = mixing,
             .between_copies = between_copies.value_or(reef::ProcessGroupPtr())};
         return c10::make_intrusive<LocalUpdates>(shard, options);
+      });
+  m.def(
+      "check_compression(str compression, str[] compression_options, int[] option_steps, float[] "
+      "option_values) -> ()",
+      [](const std::string& compression, const std::vector<std::string>& names,
+         const std::vector<std::int64_t>& steps, const std::vector<double>& values) {
+        reef::check_compression(reef::compression_named(compression),
+                                reef::bind::compression_options(names, steps, values));
       });
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import torch
+
 Scheduled = float | Mapping[int, float]
 """A number, or what it is from which step on: ``{0: 0.25, 100: 0.001}``."""
 
@@ -28,6 +30,9 @@ class Compression:
     """``"powersgd"`` and ``"powersgd_alternating"``: of the factors; from 1, by default 4."""
     seed: int | None = None
     """``"qsgd"`` and both of PowerSGD: what chooses the random numbers, the same on all ranks; by default 0."""
+
+    def __post_init__(self) -> None:
+        torch.ops.reef.check_compression(self.method, *self._options())
 
     def _options(self) -> tuple[list[str], list[int], list[float]]:
         names: list[str] = []

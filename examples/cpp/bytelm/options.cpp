@@ -36,6 +36,10 @@ po::options_description describe(Options& options) {
       "step by reef::optim with states in float32, bfloat16, int8, int4, companded8, int8_compensated, ...");
   add("stage", po::value<std::string>()->value_name("STAGE"),
       "what ranks divide: replicate (nothing), optimizer, gradients or parameters, or 0 to 3");
+  add("compression", po::value<std::string>()->value_name("METHOD"),
+      "how gradients travel between ranks: none, bfloat16, gtopk, powersgd, ...");
+  add("density", po::value<double>()->value_name("SHARE"),
+      "of a gradient's elements, which are sent by topk and gtopk");
   add("learning-rate", po::value(&options.learning_rate)->default_value(options.learning_rate, "0.003"),
       "largest learning rate");
   add("seed", number(options.seed), "of the parameters, the batches and the sample");
@@ -132,6 +136,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (given.count("recompute-within"))
     options.recompute_within_bytes = reef::parse_bytes(given["recompute-within"].as<std::string>());
   if (given.count("stage")) options.stage = stage_of(given["stage"].as<std::string>());
+  if (given.count("compression"))
+    options.compression = reef::compression_named(given["compression"].as<std::string>());
+  if (given.count("density")) options.compression_options.density = given["density"].as<double>();
+  reef::check_compression(options.compression, options.compression_options);
   check(options, given);
   return options;
 }

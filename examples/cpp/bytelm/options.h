@@ -22,8 +22,10 @@ struct Options {
   std::int64_t steps = 1200;
   std::string optimizer = "adamw";
   std::string state;  ///< how reef::optim keeps its states; "": torch::optim keeps them
-  reef::Stage stage = reef::Stage::kReplicate;  ///< what several ranks divide
-  double learning_rate = 3e-3;                  ///< at the end of the warm-up
+  reef::Stage stage = reef::Stage::kReplicate;               ///< what several ranks divide
+  reef::Compression compression = reef::Compression::kNone;  ///< of gradients between ranks
+  reef::CompressionOptions compression_options;
+  double learning_rate = 3e-3;  ///< at the end of the warm-up
   std::int64_t seed = 0;
   std::int64_t threads = 0;  ///< 0: as many as LibTorch takes by itself
   std::string device = "cpu";
