@@ -54,9 +54,10 @@ for rule, make in RULES.items():
         expected = alone(make, ranks, **options)
         assert differences(expected, Net().state_dict()) == list(expected)
         for stage in range(4):
-            for degree in {0, 1} if stage > 0 else {0}:
+            rows = [{}, {"offload": True}, *([{"shard_degree": 1}] if stage > 0 else [])]
+            for row in rows:
                 net = Net()
-                sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", shard_degree=degree)
+                sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB", **row)
                 optimizer = make(sharded.parameters(), group=group, **options)
                 for step in range(STEPS):
                     if step == 2:  # in the middle: what is saved goes on, in another optimizer
@@ -67,7 +68,7 @@ for rule, make in RULES.items():
                     net(batch(rank, step)).backward()
                     optimizer.step()
                 found = sharded.full_state_dict()
-                assert differences(expected, found) == [], (rule, state, stage, degree, differences(expected, found))
+                assert differences(expected, found) == [], (rule, state, stage, row, differences(expected, found))
                 sharded.end()
 
     # Without the group parts are refused on every rank, and nothing has changed.
