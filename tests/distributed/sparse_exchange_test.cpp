@@ -89,7 +89,7 @@ class Oracle {
   Tensor step(const std::vector<Tensor>& gradients) {
     std::vector<Tensor> taken;
     for (std::size_t i = 0; i < left_.size(); ++i)
-      taken.push_back(largest(left_[i] += gradients[i], left_[i]));
+      taken.push_back(largest(left_[i] + gradients[i], left_[i]));
     if (method_ == Compression::kTopK) {
       Tensor sum = taken[0].clone();
       for (std::size_t i = 1; i < taken.size(); ++i) sum += taken[i];
@@ -134,7 +134,7 @@ class Oracle {
       for (std::size_t i = 0; i + distance < all.size(); i += 2 * distance)
         all[i] = largest(all[i] + all[i + distance], rest);
     }
-    for (std::size_t i = 0; i < taken.size(); ++i) left_[i] += taken[i].masked_fill(all[0] != 0, 0);
+    for (std::size_t i = 0; i < taken.size(); ++i) left_[i] = left_[i] + taken[i].masked_fill(all[0] != 0, 0);
     return all[0];
   }
 
