@@ -103,8 +103,8 @@ class REEF_API LocalUpdates {
   OptimizerState state() const;
   /// Of this rank, as state() gave it to the same rank of as many. All ranks alike, after the module's and
   /// the optimizer's. Throws ConfigError on all ranks, and nothing has changed, if it is of another number of
-  /// ranks, of another rank, of other parameters or buckets, or of other options than the outer rate,
-  /// momentum and mixing, and if the ranks' states are not of one step and round. To go on with another
+  /// ranks, of another rank, of other parameters or buckets, or of other options than the outer rate
+  /// and momentum, and if the ranks' states are not of one step and round. To go on with another
   /// number of ranks, save the module after finish().
   void load_state(const OptimizerState& own);
 

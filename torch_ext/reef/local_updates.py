@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,10 +59,13 @@ class LocalUpdates:
         between_copies: torch.distributed.ProcessGroup | None = None,
     ) -> None:
         compression = as_compression(compression)
-        self._open: torch.ScriptObject | None = torch.ops.reef.local_updates(
+        made = torch.ops.reef.local_updates(
             sharded._shard, local_steps, outer_lr, outer_momentum, nesterov, compression.method, *compression._options(),
             parts, overlap_steps, mixing, None if between_copies is None else between_copies.boxed(),
         )  # fmt: skip
+        self._open: torch.ScriptObject | None = made
+        # Not as Python frees it: whoever waits for an exchange then would hold the lock that its end may need.
+        self._end = weakref.finalize(self, made.close)
 
     @property
     def _updates(self) -> torch.ScriptObject:
@@ -86,7 +90,7 @@ class LocalUpdates:
 
     def close(self) -> None:
         """Waits for an exchange that is under way. Backward reduces gradients again. Parameters stay as they are."""
-        self._updates.close()
+        self._end()
         self._open = None
 
     @property
