@@ -113,12 +113,10 @@ struct ParameterServer::State {
 
   std::optional<double> end() {
     if (any(Standing::kFinished)) return std::nullopt;
-    fail(std::make_exception_ptr(RankFailed("rank " + std::to_string(group->getRank()) + " of " +
-                                                std::to_string(group->getSize()) +
-                                                ": serving has ended, as no worker is left and none has "
-                                                "finished: " +
-                                                removed.front().second + "; look at its output.",
-                                            removed.front().first)));
+    // They may have failed as another server is gone: whoever found that out has said so in the store.
+    fail(rank_failed(
+        *group, "ParameterServer::serve",
+        std::runtime_error("no worker is left, and none has finished: " + removed.front().second)));
   }
 
   [[noreturn]] void fail(std::exception_ptr error) {

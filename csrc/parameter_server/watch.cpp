@@ -1,5 +1,6 @@
 #include "parameter_server/watch.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,7 @@ namespace reef {
 namespace {
 
 constexpr int kLooks = 10;  // in the time after which a rank counts as silent, as in Heartbeat
+constexpr milliseconds kProcessesEvery{200};
 constexpr milliseconds kEndingTakes{2000};
 constexpr milliseconds kLookEvery{20};
 
@@ -56,10 +58,11 @@ void Watch::run() {
   const milliseconds interval = ours_->heart->silence() / kLooks;
   std::vector<Seen> seen(ranks_.size());
   int unanswered = 0;
-  for (;;) {
+  for (Deadline next_beats = std::chrono::steady_clock::now() + interval;;) {
     {
       std::unique_lock lock(mutex_);
-      if (changed_.wait_for(lock, interval, [this] { return closing_; })) return;
+      const auto pause = std::min(interval, kProcessesEvery);
+      if (changed_.wait_for(lock, pause, [this] { return closing_; })) return;
     }
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (seen[i].ended) continue;
@@ -68,7 +71,9 @@ void Watch::run() {
       seen[i].ended = true;
       tell_(Found::kEnded, ranks_[i], *text);
     }
+    if (!has_passed(next_beats)) continue;
     look_at_beats(seen, unanswered);
+    next_beats = std::chrono::steady_clock::now() + interval;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "async_updates/slice.h"
@@ -91,9 +92,11 @@ struct AsyncWorker::State {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& [name, parameter] = parameters[i];
       if (parameter.sizes() == at::IntArrayRef(sizes[i]) && parameter.scalar_type() == at::kFloat) continue;
-      throw ConfigError(call + ": parameter " + name + " has become " +
-                        c10::toString(parameter.scalar_type()) + " " + parameter.toString() +
-                        "; make the worker when the module is what it will be.");
+      std::ostringstream text;
+      text << call << ": parameter " << name << " has become " << parameter.scalar_type() << " "
+           << parameter.sizes() << ", and was Float " << at::IntArrayRef(sizes[i])
+           << ": make another AsyncWorker, and servers, of the module as it is.";
+      throw ConfigError(text.str());
     }
   }
 
@@ -135,6 +138,7 @@ struct AsyncWorker::State {
     } catch (const RankFailed& error) {
       failed = rank_failed(*group, call, error);
       watch.reset();
+      for (const auto& of_pair : plan.pairs) of_pair->fail();  // what is still under way
       plan.pairs.clear();
       std::rethrow_exception(failed);
     }

@@ -265,6 +265,23 @@ def server_lost(group, servers: int, folder: Path, how: int) -> None:
     raise AssertionError("nothing was raised")
 
 
+def alone(group, servers: int, folder: Path) -> None:
+    """The only worker is killed: the server has nobody left to serve, and says whom it has lost."""
+    if group.rank() == 1:
+        net = Net()
+        worker = reef.AsyncWorker(net, group)
+        worker.pull()
+        os.kill(os.getpid(), signal.SIGKILL)
+    server = reef.ParameterServer(group)
+    for _ in range(2):  # it stays so
+        try:
+            server.serve(adam([server.parameter]))
+        except torch.distributed.DistError as error:
+            assert "ParameterServer::serve failed: rank 1 (process " in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+
+
 def main() -> None:
     what, servers, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     group = reef.init_process_group(timeout_seconds=600.0, heartbeat_seconds=HEARTBEAT_SECONDS if "stopped" in what else 60.0)
@@ -273,7 +290,7 @@ def main() -> None:
     elif what == "server_stopped":
         server_lost(group, servers, folder, signal.SIGSTOP)
     else:
-        {"synchronous": synchronous, "replays": replays, "killed": killed, "stopped": stopped}[what](
+        {"synchronous": synchronous, "replays": replays, "killed": killed, "alone": alone, "stopped": stopped}[what](
             group, servers, folder
         )
     print("done", flush=True)

@@ -214,7 +214,7 @@ TEST(ParameterServer, WhatAWorkerDoesWrongIsRefusedAndTrainingGoesOn) {
   net->loss(batch(0, 1)).backward();
   const Tensor was = net->scale.data();
   net->scale.set_data(at::ones({6}));
-  expect_words(config_error([&] { worker.push(); }), {"scale", "has become"});
+  expect_words(config_error([&] { worker.push(); }), {"scale has become Float [6], and was Float [5]"});
   net->scale.set_data(was);
   net->scale.mutable_grad() = at::ones({5});
   worker.push();
