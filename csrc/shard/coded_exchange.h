@@ -44,10 +44,17 @@ class CodedExchange : public GradientExchange {
   virtual bool encodes(const at::Tensor& flat) const = 0;
   /// Whether what codes of this lose is held back.
   virtual bool holds_back(const at::Tensor& values) const = 0;
+  /// Whether what a code says of an element depends on others: then it may say something of what is between
+  /// parameters, which is to stay zero.
+  virtual bool by_blocks() const = 0;
   /// The slices' codes, one after another. If it holds anything back, the values become what is lost of them.
   virtual at::Tensor encode(const Part& part) = 0;
   /// `to` becomes the sum, in their order, of what so many codes say.
   virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
+
+  /// In `values`, which are the bucket's from element `first` on.
+  static void clear_between_parameters(const GradientBucket& bucket, std::int64_t first,
+                                       const at::Tensor& values);
 
  private:
   at::Tensor code_of(const Part& part);

@@ -19,6 +19,7 @@ class QsgdExchange final : public CodedExchange {
 
  private:
   bool encodes(const at::Tensor& flat) const override;
+  bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return false; }
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;

@@ -1,33 +1,11 @@
 #include "shard/sign_exchange.h"
 
-#include <c10/util/accumulate.h>
-
-#include <algorithm>
-
 #include "kernels/packed_levels.h"
 #include "shard/packed_code.h"
 
 namespace reef {
-namespace {
 
 using at::Tensor;
-
-// A sign is never zero, and what is between parameters is: nothing is held back there.
-void clear_between_parameters(const GradientBucket& bucket, std::int64_t first, const Tensor& values) {
-  const std::int64_t last = first + values.numel();
-  std::int64_t begin = first;
-  const auto clear_until = [&](std::int64_t end) {
-    end = std::min(end, last);
-    if (begin < end) values.narrow(0, begin - first, end - begin).zero_();
-  };
-  for (const GradientBucket::Place& place : bucket.places) {
-    clear_until(place.offset);
-    begin = std::max(begin, place.offset + c10::multiply_integers(place.shape));
-  }
-  clear_until(last);
-}
-
-}  // namespace
 
 bool SignExchange::encodes(const Tensor& flat) const {
   return flat.is_cpu() && flat.scalar_type() == at::kFloat;
@@ -40,7 +18,7 @@ Tensor SignExchange::encode(const Part& part) {
     kernels::encode_signs(part.values.mutable_data_ptr<float>() + number * elements, elements,
                           code_of_slice(codes, number, part.slices));
   }
-  clear_between_parameters(part.bucket, part.first, part.values);
+  clear_between_parameters(part.bucket, part.first, part.values);  // a sign is never zero
   return codes;
 }
 

@@ -17,6 +17,7 @@ class SignExchange final : public CodedExchange {
 
  private:
   bool encodes(const at::Tensor& flat) const override;
+  bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return true; }
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;

@@ -17,6 +17,7 @@ class SixteenBitExchange final : public CodedExchange {
 
  private:
   bool encodes(const at::Tensor&) const override { return true; }
+  bool by_blocks() const override { return false; }
   bool holds_back(const at::Tensor& values) const override { return values.scalar_type() != dtype_; }
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;

@@ -219,6 +219,8 @@ TEST(CodedExchange, SignsHoldBackWhatTheyLose) {
       const Tensor flat = gradient(rank(), step, elements) * parameters;
       exchange->exchange({0, flat, own_of(flat), places});
       applied += own_of(flat);
+      EXPECT_EQ(own_of(flat).masked_select(own_of(parameters) == 0).abs().sum().item<float>(), 0)
+          << row.text();
       exchange->end_step(/*used=*/true);
     }
     Tensor held_back = torch::zeros({elements});
@@ -263,16 +265,21 @@ TEST(CodedExchange, WhatIsNotFiniteIsToldAndNotKept) {
     if (!row.messages || row.reduction != Reduction::kSum) continue;
     const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
     const std::int64_t elements = std::int64_t{1024} * row.degree;
+    const std::vector<GradientBucket::Place> places = {{0, {100}, {1}}, {256, {elements - 256}, {1}}};
     for (const float wrong : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       for (int step = 0; step < 2; ++step) {
         exchange->begin_step(step + 1);
         const Tensor flat = gradient(rank(), step, elements);
         if (step == 0 && rank() == size() - 1) flat[3] = wrong;
+        flat.slice(0, 100, 256).zero_();
         const Tensor own = row.divided() ? exchange->ranks().own_slice(flat) : flat;
-        exchange->exchange({0, flat, own, one_parameter(elements)});
+        exchange->exchange({0, flat, own, places});
         exchange->end_step(/*used=*/true);
         const bool has_it = !row.divided() || exchange->ranks().copy().place == 0;
         EXPECT_EQ(own[3].isfinite().item<bool>(), !(step == 0 && has_it)) << row.text();
+        if (has_it) {
+          EXPECT_EQ(own.slice(0, 100, 256).abs().sum().item<float>(), 0) << row.text();
+        }
         EXPECT_TRUE(own.slice(0, 512).isfinite().all().item<bool>()) << row.text();
         if (!row.holds_back()) continue;
         EXPECT_TRUE(exchange->memory().tensor(0, "residual").isfinite().all().item<bool>()) << row.text();
