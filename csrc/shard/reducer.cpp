@@ -81,7 +81,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     const Tensor& first = like(bucket);
     if (!has_parts() && stays_in_heap(number, layout_.buckets.size(), first.device())) bucket.make(first);
   }
-  end_step();
+  end_step(/*used=*/false);
 }
 
 Reducer::Line Reducer::make_line(int exchange, c10::Device device) const {
