@@ -103,7 +103,7 @@ def price_exchange(
     Times are those of ranks that come together. Raises ValueError for numbers and options that cannot be."""
     buckets = [elements] if isinstance(elements, int) else list(elements)
     numbers = [float(each) for each in astuple(work)]
-    given = Compression(**options)._options()
+    given = Compression("auto", **options)._options()
     return _prices(*torch.ops.reef.price_exchange(*astuple(link), buckets, ranks, divided, *given, numbers))
 
 
