@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "distributed/call_order.h"
 #include "deadline.h"
+#include "distributed/call_order.h"
 #include "distributed/store.h"
 
 namespace c10d {

@@ -405,24 +405,6 @@ struct Fails : torch::autograd::Function<Fails> {
   }
 };
 
-// The first step is the schedule's first.
-TEST(ShardCompression, AScheduleBeginsWithTheFirstStep) {
-  if (size() == 1) return;
-  const Row row{Stage::kReplicate, 0};
-  ShardOptions options = row.options();
-  options.compression = Compression::kTopK;
-  options.compression_options.density = {{0, 0.5}, {1, 0.01}};
-  Net net(7);
-  Shard sharded = shard(*net, group(), options);
-  const Optimizer optimizer = kCases[0].make(sharded.parameters());
-  std::vector<std::int64_t> sent = {sharded.sent_bytes()};
-  for (int step = 0; step < 2; ++step) {
-    train(net, row, *optimizer, step, step + 1);
-    sent.push_back(sharded.sent_bytes());
-  }
-  EXPECT_GT(sent[1] - sent[0], 20 * (sent[2] - sent[1]));
-}
-
 // A pass that a rank abandons, cleared gradients, and a module that is looked at anew leave every bit.
 TEST(ShardCompression, WhatIsHeldBackStays) {
   if (size() == 1) return;
