@@ -27,7 +27,7 @@ def test_another_number_of_ranks_loses_nothing(method, saved_by, loaded_by, tmp_
 def test_what_is_wrong_is_refused():
     layer = torch.nn.Linear(30, 20)
     group = reef.init_process_group(rank=0, world_size=1)
-    with pytest.raises(ValueError, match="compression 'top-k' is none of \"none\", \"bfloat16\", \"float16\", \"qsgd\", \"sign\", \"powersgd\""):
+    with pytest.raises(ValueError, match="compression 'top-k' is none of \"none\", \"auto\", \"bfloat16\", \"float16\", \"qsgd\", \"sign\", \"powersgd\""):
         reef.shard(layer, group, compression="top-k")
     with pytest.raises(ValueError, match="bits 9: give a whole number from 2 to 8"):
         reef.shard(layer, group, compression=reef.Compression("qsgd", bits=9))
