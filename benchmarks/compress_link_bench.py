@@ -61,7 +61,7 @@ def run_rank(whole: bool) -> None:
     torch.set_num_threads(1)
     group = reef.init_process_group(timeout_seconds=300)
     torch.manual_seed(group.rank())
-    # Alone: all of what is there is sent, as many entries.
+    # Without selection, a gradient of as many elements as entries is sent whole.
     elements, density = (ELEMENTS, DENSITY) if whole else (int(ELEMENTS * DENSITY), 1.0)
     gradient = torch.randn(elements)
     modes = WHOLE if whole else SPARSE

@@ -168,7 +168,7 @@ double sum_of(const std::int64_t* digits) {
   return sum.value();
 }
 
-// Of wholes, which the works that are parts need.
+// The norms of whole parameters, which steps of their parts need.
 void take_squares(const Given& given, const std::optional<Tensor>& squares, std::vector<OptimWork>& works) {
   const auto count = static_cast<std::int64_t>(works.size());
   const bool has = squares && squares->defined();

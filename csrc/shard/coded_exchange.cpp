@@ -21,22 +21,15 @@ constexpr const char* kLostOfSum = "residual_of_sum";
 ExchangeMemory CodedExchange::residuals(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
                                         const char* method) {
   using Remembered = RememberedTensor;
-  const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
-  const auto extent = has_copies ? Remembered::Extent::kSlice : Remembered::Extent::kBucket;
   return {method,
-          {{kLost, Remembered::Ranks::kShares, extent},
+          {{kLost, Remembered::Ranks::kShares, extent_of_residual(group, slices, options)},
            {kLostOfSum, Remembered::Ranks::kShares, Remembered::Extent::kSlice}}};
 }
 
 CodedExchange::CodedExchange(const ProcessGroupPtr& group, int number, int slices,
                              const ShardOptions& options, ExchangeMemory memory)
-    : GradientExchange(group, number, slices, options, std::move(memory)),
+    : LossyExchange(group, number, slices, options, std::move(memory)),
       name_("the exchange of gradients in " + std::string(name_of(options.compression))) {}
-
-void CodedExchange::begin_step(std::int64_t step) {
-  GradientExchange::begin_step(step);
-  sum_.forget();
-}
 
 void CodedExchange::exchange(const GradientBucket& bucket) {
   if (ranks().all().count == 1 || !encodes(bucket.flat)) return add_up_as_it_is(bucket);
@@ -67,27 +60,7 @@ void CodedExchange::clear_between_parameters(const GradientBucket& bucket, std::
   clear_until(last);
 }
 
-// What was held back is a part of what each rank adds, once among all.
-void CodedExchange::add_up_as_it_is(const GradientBucket& bucket) {
-  const Tensor own = ranks().own_slice(bucket.flat);
-  take(bucket.number, kLost, has_copies() ? own : bucket.flat);
-  take(bucket.number, kLostOfSum, own);
-  if (divided()) {
-    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
-  } else {
-    sum_.all_reduce(bucket.flat, reduction());
-  }
-}
-
-// Adds what was held back, of which nothing is left then.
-void CodedExchange::take(std::size_t bucket, const char* name, const Tensor& values) {
-  const Tensor before = memory().tensor(bucket, name);
-  if (!before.defined()) return;
-  values.add_(before);
-  memory().remember(bucket, name, Tensor());
-}
-
-// And holds back what it loses.
+// Adds what was held back, and holds back what it loses.
 Tensor CodedExchange::code_of(const Part& part) {
   const std::size_t bucket = part.bucket.number;
   const char* const name = part.of_sum ? kLostOfSum : kLost;

@@ -2,8 +2,7 @@
 
 #include <string>
 
-#include "distributed/slice_sum.h"
-#include "shard/gradient_exchange.h"
+#include "shard/lossy_exchange.h"
 
 namespace reef {
 
@@ -20,13 +19,12 @@ namespace reef {
 ///
 /// A rank sends P - 1 codes of a slice, where nothing is divided twice as many, and with copies one to each
 /// other copy, beside what SliceSum sends.
-class CodedExchange : public GradientExchange {
+class CodedExchange : public LossyExchange {
  public:
   /// `memory`: residuals(), if it holds anything back.
   CodedExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                 ExchangeMemory memory);
   void exchange(const GradientBucket& bucket) final;
-  void begin_step(std::int64_t step) final;
 
  protected:
   static ExchangeMemory residuals(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
@@ -58,13 +56,9 @@ class CodedExchange : public GradientExchange {
 
  private:
   at::Tensor code_of(const Part& part);
-  void take(std::size_t bucket, const char* name, const at::Tensor& values);
-  bool has_copies() const { return divided() && ranks().copies().count > 1; }
-  void add_up_as_it_is(const GradientBucket& bucket);
   void between_copies(const GradientBucket& bucket);
   void between_ranks(const GradientBucket& bucket);
 
-  SliceSum sum_{ranks()};
   std::string name_;
 };
 

@@ -19,7 +19,6 @@ namespace {
 using at::Tensor;
 
 constexpr const char* kBeyond = "residual";
-constexpr const char* kFactorSteps = "steps";
 constexpr const char* kFactors[] = {"left", "right"};
 constexpr const char* kExchange = "the exchange of low-rank factors";
 constexpr double kRank = 4;
@@ -45,9 +44,15 @@ std::int64_t highest_rank(const StepSchedule& schedule, Sizes sizes) {
   return highest;
 }
 
-ExchangeMemory memory_of_factors(const ProcessGroupPtr& group, int slices, const ShardOptions& options) {
+void make_orthonormal(const Tensor& rows) {
+  kernels::orthonormalize(rows.mutable_data_ptr<float>(), rows.size(0), rows.size(1));
+}
+
+}  // namespace
+
+ExchangeMemory PowerSgdExchange::memory_of_factors(const ProcessGroupPtr& group, int slices,
+                                                   const ShardOptions& options) {
   using Remembered = RememberedTensor;
-  const bool copies = options.stage != Stage::kReplicate && slices < group->getSize();
   const auto factor = [schedule = options.compression_options.rank](bool left) {
     return [schedule, left](at::IntArrayRef shape) -> std::vector<std::int64_t> {
       const Sizes sizes = sizes_of(shape);
@@ -59,42 +64,23 @@ ExchangeMemory memory_of_factors(const ProcessGroupPtr& group, int slices, const
   using Ranks = Remembered::Ranks;
   using Extent = Remembered::Extent;
   return {name_of(options.compression),
-          {{kBeyond, Ranks::kShares, copies ? Extent::kSlice : Extent::kBucket},
+          {{kBeyond, Ranks::kShares, extent_of_residual(group, slices, options)},
            {kFactors[0], Ranks::kAlike, Extent::kFactor, factor(true)},
            {kFactors[1], Ranks::kAlike, Extent::kFactor, factor(false)}},
-          {kFactorSteps}};
+          {kSteps}};
 }
-
-void make_orthonormal(const Tensor& rows) {
-  kernels::orthonormalize(rows.mutable_data_ptr<float>(), rows.size(0), rows.size(1));
-}
-
-}  // namespace
 
 PowerSgdExchange::PowerSgdExchange(const ProcessGroupPtr& group, int number, int slices,
                                    const ShardOptions& options, bool alternating)
-    : GradientExchange(group, number, slices, options, memory_of_factors(group, slices, options)),
+    : LossyExchange(group, number, slices, options, memory_of_factors(group, slices, options)),
       rank_(options.compression_options.rank),
       seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))),
       alternating_(alternating) {}
 
-void PowerSgdExchange::begin_step(std::int64_t step) {
-  GradientExchange::begin_step(step);
-  sum_.forget();
-}
-
-void PowerSgdExchange::end_step(bool used) {
-  if (used) memory().remember(kFactorSteps, memory().number(kFactorSteps) + 1);
-  GradientExchange::end_step(used);
-}
-
-int PowerSgdExchange::rank_in_step() const {
-  return static_cast<int>(rank_.at(memory().number(kFactorSteps), kRank));
-}
+int PowerSgdExchange::rank_in_step() const { return static_cast<int>(rank_.at(used_steps(), kRank)); }
 
 void PowerSgdExchange::exchange(const GradientBucket& bucket) {
-  const bool fits = bucket.flat.is_cpu() && bucket.flat.scalar_type() == at::kFloat;
-  if (ranks().all().count == 1 || !fits) return add_up_as_it_is(bucket);
+  if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return add_up_as_it_is(bucket);
   const Tensor all = all_with_residual(bucket);
   const Tensor rest = at::zeros_like(all);
   std::vector<Item> items = items_of(bucket, all, rest);
@@ -142,18 +128,6 @@ void PowerSgdExchange::exchange(const GradientBucket& bucket) {
     if (own.const_data_ptr() != bucket.own.const_data_ptr()) bucket.own.copy_(own);
   }
   if (reduction() == Reduction::kMean) bucket.own.div_(ranks().all().count);
-}
-
-void PowerSgdExchange::add_up_as_it_is(const GradientBucket& bucket) {
-  if (const Tensor before = memory().tensor(bucket.number, kBeyond); before.defined()) {
-    (has_copies() ? ranks().own_slice(bucket.flat) : bucket.flat).add_(before);
-    memory().remember(bucket.number, kBeyond, Tensor());
-  }
-  if (divided()) {
-    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
-  } else {
-    sum_.all_reduce(bucket.flat, reduction());
-  }
 }
 
 // All of the bucket's gradient, or its copy's, and what was held back.

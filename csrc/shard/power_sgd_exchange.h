@@ -2,8 +2,7 @@
 
 #include <vector>
 
-#include "distributed/slice_sum.h"
-#include "shard/gradient_exchange.h"
+#include "shard/lossy_exchange.h"
 
 namespace reef {
 
@@ -22,15 +21,15 @@ namespace reef {
 ///
 /// Of float32 on the CPU; other buckets are added up as they are. A matrix that is not finite on a rank
 /// arrives as NaN, and takes what was held back for it with it.
-class PowerSgdExchange final : public GradientExchange {
+class PowerSgdExchange final : public LossyExchange {
  public:
   PowerSgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                    bool alternating);
   void exchange(const GradientBucket& bucket) override;
-  void begin_step(std::int64_t step) override;
-  void end_step(bool used) override;
 
  private:
+  static ExchangeMemory memory_of_factors(const ProcessGroupPtr& group, int slices,
+                                          const ShardOptions& options);
   enum class Side : std::uint8_t { kLeft, kRight };
   /// A parameter in a bucket.
   struct Item {
@@ -43,10 +42,8 @@ class PowerSgdExchange final : public GradientExchange {
   };
 
   int rank_in_step() const;
-  bool has_copies() const { return divided() && ranks().copies().count > 1; }
   /// Whose factors are added up.
   RanksAmong between() const { return has_copies() ? ranks().copies() : ranks().all(); }
-  void add_up_as_it_is(const GradientBucket& bucket);
   at::Tensor all_with_residual(const GradientBucket& bucket);
   std::vector<Item> items_of(const GradientBucket& bucket, const at::Tensor& all, const at::Tensor& rest);
   at::Tensor first_factor(const GradientBucket& bucket, std::int64_t first, std::int64_t rank,
@@ -56,7 +53,6 @@ class PowerSgdExchange final : public GradientExchange {
   Side side_to_find(const GradientBucket& bucket, const Item& item) const;
   void add_up_over_ranks(const std::vector<at::Tensor>& values);
 
-  SliceSum sum_{ranks()};
   StepSchedule rank_;
   std::uint64_t seed_;
   bool alternating_;

@@ -9,31 +9,21 @@ namespace {
 
 using at::Tensor;
 
-constexpr const char* kUsedSteps = "steps";
 constexpr double kBits = 8;
 
 }  // namespace
 
 QsgdExchange::QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
-    : CodedExchange(group, number, slices, options, {"qsgd", {}, {kUsedSteps}}),
+    : CodedExchange(group, number, slices, options, {"qsgd", {}, {kSteps}}),
       bits_(options.compression_options.bits),
       seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))) {}
 
-void QsgdExchange::end_step(bool used) {
-  if (used) memory().remember(kUsedSteps, memory().number(kUsedSteps) + 1);
-  CodedExchange::end_step(used);
-}
-
-bool QsgdExchange::encodes(const Tensor& flat) const {
-  return flat.is_cpu() && flat.scalar_type() == at::kFloat;
-}
-
-int QsgdExchange::bits() const { return static_cast<int>(bits_.at(memory().number(kUsedSteps), kBits)); }
+int QsgdExchange::bits() const { return static_cast<int>(bits_.at(used_steps(), kBits)); }
 
 Tensor QsgdExchange::encode(const Part& part) {
   const std::int64_t elements = part.values.numel() / part.slices;
   Tensor codes = empty_codes(part.slices, elements, bits());
-  const auto step = static_cast<std::uint64_t>(memory().number(kUsedSteps));
+  const auto step = static_cast<std::uint64_t>(used_steps());
   const auto rank = static_cast<std::uint64_t>(ranks().all().place);
   for (int number = 0; number < part.slices; ++number) {
     const std::uint64_t key = kernels::random_key(

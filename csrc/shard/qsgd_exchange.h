@@ -15,10 +15,9 @@ namespace reef {
 class QsgdExchange final : public CodedExchange {
  public:
   QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options);
-  void end_step(bool used) override;
 
  private:
-  bool encodes(const at::Tensor& flat) const override;
+  bool encodes(const at::Tensor& flat) const override { return is_float_on_cpu(flat); }
   bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return false; }
   at::Tensor encode(const Part& part) override;

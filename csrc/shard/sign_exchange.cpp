@@ -7,10 +7,6 @@ namespace reef {
 
 using at::Tensor;
 
-bool SignExchange::encodes(const Tensor& flat) const {
-  return flat.is_cpu() && flat.scalar_type() == at::kFloat;
-}
-
 Tensor SignExchange::encode(const Part& part) {
   const std::int64_t elements = part.values.numel() / part.slices;
   Tensor codes = empty_codes(part.slices, elements, /*bits=*/1);

@@ -16,7 +16,7 @@ class SignExchange final : public CodedExchange {
       : CodedExchange(group, number, slices, options, residuals(group, slices, options, "sign")) {}
 
  private:
-  bool encodes(const at::Tensor& flat) const override;
+  bool encodes(const at::Tensor& flat) const override { return is_float_on_cpu(flat); }
   bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return true; }
   at::Tensor encode(const Part& part) override;

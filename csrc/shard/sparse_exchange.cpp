@@ -19,18 +19,9 @@ using at::Tensor;
 using kernels::SparseEntry;
 
 constexpr const char* kHeldBack = "residual";
-constexpr const char* kSteps = "steps";
 constexpr double kDensity = 0.001;
 // In place of an entry that there is not.
 constexpr std::uint32_t kNothing = std::numeric_limits<std::uint32_t>::max();
-
-ExchangeMemory memory_of(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
-                         const char* method) {
-  using Remembered = RememberedTensor;
-  const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
-  const auto extent = has_copies ? Remembered::Extent::kSlice : Remembered::Extent::kBucket;
-  return {method, {{kHeldBack, Remembered::Ranks::kShares, extent}}, {kSteps}};
-}
 
 at::TensorOptions as_sent() { return at::TensorOptions().dtype(at::kInt); }
 
@@ -51,18 +42,12 @@ SparseGradient unpacked(const Tensor& tensor) {
 
 SparseExchange::SparseExchange(const ProcessGroupPtr& group, int number, int slices,
                                const ShardOptions& options, const char* method)
-    : GradientExchange(group, number, slices, options, memory_of(group, slices, options, method)),
+    : LossyExchange(
+          group, number, slices, options,
+          {method,
+           {{kHeldBack, RememberedTensor::Ranks::kShares, extent_of_residual(group, slices, options)}},
+           {kSteps}}),
       density_(options.compression_options.density) {}
-
-void SparseExchange::begin_step(std::int64_t step) {
-  GradientExchange::begin_step(step);
-  sum_.forget();
-}
-
-void SparseExchange::end_step(bool used) {
-  if (used) memory().remember(kSteps, memory().number(kSteps) + 1);
-  GradientExchange::end_step(used);
-}
 
 void SparseExchange::Residual::add(const SparseGradient& entries) const {
   auto* const values = tensor_.mutable_data_ptr<float>();
@@ -72,29 +57,19 @@ void SparseExchange::Residual::add(const SparseGradient& entries) const {
 }
 
 void SparseExchange::exchange(const GradientBucket& bucket) {
-  const bool sparse = bucket.flat.is_cpu() && bucket.flat.scalar_type() == at::kFloat;
-  if (sparse && ranks().all().count > 1) return exchange_sparse(bucket);
-  if (const Tensor before = memory().tensor(bucket.number, kHeldBack); before.defined()) {
-    bucket.flat.add_(before);
-    memory().remember(bucket.number, kHeldBack, Tensor());
-  }
-  if (divided()) {
-    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
-  } else {
-    sum_.all_reduce(bucket.flat, reduction());
-  }
+  if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return add_up_as_it_is(bucket);
+  exchange_sparse(bucket);
 }
 
 void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
-  const bool between_slices = divided() && ranks().copies().count > 1;
-  if (between_slices) sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kCopy, Reduction::kSum);
-  const Tensor& values = between_slices ? bucket.own : bucket.flat;
+  if (has_copies()) sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kCopy, Reduction::kSum);
+  const Tensor& values = has_copies() ? bucket.own : bucket.flat;
   const std::int64_t elements = values.numel();
   if (elements >= kNothing) {
     throw ConfigError("reef::shard compresses a bucket of " + std::to_string(elements) +
                       " elements, which are more than 32 bits count: give smaller bucket_bytes.");
   }
-  const double density = density_.at(memory().number(kSteps), kDensity);
+  const double density = density_.at(used_steps(), kDensity);
   const auto k = static_cast<std::size_t>(std::ceil(density * static_cast<double>(elements)));
 
   const Tensor before = memory().tensor(bucket.number, kHeldBack);
@@ -102,11 +77,11 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const SparseGradient own = kernels::take_largest(
       values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
-  const SparseGradient all = sum(own, k, between_slices ? ranks().copies() : ranks().all(), Residual(left));
+  const SparseGradient all = sum(own, k, has_copies() ? ranks().copies() : ranks().all(), Residual(left));
   memory().remember(bucket.number, kHeldBack, left);
 
   const std::int64_t own_elements = bucket.own.numel();
-  const std::int64_t begin = divided() && !between_slices ? ranks().copy().place * own_elements : 0;
+  const std::int64_t begin = divided() && !has_copies() ? ranks().copy().place * own_elements : 0;
   const float divisor = reduction() == Reduction::kMean ? static_cast<float>(ranks().all().count) : 1.0F;
   bucket.own.zero_();
   auto* const to = bucket.own.mutable_data_ptr<float>();

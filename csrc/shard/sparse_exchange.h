@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "distributed/slice_sum.h"
-#include "shard/gradient_exchange.h"
+#include "shard/lossy_exchange.h"
 #include "shard/sparse_gradient.h"
 
 namespace reef {
@@ -18,14 +17,12 @@ namespace reef {
 /// there is one rank. What is not finite is sent before all else, and never held back.
 ///
 /// Memory: the residual, of the gradient's bytes, twice while a step is under way.
-class SparseExchange : public GradientExchange {
+class SparseExchange : public LossyExchange {
  public:
   /// `method`: of ExchangeMemory.
   SparseExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                  const char* method);
   void exchange(const GradientBucket& bucket) final;
-  void begin_step(std::int64_t step) final;
-  void end_step(bool used) final;
 
  protected:
   /// What a rank holds back.
@@ -55,7 +52,6 @@ class SparseExchange : public GradientExchange {
  private:
   void exchange_sparse(const GradientBucket& bucket);
 
-  SliceSum sum_{ranks()};
   StepSchedule density_;
 };
 

@@ -1,0 +1,49 @@
+#include "shard/lossy_exchange.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace reef {
+
+using at::Tensor;
+
+void LossyExchange::begin_step(std::int64_t step) {
+  GradientExchange::begin_step(step);
+  sum_.forget();
+}
+
+void LossyExchange::end_step(bool used) {
+  const std::vector<std::string>& numbers = memory().numbers();
+  const bool counts = std::find(numbers.begin(), numbers.end(), kSteps) != numbers.end();
+  if (used && counts) memory().remember(kSteps, used_steps() + 1);
+  GradientExchange::end_step(used);
+}
+
+RememberedTensor::Extent LossyExchange::extent_of_residual(const ProcessGroupPtr& group, int slices,
+                                                           const ShardOptions& options) {
+  const bool has_copies = options.stage != Stage::kReplicate && slices < group->getSize();
+  return has_copies ? RememberedTensor::Extent::kSlice : RememberedTensor::Extent::kBucket;
+}
+
+void LossyExchange::take(std::size_t bucket, const char* name, const Tensor& values) {
+  const Tensor before = memory().tensor(bucket, name);
+  if (!before.defined()) return;
+  values.add_(before);
+  memory().remember(bucket, name, Tensor());
+}
+
+// What was held back is a part of what each rank adds, once among all.
+void LossyExchange::add_up_as_it_is(const GradientBucket& bucket) {
+  for (const RememberedTensor& what : memory().tensors()) {
+    if (what.ranks != RememberedTensor::Ranks::kShares) continue;
+    const bool is_slice = what.extent == RememberedTensor::Extent::kSlice;
+    take(bucket.number, what.name.c_str(), is_slice ? ranks().own_slice(bucket.flat) : bucket.flat);
+  }
+  if (divided()) {
+    sum_.reduce_scatter(bucket.flat, bucket.own, SliceSum::Over::kAll, reduction());
+  } else {
+    sum_.all_reduce(bucket.flat, reduction());
+  }
+}
+
+}  // namespace reef

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "distributed/slice_sum.h"
+#include "shard/gradient_exchange.h"
+
+namespace reef {
+
+/// What methods have in common by which a gradient arrives changed: copies, what is held back of it, the
+/// steps that a schedule counts, and buckets that a method does not take, which are added up as they are.
+class LossyExchange : public GradientExchange {
+ public:
+  using GradientExchange::GradientExchange;
+  void begin_step(std::int64_t step) override;
+  void end_step(bool used) override;
+
+ protected:
+  /// A number of ExchangeMemory: steps that ranks have used, where the method declares it.
+  static constexpr const char* kSteps = "steps";
+  std::int64_t used_steps() const { return memory().number(kSteps); }
+
+  /// Of what is held back of a rank's gradient: with copies a slice, of which its copy has made the sum.
+  static RememberedTensor::Extent extent_of_residual(const ProcessGroupPtr& group, int slices,
+                                                     const ShardOptions& options);
+  bool has_copies() const { return divided() && ranks().copies().count > 1; }
+  static bool is_float_on_cpu(const at::Tensor& flat) {
+    return flat.is_cpu() && flat.scalar_type() == at::kFloat;
+  }
+
+  /// Adds what is remembered by this name, of which nothing is left then.
+  void take(std::size_t bucket, const char* name, const at::Tensor& values);
+  /// The sum (or mean) in the order of ranks, with all that was held back.
+  void add_up_as_it_is(const GradientBucket& bucket);
+
+  SliceSum sum_{ranks()};
+};
+
+}  // namespace reef
