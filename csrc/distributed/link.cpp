@@ -75,6 +75,23 @@ std::optional<Seconds> least_squares(const std::vector<LinkSample>& samples,
   return found;
 }
 
+void check_samples(const char* call, const std::vector<LinkSample>& samples) {
+  for (const LinkSample& sample : samples) {
+    if (sample.seconds > 0 && sample.rounds > 0 && sample.messages > 0 && sample.bytes > 0 &&
+        std::isfinite(sample.rounds + sample.messages + sample.bytes + sample.seconds))
+      continue;
+    throw ConfigError(std::string(call) +
+                      " was given a sample that is not positive in all it has: leave it out.");
+  }
+}
+
+LinkFit fit_of(const Seconds& each, std::vector<LinkSample> samples) {
+  LinkFit fit{{each[0], 1 / each[2], each[1]}, 0, std::move(samples)};
+  for (const LinkSample& sample : fit.samples)
+    fit.worst_error = std::max(fit.worst_error, std::abs(predicted(each, sample) / sample.seconds - 1));
+  return fit;
+}
+
 std::string text_of(const char* format, double value) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), format, value);
@@ -105,12 +122,7 @@ std::string LinkFit::text() const {
 }
 
 LinkFit fit_link(std::vector<LinkSample> samples) {
-  for (const LinkSample& sample : samples) {
-    if (sample.seconds > 0 && sample.rounds > 0 && sample.messages > 0 && sample.bytes > 0 &&
-        std::isfinite(sample.rounds + sample.messages + sample.bytes + sample.seconds))
-      continue;
-    throw ConfigError("fit_link was given a sample that is not positive in all it has: leave it out.");
-  }
+  check_samples("fit_link", samples);
   struct Found {
     Seconds each{};
     double error = std::numeric_limits<double>::infinity();
@@ -131,10 +143,18 @@ LinkFit fit_link(std::vector<LinkSample> samples) {
                       " samples that do not tell a bandwidth: measure messages of several sizes, of which "
                       "the largest take longer than the smallest.");
   }
-  LinkFit fit{{best.each[0], 1 / best.each[2], best.each[1]}, 0, std::move(samples)};
-  for (const LinkSample& sample : fit.samples)
-    fit.worst_error = std::max(fit.worst_error, std::abs(predicted(best.each, sample) / sample.seconds - 1));
-  return fit;
+  return fit_of(best.each, std::move(samples));
+}
+
+LinkFit bound_link(std::vector<LinkSample> samples) {
+  check_samples("bound_link", samples);
+  if (samples.empty()) throw ConfigError("bound_link was given no samples: measure messages.");
+  Seconds each{std::numeric_limits<double>::infinity(), 0, std::numeric_limits<double>::infinity()};
+  for (const LinkSample& sample : samples) {
+    each[0] = std::min(each[0], sample.seconds / sample.rounds);
+    each[2] = std::min(each[2], sample.seconds / sample.bytes);
+  }
+  return fit_of(each, std::move(samples));
 }
 
 }  // namespace reef

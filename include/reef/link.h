@@ -48,4 +48,9 @@ struct LinkFit {
 /// longer.
 REEF_API LinkFit fit_link(std::vector<LinkSample> samples);
 
+/// What samples say however noisy they are, as noise only adds time: no more latency than the fastest round
+/// took, at least the bandwidth of the fastest sample, and no time for each message. For samples of which
+/// fit_link() tells no bandwidth. Throws ConfigError where there are none.
+REEF_API LinkFit bound_link(std::vector<LinkSample> samples);
+
 }  // namespace reef

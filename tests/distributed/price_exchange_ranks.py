@@ -9,7 +9,10 @@ fit = reef.measure_link(group)
 work = reef.measure_exchange_work(group, density=0.01)
 prices = reef.price_exchange(fit.link, 100_000, ranks=group.size(), work=work, density=0.01)
 assert len(fit.samples) == 20, fit
-assert reef.fit_link(fit.samples).link == fit.link
+try:
+    assert reef.fit_link(fit.samples) == fit
+except ValueError:  # where this machine is so noisy
+    assert reef.bound_link(fit.samples) == fit
 everywhere = [None] * group.size()
 torch.distributed.all_gather_object(everywhere, (fit, work, prices), group)
 assert all(each == (fit, work, prices) for each in everywhere), everywhere

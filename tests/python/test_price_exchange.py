@@ -73,6 +73,10 @@ def test_a_link_is_found_again():
     assert fit.worst_error < 1e-9
     with pytest.raises(ValueError, match="do not tell a bandwidth"):
         reef.fit_link([sample(1, 1, 1000)] * 3)
+    bound = reef.bound_link([sample(1, 1, 1000)] * 3).link
+    assert bound.latency_seconds >= LINK.latency_seconds and bound.bytes_per_second <= LINK.bytes_per_second
+    with pytest.raises(ValueError, match="no samples"):
+        reef.bound_link([])
 
 
 def test_json_has_what_the_table_has():

@@ -92,6 +92,25 @@ TEST(Link, RefusesSamplesThatTellNoBandwidth) {
   says([] { fit_link({{1, 1, 1000, 0}}); }, "not positive in all it has");
 }
 
+// Noise adds time and never takes it away.
+TEST(Link, BoundsHoldWhateverNoiseAdds) {
+  std::mt19937_64 random(11);
+  std::exponential_distribution<double> noise(0.5);
+  for (const Link& link : {Link{0.436e-3, 1 / 9e-9, 0}, Link{30e-6, 5e9, 20e-6}, Link{0, 1e8, 0}}) {
+    std::vector<LinkSample> samples = measured(link);
+    for (LinkSample& each : samples) each.seconds *= 1 + noise(random);
+    const LinkFit bound = bound_link(samples);
+    EXPECT_GE(bound.link.latency_seconds, link.latency_seconds);
+    EXPECT_LE(bound.link.bytes_per_second, link.bytes_per_second);
+    EXPECT_EQ(bound.link.message_seconds, 0);
+    EXPECT_LE(bound.worst_error, 1);
+    check_link(bound.link);
+  }
+  EXPECT_EQ(bound_link({{2, 4, 1000, 1e-3}, {1, 4, 100000, 1e-4}}).link.latency_seconds, 1e-4);
+  EXPECT_NE(config_error([] { bound_link({}); }).find("no samples"), std::string::npos);
+  EXPECT_NE(config_error([] { bound_link({{1, 1, 0, 1}}); }).find("not positive"), std::string::npos);
+}
+
 TEST(Link, TextSaysUnits) {
   EXPECT_EQ(link_text({0.436e-3, 1.25e8, 2e-5}), "0.436 ms of latency, 0.020 ms a message, 125.0 MB/s");
   EXPECT_EQ(LinkFit({{0.436e-3, 1.25e8, 2e-5}, 0.071, {{}, {}}}).text(),

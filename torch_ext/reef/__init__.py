@@ -27,7 +27,7 @@ from .global_mean import global_mean
 from .grad_scaler import GradScaler
 from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, category_scope
 from .linear_scaling import LinearScaling
-from .link import Link, LinkFit, LinkSample, fit_link, measure_link
+from .link import Link, LinkFit, LinkSample, bound_link, fit_link, measure_link
 from .local_updates import LocalUpdates
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
@@ -123,6 +123,7 @@ __all__ = [
     "all_reduce",
     "allocator_live_bytes",
     "barrier",
+    "bound_link",
     "broadcast",
     "budget",
     "build_info",

@@ -54,16 +54,28 @@ def _fit(link: list[float], worst_error: float, samples: list[list[float]], text
     return LinkFit(Link(*link), worst_error, tuple(LinkSample(*each) for each in samples), text)
 
 
+def _numbers(samples: Iterable[LinkSample]) -> list[list[float]]:
+    return [[float(number) for number in astuple(each)] for each in samples]
+
+
 def fit_link(samples: Iterable[LinkSample]) -> LinkFit:
     """The link of the least squares of relative errors, none of whose numbers is negative. Raises ValueError for samples that
     do not tell a bandwidth: too few, all of one size, or so small that larger ones took no longer."""
-    return _fit(*torch.ops.reef.fit_link([[float(number) for number in astuple(each)] for each in samples]))
+    return _fit(*torch.ops.reef.fit_link(_numbers(samples)))
+
+
+def bound_link(samples: Iterable[LinkSample]) -> LinkFit:
+    """What samples say however noisy they are, as noise only adds time: no more latency than the fastest round took, at least
+    the bandwidth of the fastest sample, and no time for each message. For samples of which :func:`fit_link` tells no
+    bandwidth. Raises ValueError where there are none."""
+    return _fit(*torch.ops.reef.bound_link(_numbers(samples)))
 
 
 def measure_link(group: torch.distributed.ProcessGroup) -> LinkFit:
     """What messages between the ranks of a group cost, over gloo, as exchanges of gradients send them: ten sizes, one
     message after another and four together, of the slowest rank, so all ranks get the same. A rank sends 24 MiB. All ranks
-    call it alike, when nothing else uses the network.
+    call it alike, when nothing else uses the network. Where noise hides the bandwidth, it measures up to five times, and
+    gives bounds (:func:`bound_link`) where that did not help.
 
         print(reef.measure_link(group))
 
