@@ -1,25 +1,37 @@
 """Exchanges of gradients over slow links: as many hosts as ranks, played by network namespaces on a bridge (token buckets on both
-ends of every cable). What a step takes from the moment at which a gradient of 25 million float32 is there until all ranks have what
-they step with: with the selection of what is sent (density 0.001), and of the exchange alone, of as many entries. Hosts share this
-machine's cores, one thread a rank. Modes take turns in the same processes; medians of rounds, of the slowest rank."""
+ends of every cable, of 16 KB, so that no message passes at once). What a step takes from the moment at which a gradient of 25 million
+float32 is there until all ranks have what they step with: with the selection of what is sent (density 0.001), and of the exchange
+alone, of as many entries, beside what price_exchange() says for the link that measure_link() has found. Beside them what is written
+in Python with torch.topk: Top-k with an all-gather, and gTop-k as it was published. Hosts share this machine's cores, one thread a
+rank. Modes take turn in the same processes; medians of rounds, of the slowest rank."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ELEMENTS, DENSITY, ROUNDS = 25_000_000, 0.001, 5
+SHAPE = (5000, 5000)
 RATES = ("1gbit", "100mbit")
 RANKS = (2, 4, 8)
 SPARSE = ("topk", "gtopk_tree", "gtopk")
-WHOLE = ("none", "bfloat16", *SPARSE)
+PYTHON = ("python topk", "python gtopk_tree")
+DENSE = ("bfloat16", "qsgd", "sign", "powersgd", "powersgd_alternating")
+
+
+def modes_of(kind: str, ranks: int) -> tuple[str, ...]:
+    """With more ranks there is no memory for all."""
+    if kind == "alone":
+        return SPARSE
+    return ("none", *SPARSE, *PYTHON, *(DENSE if ranks == 2 else ()))
 
 
 @contextlib.contextmanager
@@ -30,7 +42,8 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
         subprocess.run(command, check=True, capture_output=True)
 
     def limit(name: str, device: str) -> None:
-        run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "64k", "latency", "400ms")
+        run("ip", "-n", name, "link", "set", device, "gso_max_size", "15000")  # less than a bucket
+        run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "16k", "latency", "400ms")
 
     switch = f"reef{os.getpid()}s"
     names = [f"reef{os.getpid()}n{number}" for number in range(count)]
@@ -53,7 +66,55 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def run_rank(whole: bool) -> None:
+def python_exchange(group, elements: int, tree: bool) -> Callable:
+    """Gives a function that makes a gradient the mean of all ranks' largest elements, and holds back the rest."""
+    import torch
+    import torch.distributed as dist
+
+    ranks, rank, k = group.size(), group.rank(), math.ceil(DENSITY * elements)
+    held_back = torch.zeros(elements)
+
+    def merged(values, places, others, other_places):
+        all_places, at = torch.unique(torch.cat((places, other_places)), return_inverse=True)
+        sums = torch.zeros(len(all_places)).index_add_(0, at, torch.cat((values, others)))
+        largest = torch.topk(sums.abs(), k, sorted=False).indices
+        return sums[largest].contiguous(), all_places[largest].contiguous()
+
+    def exchange(gradient) -> None:
+        held_back.add_(gradient)
+        places = torch.topk(held_back.abs(), k, sorted=False).indices
+        values, own = held_back[places], places.int()
+        held_back[places] = 0
+        gradient.zero_()
+        if not tree:
+            all_values, all_places = [torch.empty_like(values) for _ in range(ranks)], [torch.empty_like(own) for _ in range(ranks)]
+            dist.all_gather(all_values, values, group)
+            dist.all_gather(all_places, own, group)
+            for each, at in zip(all_values, all_places, strict=True):
+                gradient.index_add_(0, at, each, alpha=1 / ranks)
+            return
+        sums, kept, distance = values, own, 1
+        while distance < ranks:
+            if rank % (2 * distance) == 0 and rank + distance < ranks:
+                others, other_places = torch.empty_like(values), torch.empty_like(own)
+                dist.recv(others, rank + distance, group)
+                dist.recv(other_places, rank + distance, group)
+                sums, kept = merged(sums, kept, others, other_places)
+            elif rank % (2 * distance) == distance:
+                dist.send(sums, rank - distance, group)
+                dist.send(kept, rank - distance, group)
+            distance *= 2
+        sums, kept = sums.clone(), kept.clone()
+        dist.broadcast(sums, 0, group)
+        dist.broadcast(kept, 0, group)
+        lost = ~torch.isin(own, kept)
+        held_back[places[lost]] += values[lost]
+        gradient.index_add_(0, kept, sums, alpha=1 / ranks)
+
+    return exchange
+
+
+def run_rank(kind: str) -> None:
     import torch
 
     import reef
@@ -61,26 +122,50 @@ def run_rank(whole: bool) -> None:
     torch.set_num_threads(1)
     group = reef.init_process_group(timeout_seconds=300)
     torch.manual_seed(group.rank())
-    # Without selection, a gradient of as many elements as entries is sent whole.
+    # Alone, a gradient of as many elements as entries is sent whole.
+    whole = kind == "whole"
     elements, density = (ELEMENTS, DENSITY) if whole else (int(ELEMENTS * DENSITY), 1.0)
-    gradient = torch.randn(elements)
-    modes = WHOLE if whole else SPARSE
-    modules, found = [], {}
-    for mode in modes:
+    shape = SHAPE if whole else (elements,)
+    gradient = torch.randn(shape)
+    fit = reef.measure_link(group)
+    work = reef.measure_exchange_work(group, density=density)
+    prices = reef.price_exchange(fit.link, elements, ranks=group.size(), work=work, density=density, shapes=[shape])
+    steps, found = [], {}
+
+    def reef_step(mode: str) -> Callable[[], tuple[float, int]]:
         module = torch.nn.Module()
-        module.weight = torch.nn.Parameter(torch.zeros(elements))
-        sharded = reef.shard(module, group, compression=reef.Compression(mode, density=density if mode in SPARSE else None))
-        modules.append((mode, module, sharded))
-    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
-    for round_number in range(ROUNDS + 1):
-        for mode, module, sharded in modules:
+        module.weight = torch.nn.Parameter(torch.zeros(shape))
+        sharded = reef.shard(module, group, bucket_bytes=4 * ELEMENTS + 4096,
+                             compression=reef.Compression(mode, density=density if mode in SPARSE else None))  # fmt: skip
+
+        def step() -> tuple[float, int]:
             module.weight.grad = None
             given = gradient.clone()
             reef.barrier(group)
             before, begin = sharded.sent_bytes(), time.perf_counter()
             torch.autograd.backward([module.weight], [given])
-            took = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-            sent = sharded.sent_bytes() - before
+            return time.perf_counter() - begin, sharded.sent_bytes() - before
+
+        return step
+
+    def python_step(mode: str) -> Callable[[], tuple[float, int]]:
+        exchange = python_exchange(group, elements, tree=mode.endswith("tree"))
+
+        def step() -> tuple[float, int]:
+            given = gradient.flatten().clone()
+            reef.barrier(group)
+            begin = time.perf_counter()
+            exchange(given)
+            return time.perf_counter() - begin, 0
+
+        return step
+
+    modes = modes_of(kind, group.size())
+    steps = [(mode, (python_step if mode in PYTHON else reef_step)(mode)) for mode in modes]
+    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
+    for round_number in range(ROUNDS + 1):
+        for mode, step in steps:
+            took, sent = step()
             slowest = torch.zeros(group.size(), dtype=torch.float64)
             slowest[group.rank()] = took
             reef.all_reduce([slowest], group, reduction="sum")
@@ -88,24 +173,26 @@ def run_rank(whole: bool) -> None:
                 seconds[mode].append(slowest.max().item())
             found[mode] = {"bytes": sent}
     for mode in modes:
-        found[mode]["seconds"] = statistics.median(seconds[mode])
-        found[mode]["low"], found[mode]["high"] = min(seconds[mode]), max(seconds[mode])
+        found[mode] |= {"seconds": statistics.median(seconds[mode]), "low": min(seconds[mode]), "high": max(seconds[mode])}
+        if mode not in PYTHON:
+            found[mode]["priced"] = prices[mode].seconds
     if group.rank() == 0:
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps({"link": str(fit), "modes": found}), flush=True)
     reef.barrier(group)
     os._exit(0)
 
 
-def run(ranks: int, rate: str, whole: bool) -> dict[str, dict[str, float]]:
-    """What rank 0 has found."""
+def run(ranks: int, rate: str, kind: str) -> tuple[str, dict[str, dict[str, float]]]:
+    """What rank 0 has found: of the link, and of the modes."""
     common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
               "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
     with hosts(ranks, rate) as names:
-        command = [sys.executable, str(Path(__file__).resolve()), "--rank", "whole" if whole else "alone"]
+        command = [sys.executable, str(Path(__file__).resolve()), "--rank", kind]
         started = [subprocess.Popen(["ip", "netns", "exec", name, *command], env={**common, "RANK": str(rank), "LOCAL_RANK": "0"},
                                     stdout=subprocess.PIPE, text=True) for rank, name in enumerate(names)]  # fmt: skip
         printed = "".join(rank.communicate(timeout=1200)[0] for rank in started)
-    return next(json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT "))
+    found = next(json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT "))
+    return found["link"], found["modes"]
 
 
 def main() -> None:
@@ -117,23 +204,25 @@ def main() -> None:
         return
     for rate in RATES:
         for ranks in RANKS:
-            alone = run(ranks, rate, whole=False)
-            for mode, found in alone.items():
-                beside = ", ".join(f"{found['seconds'] / alone[other]['seconds']:.3g} times {other}" for other in SPARSE if other != mode)
-                row(f"{rate}, {ranks} ranks, {int(ELEMENTS * DENSITY)} entries alone/{mode}", found, beside)
-            if rate == RATES[0]:
-                whole = run(ranks, rate, whole=True)
-                for mode, found in whole.items():
-                    row(f"{rate}, {ranks} ranks, {ELEMENTS} float32/{mode}", found, f"{whole['none']['seconds'] / found['seconds']:.3g} times as fast as none")
+            for kind in ("alone", "whole") if rate == RATES[0] else ("alone",):
+                link, modes = run(ranks, rate, kind)
+                title = f"{int(ELEMENTS * DENSITY)} entries alone" if kind == "alone" else f"{ELEMENTS} float32"
+                for mode, found in modes.items():
+                    beside = [f"{found['seconds'] / modes[other]['seconds']:.3g} times {other}" for other in SPARSE if other != mode]
+                    if kind == "whole":
+                        beside = [f"{modes[other]['seconds'] / found['seconds']:.3g} times as fast as {other}" for other in ("none", *PYTHON)]
+                    row(f"{rate}, {ranks} ranks, {title}/{mode}", found, ", ".join(beside) + f"; link of {link}")
 
 
 def row(name: str, found: dict[str, float], context: str) -> None:
-    context += f"; {found['bytes']} bytes sent by rank 0; {found['low']:.3g} to {found['high']:.3g} s in {ROUNDS} rounds"
+    if "priced" in found:
+        context += f"; {found['seconds'] / found['priced']:.3g} times its price; {found['bytes']} bytes sent by rank 0"
+    context += f"; {found['low']:.3g} to {found['high']:.3g} s in {ROUNDS} rounds"
     print(json.dumps({"name": name, "value": found["seconds"], "unit": "s", "context": context}), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        run_rank(sys.argv[2] == "whole")
+        run_rank(sys.argv[2])
     else:
         main()

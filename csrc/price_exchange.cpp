@@ -9,7 +9,9 @@
 #include <sstream>
 
 #include "distributed/slice_chunks.h"
+#include "factor_rank.h"
 #include "json.h"
+#include "kernels/packed_levels.h"
 #include "reef/error.h"
 #include "reef/shard_layout.h"
 
@@ -19,12 +21,23 @@ namespace {
 constexpr int kMostRanks = 4096;
 constexpr std::array<const char*, 4> kClassNames = {"exact", "unbiased", "error_feedback", "lossy"};
 
+// Throws ConfigError for what is no shape.
+std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements))
+      throw ConfigError("price_exchange was given a shape with a dimension of " + std::to_string(size) + ".");
+  }
+  return elements;
+}
+
 // A bucket, and among how many ranks.
 struct Exchange {
   std::int64_t ranks = 1;
   std::int64_t slice = 0;  // elements
   bool divided = false;
   const CompressionOptions& options;
+  const std::vector<std::vector<std::int64_t>>& shapes;
 
   std::int64_t elements() const { return ranks * slice; }
   std::int64_t others() const { return ranks - 1; }
@@ -32,7 +45,7 @@ struct Exchange {
   std::int64_t phases() const { return divided ? 1 : 2; }
   // Entries of a sparse method; the largest power of two among the ranks; how many are beyond it.
   std::int64_t entries() const {
-    const double density = options.density.at(std::numeric_limits<std::int64_t>::max(), 0.001);
+    const double density = at_the_end(options.density, 0.001);
     return static_cast<std::int64_t>(std::ceil(density * static_cast<double>(elements())));
   }
   std::int64_t entry_bytes() const { return 8 * entries(); }
@@ -40,6 +53,10 @@ struct Exchange {
   std::int64_t beyond() const { return ranks - (std::int64_t{1} << halvings()); }
   // Rounds of a tree.
   std::int64_t doublings() const { return halvings() + (beyond() > 0 ? 1 : 0); }
+  int bits() const { return static_cast<int>(at_the_end(options.bits, 8)); }
+  static double at_the_end(const StepSchedule& schedule, double otherwise) {
+    return schedule.at(std::numeric_limits<std::int64_t>::max(), otherwise);
+  }
 };
 
 // What comes one after another on the longest way, and what is sent.
@@ -98,16 +115,96 @@ Messages tree(const Exchange& of) {
           2 * of.others() * of.entry_bytes()};
 }
 
+// Codes of slices, and a code of the sum back to all.
+Messages coded(const Exchange& of, int bits) {
+  return to_each_other(of, of.phases(), of.phases(), kernels::packed_bytes(of.slice, bits));
+}
+double coded_work(const Exchange& of, double encode, double unpack) {
+  const std::int64_t back = of.divided ? 0 : 1;
+  return encode * static_cast<double>(of.elements() + back * of.slice) +
+         unpack * static_cast<double>((1 + back) * of.elements());
+}
+Messages levels(const Exchange& of) { return coded(of, of.bits()); }
+double levels_work(const Exchange& of, const ExchangeWork& work) {
+  return coded_work(of, work.quantize, work.unpack);
+}
+Messages signs(const Exchange& of) { return coded(of, 1); }
+double signs_work(const Exchange& of, const ExchangeWork& work) {
+  return coded_work(of, work.sign, work.unpack);
+}
+
+// What PowerSGD sends of a bucket's parameters, in elements: as they are, or the one and the other factor;
+// and over how many elements, each as often as its factors' rank, it multiplies.
+struct Factors {
+  std::int64_t as_they_are = 0, left = 0, right = 0, multiplied = 0;
+};
+Factors factors_of(const Exchange& of) {
+  const auto wanted = static_cast<std::int64_t>(Exchange::at_the_end(of.options.rank, kFactorRank));
+  Factors factors;
+  for (const std::vector<std::int64_t>& shape : of.shapes) {
+    const MatrixSizes sizes = matrix_sizes(shape);
+    const std::int64_t rank = factor_rank(sizes, wanted);
+    if (rank == 0) factors.as_they_are += elements_of(shape);
+    factors.left += rank * sizes.rows;
+    factors.right += rank * sizes.columns;
+    factors.multiplied += rank * sizes.rows * sizes.columns;
+  }
+  return factors;
+}
+
+std::int64_t slice_of(const Exchange& of, std::int64_t elements) {
+  return (elements + of.ranks - 1) / of.ranks;
+}
+Messages all_reduced(const Exchange& of, std::int64_t elements) {
+  return elements == 0 ? Messages{} : to_each_other(of, 2, 2, 4 * slice_of(of, elements));
+}
+Messages both(const Messages& a, const Messages& b) {
+  return {a.rounds + b.rounds, a.messages + b.messages, a.bytes + b.bytes, a.sent + b.sent,
+          a.by_all + b.by_all};
+}
+
+Messages factored(const Exchange& of) {
+  const Factors factors = factors_of(of);
+  return both(all_reduced(of, factors.as_they_are + factors.left), all_reduced(of, factors.right));
+}
+double factored_work(const Exchange& of, const ExchangeWork& work) {
+  const Factors factors = factors_of(of);
+  const std::int64_t added = slice_of(of, factors.as_they_are + factors.left) + slice_of(of, factors.right);
+  return (2 * work.multiply + work.rebuild) * static_cast<double>(factors.multiplied) +
+         work.add * static_cast<double>(of.others() * added);
+}
+
+// The mean of a step of the one and a step of the other factor.
+Messages in_turn(const Exchange& of) {
+  const Factors factors = factors_of(of);
+  const Messages two = both(all_reduced(of, factors.as_they_are + factors.left),
+                            all_reduced(of, factors.as_they_are + factors.right));
+  return {two.rounds / 2, two.messages / 2, two.bytes / 2, two.sent / 2, two.by_all / 2};
+}
+double in_turn_work(const Exchange& of, const ExchangeWork& work) {
+  const Factors factors = factors_of(of);
+  const std::int64_t added_in_two =
+      slice_of(of, factors.as_they_are + factors.left) + slice_of(of, factors.as_they_are + factors.right);
+  return (work.multiply + work.rebuild) * static_cast<double>(factors.multiplied) +
+         work.add * static_cast<double>(of.others() * added_in_two) / 2;
+}
+
 // A method is a row here; docs/price_exchange.md has the formulas.
 struct MethodRow {
   Compression method;
   ExchangeClass gives;
   Messages (*messages)(const Exchange&);
   double (*work)(const Exchange&, const ExchangeWork&);
+  bool by_shapes = false;
 };
 constexpr std::array kMethods = {
     MethodRow{Compression::kNone, ExchangeClass::kExact, dense, dense_work},
     MethodRow{Compression::kBFloat16, ExchangeClass::kErrorFeedback, rounded, rounded_work},
+    MethodRow{Compression::kFloat16, ExchangeClass::kErrorFeedback, rounded, rounded_work},
+    MethodRow{Compression::kQsgd, ExchangeClass::kUnbiased, levels, levels_work},
+    MethodRow{Compression::kSign, ExchangeClass::kErrorFeedback, signs, signs_work},
+    MethodRow{Compression::kPowerSgd, ExchangeClass::kErrorFeedback, factored, factored_work, true},
+    MethodRow{Compression::kPowerSgdAlternating, ExchangeClass::kErrorFeedback, in_turn, in_turn_work, true},
     MethodRow{Compression::kTopK, ExchangeClass::kErrorFeedback, top_k, top_k_work},
     MethodRow{Compression::kGTopK, ExchangeClass::kErrorFeedback, butterfly, butterfly_work},
     MethodRow{Compression::kGTopKTree, ExchangeClass::kLossy, tree, butterfly_work},
@@ -117,10 +214,11 @@ ExchangePrice price(const MethodRow& row, const Link& link, const std::vector<st
                     const PriceOptions& options) {
   ExchangePrice price{.method = row.method, .gives = row.gives};
   if (options.ranks == 1) return price;
-  for (const std::int64_t elements : buckets) {
-    const ShardLayout layout = plan_shards({{elements}}, options.ranks, 1);
+  static const std::vector<std::vector<std::int64_t>> kUnknown;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    const ShardLayout layout = plan_shards({{buckets[i]}}, options.ranks, 1);
     const Exchange of{options.ranks, layout.buckets.front().slice_elements, options.divided,
-                      options.compression_options};
+                      options.compression_options, options.shapes.empty() ? kUnknown : options.shapes[i]};
     const Messages messages = row.messages(of);
     price.rounds += messages.rounds;
     price.messages += messages.messages;
@@ -132,6 +230,21 @@ ExchangePrice price(const MethodRow& row, const Link& link, const std::vector<st
     price.work_seconds += row.work(of, options.work);
   }
   return price;
+}
+
+void check_shapes(const std::vector<std::int64_t>& buckets, const PriceOptions& options) {
+  if (options.shapes.empty()) return;
+  if (options.shapes.size() != buckets.size()) {
+    throw ConfigError("price_exchange was given shapes for " + std::to_string(options.shapes.size()) +
+                      " buckets, which are " + std::to_string(buckets.size()) + ".");
+  }
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    std::int64_t room = buckets[i];
+    for (const std::vector<std::int64_t>& shape : options.shapes[i]) room -= elements_of(shape);
+    if (room >= 0) continue;
+    throw ConfigError("price_exchange was given shapes of " + std::to_string(buckets[i] - room) +
+                      " elements for a bucket of " + std::to_string(buckets[i]) + ".");
+  }
 }
 
 void check(const std::vector<std::int64_t>& buckets, const PriceOptions& options) {
@@ -146,11 +259,13 @@ void check(const std::vector<std::int64_t>& buckets, const PriceOptions& options
                       " elements: give buckets of 1 to " + std::to_string(kMostElements - 1) + ".");
   }
   const ExchangeWork& work = options.work;
-  for (const double seconds : {work.add, work.round, work.select, work.merge}) {
+  for (const double seconds : {work.add, work.round, work.select, work.merge, work.quantize, work.sign,
+                               work.unpack, work.multiply, work.rebuild}) {
     if (std::isfinite(seconds) && seconds >= 0) continue;
     throw ConfigError("price_exchange was given an ExchangeWork of " + std::to_string(seconds) +
                       " seconds: give 0 or more.");
   }
+  check_shapes(buckets, options);
   for (const MethodRow& row : kMethods)
     check_compression(row.method, options_taken(row.method, options.compression_options));
 }
@@ -181,7 +296,10 @@ ExchangePrices price_exchange(const Link& link, const std::vector<std::int64_t>&
   check(buckets, options);
   ExchangePrices prices{link, 0, options.ranks, {}};
   for (const std::int64_t elements : buckets) prices.elements += elements;
-  for (const MethodRow& row : kMethods) prices.methods.push_back(price(row, link, buckets, options));
+  for (const MethodRow& row : kMethods) {
+    if (!row.by_shapes || !options.shapes.empty())
+      prices.methods.push_back(price(row, link, buckets, options));
+  }
   std::stable_sort(prices.methods.begin(), prices.methods.end(),
                    [](const auto& a, const auto& b) { return a.seconds() < b.seconds(); });
   return prices;

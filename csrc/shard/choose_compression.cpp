@@ -11,6 +11,7 @@
 namespace reef {
 
 std::optional<ExchangePrices> choose_compression(const ProcessGroupPtr& group, const ShardLayout& layout,
+                                                 c10::ArrayRef<at::Tensor> parameters,
                                                  ShardOptions& options) {
   const std::vector<ExchangeClass> allowed = std::exchange(options.allow, {});
   PriceOptions priced{.ranks = group->getSize(),
@@ -18,7 +19,11 @@ std::optional<ExchangePrices> choose_compression(const ProcessGroupPtr& group, c
                       .compression_options = std::exchange(options.compression_options, {})};
   std::vector<std::int64_t> buckets;
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
-    if (layout.elements(bucket) > 0) buckets.push_back(layout.elements(bucket));
+    if (layout.elements(bucket) == 0) continue;
+    buckets.push_back(layout.elements(bucket));
+    std::vector<std::vector<std::int64_t>>& shapes = priced.shapes.emplace_back();
+    for (const ShardPiece& piece : layout.buckets[bucket].items)
+      shapes.push_back(parameters[piece.item].sizes().vec());
   }
   options.compression = Compression::kNone;
   if (priced.ranks == 1 || buckets.empty()) return std::nullopt;

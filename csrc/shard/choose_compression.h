@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
 #include <optional>
 
 #include "reef/price_exchange.h"
@@ -9,8 +12,9 @@
 namespace reef {
 
 /// Compression::kAuto of `options` becomes the fastest method, with those options that it takes. Gives the
-/// prices; nothing on one rank, which exchanges nothing. All ranks alike. Throws RankFailed.
+/// prices, or nothing on one rank, which has nobody to exchange with. `parameters` are the layout's items.
+/// All ranks call it alike. Throws RankFailed.
 std::optional<ExchangePrices> choose_compression(const ProcessGroupPtr& group, const ShardLayout& layout,
-                                                 ShardOptions& options);
+                                                 c10::ArrayRef<at::Tensor> parameters, ShardOptions& options);
 
 }  // namespace reef

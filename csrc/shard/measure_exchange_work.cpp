@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/sub.h>
 
 #include <algorithm>
@@ -15,8 +16,12 @@
 #include "distributed/group_tags.h"
 #include "distributed/members.h"
 #include "distributed/slice_exchange.h"
+#include "factor_rank.h"
+#include "kernels/low_rank.h"
 #include "kernels/ordered_sum.h"
+#include "kernels/packed_levels.h"
 #include "reef/error.h"
+#include "shard/packed_code.h"
 #include "shard/sparse_gradient.h"
 
 namespace reef {
@@ -25,6 +30,7 @@ namespace {
 using at::Tensor;
 
 constexpr std::int64_t kElements = std::int64_t{1} << 20;
+constexpr std::int64_t kRows = 1024;  // of a matrix of so many elements
 
 // The fastest of three, for each of so many.
 template <class Work>
@@ -73,6 +79,26 @@ ExchangeWork measured(double density) {
       },
       elements);
   work.select = seconds_each([&] { take(gradient); }, elements);
+  const Tensor packed = empty_codes(/*slices=*/1, kElements, /*bits=*/8);
+  std::uint8_t* const code = code_of_slice(packed, 0, 1);
+  work.quantize = seconds_each(
+      [&] { kernels::encode_levels(gradient.const_data_ptr<float>(), kElements, 8, /*key=*/1, code); },
+      elements);
+  work.unpack = seconds_each([&] { sum_of_codes(packed, /*count=*/1, /*bits=*/8, left); }, elements);
+  work.sign =
+      seconds_each([&] { kernels::encode_signs(left.mutable_data_ptr<float>(), kElements, code); }, elements);
+  const double multiplied = kFactorRank * elements;
+  const Tensor matrix = gradient.clone().view({kRows, kElements / kRows});
+  const Tensor right = at::mm(other.narrow(0, 0, kFactorRank * kRows).view({kFactorRank, kRows}), matrix);
+  Tensor factor;
+  work.multiply = seconds_each([&] { factor = at::mm(right, matrix.t()); }, multiplied);
+  work.rebuild = seconds_each(
+      [&] {
+        kernels::take_low_rank(matrix.mutable_data_ptr<float>(), left.mutable_data_ptr<float>(),
+                               factor.const_data_ptr<float>(), right.const_data_ptr<float>(), kRows,
+                               kElements / kRows, kFactorRank, /*divisor=*/2);
+      },
+      multiplied);
   const SparseGradient a = take(gradient), b = take(other);
   work.merge = seconds_each([&] { merge_largest(a, b, static_cast<std::size_t>(k)); },
                             static_cast<double>(a.size() + b.size()));
@@ -89,7 +115,8 @@ ExchangeWork measure_exchange_work(const ProcessGroupPtr& group, double density)
   ExchangeWork work = measured(density);
   if (group->getSize() == 1) return work;
   note_call(*group, "reef::measure_exchange_work");
-  double* const each[] = {&work.add, &work.round, &work.select, &work.merge};
+  double* const each[] = {&work.add,  &work.round,  &work.select,   &work.merge,  &work.quantize,
+                          &work.sign, &work.unpack, &work.multiply, &work.rebuild};
   const Tensor slowest = at::empty({static_cast<std::int64_t>(std::size(each))}, at::kDouble);
   for (std::size_t i = 0; i < std::size(each); ++i) slowest.mutable_data_ptr<double>()[i] = *each[i];
   const GroupTags tags = GroupTags::take(group, 1, at::kCPU);

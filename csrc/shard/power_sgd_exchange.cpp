@@ -5,11 +5,11 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "factor_rank.h"
 #include "kernels/low_rank.h"
 #include "kernels/random_key.h"
 
@@ -21,26 +21,14 @@ using at::Tensor;
 constexpr const char* kBeyond = "residual";
 constexpr const char* kFactors[] = {"left", "right"};
 constexpr const char* kExchange = "the exchange of low-rank factors";
-constexpr double kRank = 4;
 
-struct Sizes {
-  std::int64_t rows, columns;
-};
-Sizes sizes_of(at::IntArrayRef shape) {
-  if (shape.size() < 2 || shape[0] == 0) return {0, 0};
-  return {shape[0], c10::multiply_integers(shape) / shape[0]};
-}
-// 0: factors would not be half of the matrix.
-std::int64_t rank_of(Sizes sizes, std::int64_t wanted) {
-  const std::int64_t rank = std::min({wanted, sizes.rows, sizes.columns});
-  return 2 * (sizes.rows + sizes.columns) * rank < sizes.rows * sizes.columns ? rank : 0;
-}
+MatrixSizes sizes_of(at::IntArrayRef shape) { return matrix_sizes({shape.data(), shape.size()}); }
 
 // Of the highest rank that a matrix has in any step.
-std::int64_t highest_rank(const StepSchedule& schedule, Sizes sizes) {
-  std::int64_t highest = schedule.has_value() ? 0 : rank_of(sizes, static_cast<std::int64_t>(kRank));
+std::int64_t highest_rank(const StepSchedule& schedule, MatrixSizes sizes) {
+  std::int64_t highest = schedule.has_value() ? 0 : factor_rank(sizes, kFactorRank);
   for (const auto& [step, rank] : schedule.entries())
-    highest = std::max(highest, rank_of(sizes, static_cast<std::int64_t>(rank)));
+    highest = std::max(highest, factor_rank(sizes, static_cast<std::int64_t>(rank)));
   return highest;
 }
 
@@ -55,7 +43,7 @@ ExchangeMemory PowerSgdExchange::memory_of_factors(const ProcessGroupPtr& group,
   using Remembered = RememberedTensor;
   const auto factor = [schedule = options.compression_options.rank](bool left) {
     return [schedule, left](at::IntArrayRef shape) -> std::vector<std::int64_t> {
-      const Sizes sizes = sizes_of(shape);
+      const MatrixSizes sizes = sizes_of(shape);
       const std::int64_t rank = highest_rank(schedule, sizes);
       if (rank == 0) return {};
       return {rank, left ? sizes.rows : sizes.columns};
@@ -77,7 +65,7 @@ PowerSgdExchange::PowerSgdExchange(const ProcessGroupPtr& group, int number, int
       seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))),
       alternating_(alternating) {}
 
-int PowerSgdExchange::rank_in_step() const { return static_cast<int>(rank_.at(used_steps(), kRank)); }
+int PowerSgdExchange::rank_in_step() const { return static_cast<int>(rank_.at(used_steps(), kFactorRank)); }
 
 void PowerSgdExchange::exchange(const GradientBucket& bucket) {
   if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return add_up_as_it_is(bucket);
@@ -149,8 +137,8 @@ std::vector<PowerSgdExchange::Item> PowerSgdExchange::items_of(const GradientBuc
   std::vector<Item> items;
   for (const GradientBucket::Place& place : bucket.places) {
     Item item{place.offset, place.of(all), place.of(rest), {}, {}, 0, {}, {}};
-    const Sizes sizes = sizes_of(place.shape);
-    item.rank = rank_of(sizes, rank_in_step());
+    const MatrixSizes sizes = sizes_of(place.shape);
+    item.rank = factor_rank(sizes, rank_in_step());
     if (item.rank > 0) {
       item.matrix = item.values.reshape({sizes.rows, sizes.columns}).contiguous();
       item.rest_of_matrix = item.matrix.is_alias_of(item.values) ? item.rest.view({sizes.rows, sizes.columns})

@@ -234,7 +234,8 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   parts_->frozen16 = Frozen16(parts_->frozen, options, group);
   const int degree = options.shard_degree != 0 ? options.shard_degree : group->getSize();
   const ShardLayout layout = plan_shards(items, degree, options.bucket_bytes);
-  if (options.compression == Compression::kAuto) parts_->prices = choose_compression(group, layout, options);
+  if (options.compression == Compression::kAuto)
+    parts_->prices = choose_compression(group, layout, tensors, options);
   parts_->all_parameters = all_parameters;
   parts_->all_buffers = all_buffers;
   parts_->module_now = std::move(module_now);

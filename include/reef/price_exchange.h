@@ -27,10 +27,15 @@ REEF_API ExchangeClass exchange_class_named(const std::string& name);
 /// Seconds that a rank works, as they have been measured; 0: not counted. It works before and after it
 /// communicates.
 struct ExchangeWork {
-  double add = 0;     ///< for each element of another rank's that it adds up
-  double round = 0;   ///< for each element that it rounds, and holds back what that takes
-  double select = 0;  ///< for each element among which it takes the largest, and holds back the rest
-  double merge = 0;   ///< for each entry that it merges with others
+  double add = 0;       ///< for each element of another rank's that it adds up
+  double round = 0;     ///< for each element that it rounds, and holds back what that takes
+  double select = 0;    ///< for each element among which it takes the largest, and holds back the rest
+  double merge = 0;     ///< for each entry that it merges with others
+  double quantize = 0;  ///< for each element that becomes a level (kQsgd)
+  double sign = 0;      ///< for each element that becomes a sign, the rest held back
+  double unpack = 0;    ///< for each level or sign that it adds up
+  double multiply = 0;  ///< for each element of a matrix and each rank of a factor that it is multiplied by
+  double rebuild = 0;   ///< for each element and rank of the sum, made of two factors, the rest held back
 };
 
 struct PriceOptions {
@@ -40,6 +45,9 @@ struct PriceOptions {
   bool divided = false;
   /// Each method takes those that it knows. What changes with the steps is what it is in the end.
   CompressionOptions compression_options = {};
+  /// Of each bucket, its parameters': without them kPowerSgd and kPowerSgdAlternating have no price, as what
+  /// they send depends on the shapes.
+  std::vector<std::vector<std::vector<std::int64_t>>> shapes = {};
   ExchangeWork work = {};
 };
 
@@ -69,10 +77,11 @@ struct ExchangePrices {
   REEF_API std::string json() const;
 };
 
-/// What each method takes to exchange float32 gradients that travel in buckets of so many elements, as Reef
-/// sends them by messages (gloo). Times are those of ranks that come together and have `link` between each
-/// two. Upper bounds: the dense sum hides up to a round behind its bytes. Throws ConfigError for a number of
-/// ranks, elements, a link or options that cannot be.
+/// What each method takes, and of kPowerSgdAlternating's two steps the mean, to exchange float32 gradients
+/// that travel in buckets of so many elements, as Reef sends them by messages (gloo). Times are those of
+/// ranks that come together and have `link` between each two. Upper bounds: the dense sum hides up to a round
+/// behind its bytes. Throws ConfigError for a number of ranks, elements, a link, options or shapes that
+/// cannot be.
 REEF_API ExchangePrices price_exchange(const Link& link, const std::vector<std::int64_t>& buckets,
                                        const PriceOptions& options);
 /// In one bucket.

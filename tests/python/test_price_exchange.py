@@ -39,6 +39,13 @@ def test_what_is_given_counts():
     assert reef.price_exchange(LINK, [100_000, 50_000], ranks=4)["none"].sent_bytes == sum(
         reef.price_exchange(LINK, elements, ranks=4)["none"].sent_bytes for elements in (100_000, 50_000)
     )
+    assert {each.method for each in of(shapes=[[300, 300], [300]]).methods} - {each.method for each in of().methods} == {
+        "powersgd", "powersgd_alternating",
+    }  # fmt: skip
+    assert of(shapes=[[300, 300], [300]], rank=2)["powersgd"].sent_bytes == 2 * 3 * 4 * (900 // 4 + 600 // 4)
+    in_two = reef.price_exchange(LINK, [100_000, 300], ranks=4, shapes=[[[300, 300]], [[300]]])
+    assert in_two["powersgd"].sent_bytes == 2 * 3 * 4 * (1200 // 4 + 1200 // 4 + 300 // 4)
+    assert of(bits=4)["qsgd"].sent_bytes == 2 * 3 * 49 * (4 + 64 * 4)
     assert all(each.seconds == 0 for each in of(ranks=1).methods)
     assert of(ranks=4096).ranks == 4096
 
@@ -53,6 +60,10 @@ def test_what_is_given_counts():
         ({"link": reef.Link(float("nan"), 1e8)}, "0 seconds or more"),
         ({"density": 2}, "density 2"),
         ({"work": reef.ExchangeWork(add=-1)}, "give 0 or more"),
+        ({"work": reef.ExchangeWork(rebuild=float("inf"))}, "give 0 or more"),
+        ({"shapes": [[100, 100]]}, "shapes of 10000 elements for a bucket of 1000"),
+        ({"shapes": [[-1, 100]]}, "a dimension of -1"),
+        ({"elements": [10, 10], "shapes": [[[10]]]}, "shapes for 1 buckets, which are 2"),
     ],
 )
 def test_refusals(given, says):
@@ -80,7 +91,7 @@ def test_a_link_is_found_again():
 
 
 def test_json_has_what_the_table_has():
-    text, table = torch.ops.reef.price_exchange(1e-3, 1e8, 0.0, [1000], 2, False, [], [], [], [0.0] * 4)
+    text, table = torch.ops.reef.price_exchange(1e-3, 1e8, 0.0, [1000], 2, False, [], [], [], [], [], [0.0] * 9)
     assert [line.split()[0] for line in table.splitlines()[2:]] == [each["method"] for each in json.loads(text)["methods"]]
 
 

@@ -21,6 +21,14 @@ namespace {
 using test::config_error;
 
 constexpr double kDensity = 0.01;
+constexpr int kBits = 3;
+constexpr std::int64_t kRank = 2;
+
+using Shape = std::vector<std::int64_t>;
+/// A matrix of 100 columns; where that is none, a vector, which has no factors.
+Shape shape_of(std::int64_t elements) {
+  return elements % 100 == 0 ? Shape{elements / 100, 100} : Shape{elements};
+}
 
 const ExchangePrice& price_of(Compression method, const ExchangePrices& prices) {
   return *std::find_if(prices.methods.begin(), prices.methods.end(),
@@ -30,13 +38,15 @@ const ExchangePrice& price_of(Compression method, const ExchangePrices& prices) 
 /// What the ranks of a bucket send each other: csrc/shard/*_exchange.cpp and slice_sum.cpp, played.
 struct Played {
   int ranks;
+  std::int64_t elements;
   std::int64_t slice;  ///< elements
   bool divided;
   MessageSimulation messages;
 
-  Played(int count, std::int64_t elements, bool is_divided, const Link& link)
+  Played(int count, std::int64_t all, bool is_divided, const Link& link)
       : ranks(count),
-        slice(plan_shards({{elements}}, count, 1).buckets.front().slice_elements),
+        elements(all),
+        slice(plan_shards({{all}}, count, 1).buckets.front().slice_elements),
         divided(is_divided),
         messages(count, link) {}
 
@@ -80,6 +90,28 @@ struct Played {
     all_to_each_other(2 * slice);
     if (!divided) all_to_each_other(2 * slice);
   }
+  void coded(int bits) {
+    const std::int64_t bytes = (slice + 511) / 512 * (4 + 64 * bits);
+    all_to_each_other(bytes);
+    if (!divided) all_to_each_other(bytes);
+  }
+  void qsgd() { coded(kBits); }
+  void sign() { coded(1); }
+  void all_reduce(std::int64_t floats) {
+    const std::int64_t bytes = 4 * ((floats + ranks - 1) / ranks);
+    all_to_each_other(bytes);
+    all_to_each_other(bytes);
+  }
+  void power_sgd() {
+    const Shape shape = shape_of(elements);
+    if (shape.size() == 1) return all_reduce(elements);
+    for (const std::int64_t length : shape) all_reduce(kRank * length);
+  }
+  /// Two steps.
+  void power_sgd_alternating() {
+    power_sgd();
+    if (shape_of(elements).size() == 1) power_sgd();
+  }
   void top_k() { all_to_each_other(entry_bytes()); }
   void gtop_k() {
     const int within = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)));
@@ -110,16 +142,26 @@ struct Played {
 struct Method {
   Compression method;
   void (Played::*play)();
+  int steps = 1;
 };
 constexpr Method kMethods[] = {{Compression::kNone, &Played::dense},
                                {Compression::kBFloat16, &Played::bfloat16},
+                               {Compression::kFloat16, &Played::bfloat16},
+                               {Compression::kQsgd, &Played::qsgd},
+                               {Compression::kSign, &Played::sign},
+                               {Compression::kPowerSgd, &Played::power_sgd},
+                               {Compression::kPowerSgdAlternating, &Played::power_sgd_alternating, 2},
                                {Compression::kTopK, &Played::top_k},
                                {Compression::kGTopK, &Played::gtop_k},
                                {Compression::kGTopKTree, &Played::gtop_k_tree}};
 
 void hold_to_messages(int ranks, std::int64_t elements, bool divided, const Link& link) {
   const ExchangePrices prices = price_exchange(
-      link, elements, {.ranks = ranks, .divided = divided, .compression_options = {.density = kDensity}});
+      link, elements,
+      {.ranks = ranks,
+       .divided = divided,
+       .compression_options = {.density = kDensity, .bits = kBits, .rank = static_cast<double>(kRank)},
+       .shapes = {{shape_of(elements)}}});
   ASSERT_EQ(prices.methods.size(), std::size(kMethods));
   for (const Method& method : kMethods) {
     const ExchangePrice& price = price_of(method.method, prices);
@@ -132,9 +174,9 @@ void hold_to_messages(int ranks, std::int64_t elements, bool divided, const Link
     }
     Played played(ranks, elements, divided, link);
     (played.*method.play)();
-    EXPECT_EQ(price.sent_bytes, played.messages.most_sent()) << row;
-    EXPECT_EQ(price.all_bytes, played.messages.all_sent()) << row;
-    const double seconds = played.messages.seconds();
+    EXPECT_EQ(price.sent_bytes * method.steps, played.messages.most_sent()) << row;
+    EXPECT_EQ(price.all_bytes * method.steps, played.messages.all_sent()) << row;
+    const double seconds = played.messages.seconds() / method.steps;
     EXPECT_LE(seconds, price.link_seconds * (1 + 1e-9)) << row;
     // What of a dense sum goes back before all of it has come hides a latency at most.
     const bool hides = method.method == Compression::kNone && !divided;
@@ -232,12 +274,19 @@ TEST(PriceExchange, ThePapersThroughputsOn32Nodes) {
 
 TEST(PriceExchange, BucketsFollowEachOther) {
   const Link link{1e-3, 1e8, 1e-5};
-  const PriceOptions options{
-      .ranks = 5, .divided = true, .work = {.add = 1e-9, .round = 2e-9, .select = 3e-9, .merge = 4e-9}};
+  const PriceOptions options{.ranks = 5,
+                             .divided = true,
+                             .shapes = {{{1000}}, {{700, 100}}},
+                             .work = {1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9, 8e-9, 9e-9}};
   const ExchangePrices both = price_exchange(link, std::vector<std::int64_t>{1000, 70000}, options);
-  const ExchangePrices one = price_exchange(link, 1000, options),
-                       other = price_exchange(link, 70000, options);
+  const auto alone = [&](std::size_t bucket, std::int64_t elements) {
+    PriceOptions of_one = options;
+    of_one.shapes = {options.shapes[bucket]};
+    return price_exchange(link, elements, of_one);
+  };
+  const ExchangePrices one = alone(0, 1000), other = alone(1, 70000);
   EXPECT_EQ(both.elements, 71000);
+  EXPECT_EQ(both.methods.size(), std::size(kMethods));
   for (const ExchangePrice& price : both.methods) {
     const ExchangePrice &a = price_of(price.method, one), &b = price_of(price.method, other);
     EXPECT_EQ(price.rounds, a.rounds + b.rounds);
@@ -262,7 +311,13 @@ TEST(PriceExchange, AScheduleIsWhatItIsInTheEnd) {
 
 TEST(PriceExchange, TheFastestIsOfTheClassesThatAreMeant) {
   const std::int64_t elements = 25000000;
-  const ExchangeWork work{.add = 1e-10, .round = 1e-9, .select = 1e-9, .merge = 1e-8};
+  const ExchangeWork work{.add = 1e-10,
+                          .round = 1e-9,
+                          .select = 1e-9,
+                          .merge = 1e-8,
+                          .quantize = 2e-9,
+                          .sign = 1e-9,
+                          .unpack = 1e-9};
   const auto fastest = [&](double bytes_per_second, const std::vector<ExchangeClass>& of) {
     return price_exchange({1e-4, bytes_per_second}, elements, {.ranks = 8, .work = work}).fastest(of).method;
   };
@@ -295,6 +350,19 @@ TEST(PriceExchange, RefusesWhatCannotBe) {
   says([&] { price_exchange({-1, 1e8}, 1000, {}); }, "0 seconds or more");
   says([&] { price_exchange({1e-3, 1e8, std::nan("")}, 1000, {}); }, "0 seconds or more");
   says([&] { price_exchange(link, 1000, {.work = {.merge = -1}}); }, "give 0 or more");
+  says([&] { price_exchange(link, 1000, {.work = {.rebuild = std::nan("")}}); }, "give 0 or more");
+  says([&] { price_exchange(link, 1000, {.shapes = {{{10}}, {{10}}}}); }, "2 buckets, which are 1");
+  says(
+      [&] {
+        price_exchange(link, 1000, {.shapes = {{{10, 50}, {501}}}});
+      },
+      "shapes of 1001 elements for a bucket of 1000");
+  says([&] { price_exchange(link, 1000, {.shapes = {{{-1}}}}); }, "a dimension of -1");
+  says(
+      [&] {
+        price_exchange(link, 1000, {.shapes = {{{std::int64_t{1} << 40, std::int64_t{1} << 40}}}});
+      },
+      "a dimension of 1099511627776");
   says([&] { price_exchange(link, 1000, {.compression_options = {.density = 2.0}}); }, "density 2");
 }
 

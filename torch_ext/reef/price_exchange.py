@@ -26,6 +26,16 @@ class ExchangeWork:
     """For each element among which it takes the largest, and holds back the rest."""
     merge: float = 0.0
     """For each entry that it merges with others."""
+    quantize: float = 0.0
+    """For each element that becomes a level (``"qsgd"``)."""
+    sign: float = 0.0
+    """For each element that becomes a sign, the rest held back."""
+    unpack: float = 0.0
+    """For each level or sign that it adds up."""
+    multiply: float = 0.0
+    """For each element of a matrix and each rank of a factor that it is multiplied by."""
+    rebuild: float = 0.0
+    """For each element and rank of the sum, made of two factors, the rest held back."""
 
 
 @dataclass(frozen=True)
@@ -91,20 +101,25 @@ def price_exchange(
     ranks: int,
     divided: bool = False,
     work: ExchangeWork = ExchangeWork(),
+    shapes: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]] = (),
     **options: Scheduled,
 ) -> ExchangePrices:
     """What each method of ``reef.Compression`` takes to exchange float32 gradients of so many elements (or in buckets of so
     many), as Reef sends them over gloo between up to 4096 ranks. ``divided``: a rank needs no more than its slice of the
-    sum, at all stages but ``"replicate"``. ``options`` are those of ``reef.Compression``, each for the methods that know it;
+    sum, at all stages but ``"replicate"``. ``shapes`` are the parameters' (of each bucket, where there are several), without
+    which PowerSGD has no price. ``options`` are those of ``reef.Compression``, each for the methods that know it;
     what changes with the steps is what it is in the end.
 
         print(reef.price_exchange(reef.Link(0.4e-3, 111e6), 25_000_000, ranks=32, density=0.001))
 
     Times are those of ranks that come together. Raises ValueError for numbers and options that cannot be."""
     buckets = [elements] if isinstance(elements, int) else list(elements)
+    of_buckets = [list(shapes)] if isinstance(elements, int) and shapes else list(shapes)
+    flat = [list(shape) for of_bucket in of_buckets for shape in of_bucket]
+    counts = [len(of_bucket) for of_bucket in of_buckets]
     numbers = [float(each) for each in astuple(work)]
     given = Compression("auto", **options)._options()
-    return _prices(*torch.ops.reef.price_exchange(*astuple(link), buckets, ranks, divided, *given, numbers))
+    return _prices(*torch.ops.reef.price_exchange(*astuple(link), buckets, ranks, divided, *given, flat, counts, numbers))
 
 
 def measure_exchange_work(group: torch.distributed.ProcessGroup, *, density: float = 0.001) -> ExchangeWork:
