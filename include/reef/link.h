@@ -8,49 +8,49 @@
 
 namespace reef {
 
-/// Pure data and pure code (no Torch): what a message between two ranks costs, and how that is found out.
+/// Pure data and pure code (no Torch): what a message between two ranks costs, and how to fit that to
+/// measurements.
 
-/// Between any two ranks, and alike in both directions, which do not disturb each other. A rank sends one
-/// message after another, and receives one after another: each takes `message_seconds` and its bytes over
-/// `bytes_per_second`, and is there `latency_seconds` after it has been sent, which messages that are under
-/// way together share.
+/// A model of the network between any two ranks. A rank sends one message at a time and receives one at a
+/// time, and the two directions do not disturb each other. A message occupies its sender and its receiver for
+/// `message_seconds` plus its bytes over `bytes_per_second`, and arrives `latency_seconds` after it was sent.
+/// Messages that are under way at the same time share the latency.
 struct Link {
   double latency_seconds = 0;
   double bytes_per_second = 0;
   double message_seconds = 0;
 };
 
-/// "0.436 ms of latency, 0.000 ms a message, 111.1 MB/s" (of 10^6 bytes).
+/// Formats a link as "0.436 ms of latency, 0.000 ms a message, 111.1 MB/s" (MB are 10^6 bytes).
 REEF_API std::string link_text(const Link& link);
-/// Throws ConfigError for what no link can have: numbers that are not finite, negative ones, no bandwidth.
+/// Throws ConfigError if a number is negative or not finite, or if the bandwidth is zero.
 REEF_API void check_link(const Link& link);
 
-/// What was measured: `rounds` that wait for each other, in which a rank sends and receives `messages` of
-/// `bytes`, all rounds together, took `seconds`.
+/// One measurement: a number of rounds, each of which begins when the one before has ended.
 struct LinkSample {
   double rounds = 0;
-  double messages = 0;
-  double bytes = 0;
-  double seconds = 0;
+  double messages = 0;  ///< that a rank sends, and receives, in all rounds together
+  double bytes = 0;     ///< of all these messages
+  double seconds = 0;   ///< that all rounds took
 };
 
 struct LinkFit {
   Link link;
-  double worst_error = 0;  ///< the largest difference from what was measured, as a share of that
+  double worst_error = 0;  ///< the largest relative difference between a sample and the link's prediction
   std::vector<LinkSample> samples;
 
-  /// link_text(), and how well it fits.
+  /// Gives link_text() and how well it fits: "..., within 7 % of 20 measurements".
   REEF_API std::string text() const;
 };
 
-/// The link of the least squares of relative errors, none of whose numbers is negative. Throws ConfigError
-/// for samples that do not tell a bandwidth: too few, all of one size, or so small that larger ones took no
-/// longer.
+/// Fits a link to samples: least squares of the relative errors, with no number below zero. Throws
+/// ConfigError for samples that determine no bandwidth: too few, all of one size, or so small that larger
+/// messages took no longer.
 REEF_API LinkFit fit_link(std::vector<LinkSample> samples);
 
-/// What samples say however noisy they are, as noise only adds time: no more latency than the fastest round
-/// took, at least the bandwidth of the fastest sample, and no time for each message. For samples of which
-/// fit_link() tells no bandwidth. Throws ConfigError where there are none.
+/// Bounds a link from samples that are too noisy for fit_link(). Noise only adds time, so the latency is at
+/// most what the fastest round took, and the bandwidth at least that of the fastest sample; no time is
+/// attributed to messages. Throws ConfigError if there are no samples.
 REEF_API LinkFit bound_link(std::vector<LinkSample> samples);
 
 }  // namespace reef

@@ -12,31 +12,34 @@
 namespace reef {
 
 struct LocalUpdatesOptions {
-  /// H: so many steps of each rank's own are a round, and an outer step follows.
+  /// The number of local steps in a round (H in the papers), after which an outer step follows.
   std::int64_t local_steps = 50;
-  /// Of the outer step: SGD on the parameters of the round's start, whose gradient is the mean over the ranks
-  /// of what their steps have taken from these. 0.7 and 0.9 with `nesterov` are DiLoCo's (2311.08105, section
-  /// 3.1). A rate of 1 without momentum is the mean of the parameters (local SGD).
+  /// The learning rate of the outer step, which is SGD on the parameters at the round's start. Its gradient
+  /// is the mean over the ranks of how far their local steps have moved away from these. 0.7, and 0.9 with
+  /// `nesterov`, are DiLoCo's values (2311.08105, section 3.1). A rate of 1 without momentum averages the
+  /// parameters (local SGD).
   double outer_lr = 0.7;
-  double outer_momentum = 0.9;  ///< 0: none
-  bool nesterov = true;         ///< without momentum it makes no difference
-  /// By which that gradient travels. What is held back is added to the next round's; see state().
+  double outer_momentum = 0.9;  ///< 0 is none
+  bool nesterov = true;         ///< makes no difference without momentum
+  /// How the outer gradient travels. What a method holds back is added to the next round's; see state().
   Compression compression = Compression::kNone;
   CompressionOptions compression_options = {};
-  /// Parameters are cut, in the module's order, into so many parts of about as many elements, whose outer
-  /// steps are spread evenly over the round: that of part p (from 0) after floor(H (p + 1) / parts) of its
-  /// steps (Streaming DiLoCo, 2501.18512, section 2.2.1). At most as many as parameters, and as local_steps.
+  /// The number of parts into which the parameters are cut, in the module's order and of about as many
+  /// elements each. Their outer steps are spread evenly over the round: part p (counted from 0) has its own
+  /// after floor(H (p + 1) / parts) local steps (Streaming DiLoCo, 2501.18512, section 2.2.1). At most the
+  /// number of parameters, and at most local_steps.
   std::int64_t parts = 1;
-  /// The exchange of an outer step is begun so many steps before it is applied, and goes on beside them.
-  /// Less than local_steps.
+  /// The number of local steps that run beside the exchange of an outer step: the exchange begins so many
+  /// steps before its result is applied. Less than local_steps.
   std::int64_t overlap_steps = 0;
-  /// What is left of a rank's own parameters where an outer step is applied (alpha in 2501.18512, section
-  /// 2.2.2): they become mixing times themselves, plus 1 - mixing times what all ranks have. From 0 (they
-  /// are replaced) to less than 1.
+  /// The share that a rank keeps of its own parameters when an outer step is applied (alpha in 2501.18512,
+  /// section 2.2.2): they become `mixing` times themselves plus 1 - `mixing` times the common ones. From 0,
+  /// which replaces them, to less than 1.
   double mixing = 0;
-  /// Other ranks than the shard's: one of each copy, which have the same parts (names()) in all of them; the
-  /// shard's group is the ranks of this rank's copy, which train together as ever, at any stage. If it is not
-  /// given, every rank of the shard is by itself, at Stage::kReplicate.
+  /// The group across copies, for copies that are divided among several ranks: it has one rank of each copy,
+  /// and all of its ranks keep the same parts (names()). The shard's own group is then this rank's copy,
+  /// whose ranks train together at any stage. If it is not given, every rank of the shard is a copy by
+  /// itself, at Stage::kReplicate.
   ProcessGroupPtr between_copies = {};
 };
 

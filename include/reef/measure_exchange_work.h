@@ -6,10 +6,11 @@
 
 namespace reef {
 
-/// What exchanges of gradients cost on the CPU, one thread communicating and LibTorch's threads beside it: of
-/// 2^20 random elements, three times, the fastest; of the ranks, the slowest, so all get the same. `density`:
-/// of what is selected; levels are of 8 bits, and factors of rank 4. All ranks call it alike. Throws
-/// ConfigError for a density that none can be, and RankFailed.
+/// Measures the work of exchanges of gradients on the CPU, with as many threads as an exchange uses, on 2^20
+/// random elements: the fastest of three repetitions on the slowest rank, so all ranks get the same.
+/// `density` is the share of the elements that sparse methods select; levels are measured with 8 bits, and
+/// factors with rank 4. Call it on all ranks. Throws RankFailed, and ConfigError for a density outside (0,
+/// 1].
 REEF_API ExchangeWork measure_exchange_work(const ProcessGroupPtr& group, double density = 0.001);
 
 }  // namespace reef

@@ -13,19 +13,20 @@ namespace reef {
 /// Pure data and pure code (no Torch): what it costs to exchange gradients by each method of Compression, for
 /// any number of ranks, also those that are not here.
 
-/// What a method makes of the sum of all ranks' gradients.
+/// What the ranks receive in place of the sum of all ranks' gradients.
 enum class ExchangeClass : std::uint8_t {
-  kExact,          ///< it arrives
-  kUnbiased,       ///< what arrives is it in the mean
-  kErrorFeedback,  ///< what does not arrive is held back, and added to a later one
-  kLossy,          ///< some of it is lost
+  kExact,          ///< the sum itself
+  kUnbiased,       ///< a random value whose mean is the sum
+  kErrorFeedback,  ///< a part of the sum; the rest is held back and added to a later gradient
+  kLossy,          ///< a part of the sum; some of the rest is lost
 };
-/// "exact", "unbiased", "error_feedback", "lossy"; and the one of this name. Throws ConfigError.
+/// Gives "exact", "unbiased", "error_feedback" or "lossy".
 REEF_API const char* name_of(ExchangeClass of);
+/// Gives the class of this name. Throws ConfigError, which lists the names, if there is none.
 REEF_API ExchangeClass exchange_class_named(const std::string& name);
 
-/// Seconds that a rank works, as they have been measured; 0: not counted. It works before and after it
-/// communicates.
+/// Seconds that a rank computes for an exchange, before and after it communicates; 0 is not counted.
+/// measure_exchange_work() measures them.
 struct ExchangeWork {
   double add = 0;       ///< for each element of another rank's that it adds up
   double round = 0;     ///< for each element that it rounds, and holds back what that takes
@@ -39,28 +40,28 @@ struct ExchangeWork {
 };
 
 struct PriceOptions {
-  int ranks = 2;  ///< at most 4096, which are one copy (ShardOptions::shard_degree 0)
-  /// Whether a rank needs no more than its slice of the sum: at all stages but Stage::kReplicate. The
-  /// all-gather of parameters that these have instead is the same for each method, and not counted.
+  int ranks = 2;  ///< from 1 to 4096, in one copy (ShardOptions::shard_degree 0)
+  /// Whether a rank needs only its slice of the sum, as at all stages but Stage::kReplicate. Those stages
+  /// gather parameters instead, which is the same for every method and is not counted.
   bool divided = false;
-  /// Each method takes those that it knows. What changes with the steps is what it is in the end.
+  /// Options of the methods; each method takes those that it knows. A schedule counts with its last value.
   CompressionOptions compression_options = {};
-  /// Of each bucket, its parameters': without them kPowerSgd and kPowerSgdAlternating have no price, as what
-  /// they send depends on the shapes.
+  /// The shapes of the parameters in each bucket. What kPowerSgd and kPowerSgdAlternating send depends on
+  /// them; without shapes these two are not priced.
   std::vector<std::vector<std::vector<std::int64_t>>> shapes = {};
   ExchangeWork work = {};
 };
 
-/// Of all buckets, one after another.
+/// The price of one method for all buckets, exchanged one after another.
 struct ExchangePrice {
   Compression method = Compression::kNone;
   ExchangeClass gives = ExchangeClass::kExact;
-  std::int64_t rounds = 0;      ///< of messages that wait for each other
-  std::int64_t messages = 0;    ///< one after another through one rank
-  std::int64_t sent_bytes = 0;  ///< of the rank that sends most
-  std::int64_t all_bytes = 0;   ///< that all ranks send
-  double link_seconds = 0;      ///< rounds, messages and bytes on the Link
-  double work_seconds = 0;      ///< ExchangeWork
+  std::int64_t rounds = 0;      ///< rounds of messages, each of which waits for the one before
+  std::int64_t messages = 0;    ///< messages that pass through one rank, one after another
+  std::int64_t sent_bytes = 0;  ///< bytes that the busiest rank sends
+  std::int64_t all_bytes = 0;   ///< bytes that all ranks send together
+  double link_seconds = 0;      ///< time on the Link for rounds, messages and bytes
+  double work_seconds = 0;      ///< time to compute, by ExchangeWork
   double seconds() const { return link_seconds + work_seconds; }
 };
 
@@ -70,21 +71,22 @@ struct ExchangePrices {
   int ranks = 0;
   std::vector<ExchangePrice> methods;  ///< the fastest first
 
-  /// Of these classes; if there are none, of all but kLossy. Throws ConfigError if no method is of them.
+  /// Gives the fastest method of these classes, or of all classes but kLossy if `of` is empty. Throws
+  /// ConfigError if no method belongs to them.
   REEF_API const ExchangePrice& fastest(const std::vector<ExchangeClass>& of = {}) const;
-  /// A line a method.
+  /// Formats a table with one line for each method.
   REEF_API std::string table() const;
   REEF_API std::string json() const;
 };
 
-/// What each method takes, and of kPowerSgdAlternating's two steps the mean, to exchange float32 gradients
-/// that travel in buckets of so many elements, as Reef sends them by messages (gloo). Times are those of
-/// ranks that come together and have `link` between each two. Upper bounds: the dense sum hides up to a round
-/// behind its bytes. Throws ConfigError for a number of ranks, elements, a link, options or shapes that
-/// cannot be.
+/// Prices the exchange of float32 gradients in buckets of so many elements by each method, as Reef sends them
+/// over gloo. Ranks begin together and have `link` between each two of them. Times are upper bounds: the
+/// dense sum hides up to one latency behind its bytes. The price of kPowerSgdAlternating is the mean of its
+/// two alternating steps. Throws ConfigError for impossible numbers of ranks or elements, links, options,
+/// work or shapes.
 REEF_API ExchangePrices price_exchange(const Link& link, const std::vector<std::int64_t>& buckets,
                                        const PriceOptions& options);
-/// In one bucket.
+/// The same for one bucket.
 REEF_API ExchangePrices price_exchange(const Link& link, std::int64_t elements, const PriceOptions& options);
 
 }  // namespace reef
