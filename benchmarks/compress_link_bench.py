@@ -142,9 +142,9 @@ def run_rank(kind: str) -> None:
             module.weight.grad = None
             given = gradient.clone()
             reef.barrier(group)
-            before, begin = sharded.sent_bytes(), time.perf_counter()
+            before, begin = sharded.sent_bytes, time.perf_counter()
             torch.autograd.backward([module.weight], [given])
-            return time.perf_counter() - begin, sharded.sent_bytes() - before
+            return time.perf_counter() - begin, sharded.sent_bytes - before
 
         return step
 

@@ -12,7 +12,7 @@ ROWS = [(stage, ranks) for stage in (0, 1, 2, 3) for ranks in (1, 2, 3)]
 
 @pytest.fixture(scope="module")
 def runs():
-    return beside_each_other(lambda row: run_ranks([PROGRAM, str(row[0])], row[1], grace=300), ROWS)
+    return beside_each_other(lambda row: run_ranks([PROGRAM, str(row[0])], row[1]), ROWS)
 
 
 @pytest.mark.parametrize(("stage", "ranks"), ROWS)

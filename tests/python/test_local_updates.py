@@ -13,7 +13,7 @@ ROWS = [("trains", 1), ("trains", 2), ("trains", 3), ("compressed", 1), ("compre
 
 @pytest.fixture(scope="module")
 def runs():
-    return beside_each_other(lambda row: run_ranks([PROGRAM, row[0]], row[1], grace=300), ROWS)
+    return beside_each_other(lambda row: run_ranks([PROGRAM, row[0]], row[1]), ROWS)
 
 
 @pytest.mark.parametrize(("scene", "ranks"), ROWS)
@@ -24,6 +24,6 @@ def test_every_rank_ends_as_it_should(runs, scene, ranks):
 
 
 def test_a_rank_that_is_killed_is_named():
-    result = run_ranks([PROGRAM, "killed"], 3, grace=300)
+    result = run_ranks([PROGRAM, "killed"], 3)
     assert [rank.ok for rank in result.ranks] == [True, True, False], result.report()
     assert result.ranks[2].signal == 9, result.report()

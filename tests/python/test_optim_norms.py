@@ -15,7 +15,7 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "optim_norms
 
 @pytest.fixture(scope="module")
 def runs():
-    return beside_each_other(lambda ranks: run_ranks([PROGRAM], ranks, grace=300), [1, 2, 3, 4])
+    return beside_each_other(lambda ranks: run_ranks([PROGRAM], ranks), [1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

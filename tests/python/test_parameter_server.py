@@ -17,7 +17,7 @@ LOST = [(what, servers, 2) for what in ("server_killed", "server_stopped") for s
 def run_row(row):
     what, servers, workers = row
     with tempfile.TemporaryDirectory() as folder:
-        return run_ranks([PROGRAM, what, str(servers), folder], servers + workers, grace=300)
+        return run_ranks([PROGRAM, what, str(servers), folder], servers + workers)
 
 
 @pytest.fixture(scope="module")

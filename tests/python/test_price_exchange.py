@@ -97,7 +97,7 @@ def test_json_has_what_the_table_has():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_measure_the_same(ranks):
-    result = run_ranks([PROGRAM], ranks, grace=300)
+    result = run_ranks([PROGRAM], ranks)
     assert result.ok, result.report()
     assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
 

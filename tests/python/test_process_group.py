@@ -19,7 +19,7 @@ def probe(build_dir) -> str:
 
 
 def run(probe, ranks, *arguments, **options):
-    result = run_ranks([probe, *map(str, arguments)], ranks, grace=300, **options)
+    result = run_ranks([probe, *map(str, arguments)], ranks, **options)
     assert not [rank for rank in result.ranks if rank.stopped_by in ("deadline", "grace")], result.report()
     return result
 

@@ -26,7 +26,7 @@ GONE = [("ends", "before backward", "optimizer"), ("ends", "after the step", "pa
 
 @pytest.fixture(scope="module")
 def with_a_rank_that_is_gone():
-    return beside_each_other(lambda row: run_ranks([PROGRAM, *row], 3, grace=300), GONE)
+    return beside_each_other(lambda row: run_ranks([PROGRAM, *row], 3), GONE)
 
 
 @pytest.mark.parametrize(("way", "phase", "stage"), GONE)

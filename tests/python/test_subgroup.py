@@ -11,7 +11,7 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "group_ranks
 
 
 def run(ranks, *scene, **options):
-    result = run_ranks([PROGRAM, *scene], ranks, grace=300, **options)
+    result = run_ranks([PROGRAM, *scene], ranks, **options)
     assert not [rank for rank in result.ranks if rank.stopped_by in ("deadline", "grace")], result.report()
     return result
 

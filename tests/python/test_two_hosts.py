@@ -43,7 +43,7 @@ def run(build_dir, hosts, *arguments, before="true"):
     probe = build_dir / "tests" / "rank_probe"
     command = ["bash", "-c", f'[ $RANK = 2 ] && ({before}) & exec ip netns exec $HOST "$0" "$@"', str(probe),
                *map(str, arguments)]
-    result = run_ranks(command, 3, grace=300, env={"MASTER_ADDR": SERVER_ADDRESS, "MASTER_PORT": "29500"},
+    result = run_ranks(command, 3, env={"MASTER_ADDR": SERVER_ADDRESS, "MASTER_PORT": "29500"},
                        rank_env={0: {"HOST": hosts[0]}, 1: {"HOST": hosts[0]}, 2: {"HOST": hosts[1]}})
     assert not [rank for rank in result.ranks if rank.stopped_by], result.report()
     return result

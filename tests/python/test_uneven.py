@@ -14,7 +14,7 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "uneven_rank
 def runs(scene: str):
     def run(row):
         stage, ranks = row
-        return run_ranks([PROGRAM, scene, str(stage)], ranks, grace=300)
+        return run_ranks([PROGRAM, scene, str(stage)], ranks)
 
     return beside_each_other(run, [(stage, ranks) for stage in (0, 1, 2, 3) for ranks in (2, 3)])
 
@@ -27,7 +27,7 @@ def test_ranks_are_told_where_they_stand(scene, stage, ranks):
 
 
 def test_threads_have_no_common_order():
-    ends_well(run_ranks([PROGRAM, "threads", "0"], 3, grace=300))
+    ends_well(run_ranks([PROGRAM, "threads", "0"], 3))
 
 
 def ends_well(result) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import preloaded
 
-HANG_SECONDS = 900
+HANG_SECONDS, GRACE_SECONDS = 900, 300
 """What hangs is ended then: several times what a slow machine needs with other work beside it."""
 TAIL_LINES = 40
 FAILURE_LINES = 8
@@ -136,7 +136,7 @@ def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Po
                             start_new_session=True, preexec_fn=preloaded.yield_to_senders)
 
 
-def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, grace: float = 8.0,
+def run_ranks(command: list[str], ranks: int, deadline: float = HANG_SECONDS, grace: float = GRACE_SECONDS,
               kill: dict[int, float] | None = None, env: dict[str, str] | None = None,
               rank_env: dict[int, dict[str, str]] | None = None) -> Result:
     """Runs `command` as `ranks` ranks for at most `deadline` seconds. A program in Python (program.py), and one in
@@ -207,7 +207,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--deadline", type=float, default=HANG_SECONDS, help=f"seconds for the whole run (default {HANG_SECONDS})")
-    parser.add_argument("--grace", type=float, default=8.0, help="seconds for the others after a failure (default 8)")
+    parser.add_argument("--grace", type=float, default=GRACE_SECONDS,
+                        help=f"seconds for the others after a failure (default {GRACE_SECONDS})")
     parser.add_argument("--kill", type=planned_kill, action="append", default=[], metavar="RANK:SECONDS",
                         help="kill this rank after so many seconds")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- program and its arguments")
