@@ -88,6 +88,27 @@ struct Kth {
   std::uint32_t magnitude;
   std::int64_t larger;
 };
+
+// Of entries, few enough to be looked at again: those with the high bits of the k-th.
+Kth kth_of(const Entries& entries, std::int64_t k) {
+  constexpr std::uint32_t kHigh = 11, kLow = 31 - kHigh;
+  std::array<std::int64_t, std::size_t{1} << kHigh> counts{};
+  for (const SparseEntry& each : entries) ++counts[magnitude_bits(each.value) >> kLow];
+  std::int64_t larger = 0;
+  std::size_t bin = counts.size() - 1;
+  while (larger + counts[bin] < k) larger += counts[bin--];
+  std::vector<std::uint32_t> among;
+  among.reserve(static_cast<std::size_t>(counts[bin]));
+  for (const SparseEntry& each : entries) {
+    const std::uint32_t bits = magnitude_bits(each.value);
+    if (bits >> kLow == bin) among.push_back(bits);
+  }
+  const auto at = among.begin() + (k - larger - 1);
+  std::nth_element(among.begin(), at, among.end(), std::greater<>());
+  larger += std::count_if(among.begin(), at, [&](std::uint32_t bits) { return bits > *at; });
+  return {*at, larger};
+}
+
 Kth kth_largest(const float* values, std::int64_t elements, std::int64_t k) {
   constexpr std::uint32_t kLow = 16;
   std::vector<std::int64_t> counts(std::size_t{1} << kLow);
@@ -124,6 +145,30 @@ Entries largest_by_counts(const float* values, std::int64_t elements, std::int64
 
 }  // namespace
 
+void keep_largest(Entries& entries, std::size_t k, Entries* dropped) {
+  if (entries.size() <= k) return;
+  const std::size_t others = entries.size() - k;
+  const Kth kth = k == 0 ? Kth{0xFFFFFFFFU, 0} : kth_of(entries, static_cast<std::int64_t>(k));
+  std::size_t equal = k - static_cast<std::size_t>(kth.larger);  // the first of which are kept
+  SparseEntry nowhere;
+  if (dropped != nullptr) dropped->resize(others + 1);
+  SparseEntry* to = entries.data();
+  SparseEntry* rest = dropped != nullptr ? dropped->data() : &nowhere;
+  const std::ptrdiff_t next_of_rest = dropped != nullptr ? 1 : 0;
+  for (const SparseEntry each : entries) {  // without a branch, which nobody could predict
+    const std::uint32_t bits = magnitude_bits(each.value);
+    const bool is_kth = bits == kth.magnitude && equal > 0;
+    const bool is_kept = bits > kth.magnitude || is_kth;
+    equal -= is_kth ? 1 : 0;
+    *to = each;
+    *rest = each;
+    to += is_kept ? 1 : 0;
+    rest += is_kept ? 0 : next_of_rest;
+  }
+  entries.resize(k);
+  if (dropped != nullptr) dropped->resize(others);
+}
+
 Entries take_largest(const float* gradient, const float* residual, float* left, std::int64_t elements,
                      std::int64_t k) {
   k = std::min(k, elements);
@@ -136,9 +181,7 @@ Entries take_largest(const float* gradient, const float* residual, float* left, 
   if (!collected || (entries.size() < wanted && threshold > kLeast)) {
     entries = largest_by_counts(left, elements, k);
   } else if (entries.size() > wanted) {
-    std::nth_element(entries.begin(), entries.begin() + k, entries.end(), is_larger);
-    entries.resize(wanted);
-    std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    keep_largest(entries, wanted);
   }
   bool finite = true;
   for (const SparseEntry& entry : entries) {

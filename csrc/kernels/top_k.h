@@ -23,6 +23,12 @@ inline bool is_larger(const SparseEntry& a, const SparseEntry& b) {
   return of_a != of_b ? of_a > of_b : a.index < b.index;
 }
 
+/// Splits entries into the `k` largest by is_larger() and the others, which go to `dropped` if that is not
+/// nullptr. Entries are in the order of their indices, and so are both parts: no sort, but one count of the
+/// magnitudes' high bits, a selection among those that share them with the k-th, and one pass.
+void keep_largest(std::vector<SparseEntry>& entries, std::size_t k,
+                  std::vector<SparseEntry>* dropped = nullptr);
+
 /// Adds `gradient` and `residual` (nullptr: zeros) to `left`, takes the `k` largest of the sums out, and
 /// gives them in the order of their indices; those that are zero are no entries. In `left` they are 0, as all
 /// sums that are not finite. Exact: the entries are those that a sort by is_larger() would have first. `left`

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "page/huge_pages.h"
 #include "page/storage_access.h"
 #include "reef/ledger.h"
 
@@ -98,7 +99,7 @@ void FlatBucket::leave(const std::string& message) {
 const Tensor& FlatBucket::make_anew(const Tensor& like) {
   check({State::kAway, State::kLent});
   const CategoryScope gradients(Category::kGradient);
-  Tensor made = at::empty({elements_}, like.options().requires_grad(false).dtype(dtype_));
+  Tensor made = on_huge_pages(at::empty({elements_}, like.options().requires_grad(false).dtype(dtype_)));
   std::int64_t end = 0;
   const auto pad = [&](std::int64_t next) { made.narrow(0, end, next - end).zero_(); };
   for (const FlatPlace& place : places_) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "gather_order.h"
+#include "page/huge_pages.h"
 #include "page/pinned.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
@@ -217,7 +218,7 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
   Tensor room_for(std::size_t number) const {
     const CategoryScope category(Category::kParameter);
     const Tensor& whole = buckets_[number].whole();
-    return at::empty(whole.sizes(), whole.options());
+    return on_huge_pages(at::empty(whole.sizes(), whole.options()));
   }
 
   // By messages all gathers are begun before any is waited for, since other ranks may wait for a later one.

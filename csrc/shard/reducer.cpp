@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "page/huge_pages.h"
 #include "page/pinned.h"
 #include "reef/ledger.h"
 #include "shard/agreement.h"
@@ -169,7 +170,7 @@ void Reducer::send(std::size_t number) {
   Tensor own = flat;
   if (divides_gradients()) {
     const CategoryScope gradients(Category::kGradient);
-    own = at::empty({layout_.buckets[number].slice_elements}, flat.options());
+    own = on_huge_pages(at::empty({layout_.buckets[number].slice_elements}, flat.options()));
   } else if (sharded()) {
     own = lines_[0].exchange->ranks().own_slice(flat);
   }

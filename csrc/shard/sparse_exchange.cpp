@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "page/huge_pages.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -73,7 +74,7 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const auto k = static_cast<std::size_t>(std::ceil(density * static_cast<double>(elements)));
 
   const Tensor before = memory().tensor(bucket.number, kHeldBack);
-  const Tensor left = at::empty_like(values);
+  const Tensor left = on_huge_pages(at::empty_like(values));
   const SparseGradient own = kernels::take_largest(
       values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));

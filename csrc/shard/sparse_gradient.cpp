@@ -14,22 +14,23 @@ float add(float a, float b) {
   return std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : sum;
 }
 
+// Which of the two comes next is as good as random: selected without a branch.
 SparseGradient added(const SparseGradient& a, const SparseGradient& b) {
-  SparseGradient sum;
-  sum.reserve(a.size() + b.size());
-  auto of_a = a.begin();
-  auto of_b = b.begin();
-  while (of_a != a.end() || of_b != b.end()) {
-    if (of_b == b.end() || (of_a != a.end() && of_a->index < of_b->index)) {
-      sum.push_back(*of_a++);
-    } else if (of_a == a.end() || of_b->index < of_a->index) {
-      sum.push_back(*of_b++);
-    } else {
-      sum.push_back({of_a->index, add(of_a->value, of_b->value)});
-      ++of_a;
-      ++of_b;
-    }
+  SparseGradient sum(a.size() + b.size());
+  const SparseEntry *of_a = a.data(), *of_b = b.data();
+  const SparseEntry *const end_of_a = of_a + a.size(), *const end_of_b = of_b + b.size();
+  SparseEntry* to = sum.data();
+  while (of_a != end_of_a && of_b != end_of_b) {
+    const bool has_a = of_a->index <= of_b->index, has_b = of_b->index <= of_a->index;
+    const float both = add(of_a->value, of_b->value);
+    const SparseEntry one = has_a ? *of_a : *of_b;
+    *to++ = {one.index, has_a && has_b ? both : one.value};
+    of_a += has_a ? 1 : 0;
+    of_b += has_b ? 1 : 0;
   }
+  to = std::copy(of_a, end_of_a, to);
+  to = std::copy(of_b, end_of_b, to);
+  sum.resize(static_cast<std::size_t>(to - sum.data()));
   return sum;
 }
 
@@ -37,15 +38,7 @@ SparseGradient added(const SparseGradient& a, const SparseGradient& b) {
 
 MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std::size_t k) {
   MergedSparse merged{added(a, b), {}};
-  SparseGradient& kept = merged.kept;
-  if (kept.size() <= k) return merged;
-  const auto last = kept.begin() + static_cast<std::ptrdiff_t>(k);
-  std::nth_element(kept.begin(), last, kept.end(), kernels::is_larger);
-  merged.dropped.assign(last, kept.end());
-  kept.erase(last, kept.end());
-  const auto by_index = [](const SparseEntry& x, const SparseEntry& y) { return x.index < y.index; };
-  std::sort(kept.begin(), kept.end(), by_index);
-  std::sort(merged.dropped.begin(), merged.dropped.end(), by_index);
+  kernels::keep_largest(merged.kept, k, &merged.dropped);
   return merged;
 }
 
