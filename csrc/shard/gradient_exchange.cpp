@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "shard/dgc_exchange.h"
 #include "shard/gtop_k_exchange.h"
 #include "shard/gtop_k_tree_exchange.h"
 #include "shard/native_exchange.h"
@@ -59,6 +60,8 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& 
       return make(type_identity<GTopKExchange>());
     case Compression::kGTopKTree:
       return make(type_identity<GTopKTreeExchange>());
+    case Compression::kDgc:
+      return make(type_identity<DgcExchange>());
     case Compression::kAuto:  // shard() has made another of it
     case Compression::kNone:
       break;
