@@ -50,6 +50,7 @@ const std::vector<MethodRow>& methods() {
       {Compression::kTopK, "topk", {"density"}},
       {Compression::kGTopK, "gtopk", {"density"}},
       {Compression::kGTopKTree, "gtopk_tree", {"density"}},
+      {Compression::kOkTopK, "oktopk", {"density"}},
       {Compression::kDgc, "dgc", {"density", "momentum", "max_norm"}},
   };
   return all;

@@ -123,6 +123,28 @@ SparseGradient SparseExchange::transfer(const char* name, const SparseGradient& 
   return from ? unpacked(received.front().tensor) : SparseGradient();
 }
 
+std::vector<SparseGradient> SparseExchange::exchange_parts(const char* name,
+                                                           const std::vector<SparseGradient>& parts,
+                                                           const std::vector<std::size_t>& sizes,
+                                                           const RanksAmong& among) {
+  std::vector<SliceExchange::Transfer> sent, received;
+  std::vector<SparseGradient> all(parts.size());
+  std::vector<std::size_t> received_from;
+  for (int step = 1; step < among.count; ++step) {  // each rank begins with another
+    const int to = among.number_behind(step), from = among.number_behind(among.count - step);
+    const SparseGradient& part = parts[static_cast<std::size_t>(to)];
+    const std::size_t size = sizes[static_cast<std::size_t>(from)];
+    if (!part.empty()) sent.push_back({among.at(to), packed(part, part.size())});
+    if (size == 0) continue;
+    received.push_back({among.at(from), at::empty({static_cast<std::int64_t>(2 * size)}, as_sent())});
+    received_from.push_back(static_cast<std::size_t>(from));
+  }
+  ranks().transfer(name, sent, received, as_sent());
+  all[static_cast<std::size_t>(among.place)] = parts[static_cast<std::size_t>(among.place)];
+  for (std::size_t i = 0; i < received.size(); ++i) all[received_from[i]] = unpacked(received[i].tensor);
+  return all;
+}
+
 std::vector<SparseGradient> SparseExchange::gather(const char* name, const SparseGradient& own, std::size_t k,
                                                    const RanksAmong& among) {
   const Tensor all = at::empty({among.count * static_cast<std::int64_t>(2 * k)}, as_sent());

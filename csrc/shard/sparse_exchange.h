@@ -54,6 +54,10 @@ class SparseExchange : public LossyExchange {
   /// rank calls it. Nothing received: no entries.
   SparseGradient transfer(const char* name, const SparseGradient& entries, std::size_t k,
                           std::optional<int> to, std::optional<int> from);
+  /// Part number n goes to the rank at place n of these, from which `sizes[n]` entries come; this rank's own
+  /// stays. In their order. Every rank calls it.
+  std::vector<SparseGradient> exchange_parts(const char* name, const std::vector<SparseGradient>& parts,
+                                             const std::vector<std::size_t>& sizes, const RanksAmong& among);
   /// `k` entries of each of these, in their order.
   std::vector<SparseGradient> gather(const char* name, const SparseGradient& own, std::size_t k,
                                      const RanksAmong& among);

@@ -41,6 +41,9 @@ enum class Compression : std::uint8_t {
   /// gTop-k as it was published: merged up a tree and broadcast. It LOSES what a merge drops of an element
   /// that other ranks keep; it is here to be compared with.
   kGTopKTree,
+  /// The largest sums of all ranks' largest elements, as kGTopK, but exactly those: each rank adds up a
+  /// region of the elements (Ok-Topk, 2201.07598).
+  kOkTopK,
   /// kTopK with a momentum of its own, which each rank adds up before it chooses (Deep Gradient Compression,
   /// 1712.01887): the optimizer is to have none.
   kDgc,
@@ -69,9 +72,9 @@ class REEF_API StepSchedule {
 
 /// What a method may be told. What it does not take is refused; what is left out is the method's default.
 struct CompressionOptions {
-  /// kTopK, kGTopK, kGTopKTree, kDgc: of a bucket's elements, which share a rank sends, rounded up to whole
-  /// elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25}, {100,
-  /// 0.0625}, {200, 0.001}}`.
+  /// kTopK, kGTopK, kGTopKTree, kOkTopK, kDgc: of a bucket's elements, which share a rank sends, rounded up
+  /// to whole elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25},
+  /// {100, 0.0625}, {200, 0.001}}`.
   StepSchedule density = {};
   /// kQsgd: of an element; from 2 to 8, by default 8.
   StepSchedule bits = {};

@@ -15,7 +15,7 @@ STAGES = (0, 1, 2, 3)
 METHOD = sys.argv[2]
 # Without a momentum what is applied is what there was; what is left of one is remembered all the same.
 COMPRESSION = reef.Compression("dgc", density=0.1, momentum=0) if METHOD == "dgc" else METHOD
-WHOLE_NUMBERS = METHOD in {"bfloat16", "float16", "dgc"}
+WHOLE_NUMBERS = METHOD in {"bfloat16", "float16", "dgc", "oktopk"}
 
 
 class Net(torch.nn.Module):

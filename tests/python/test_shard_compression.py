@@ -15,7 +15,7 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "shard_compr
 @pytest.mark.parametrize(
     ("method", "saved_by", "loaded_by"),
     [("bfloat16", 2, 3), ("bfloat16", 4, 2), ("bfloat16", 3, 1), ("bfloat16", 1, 2), ("float16", 2, 3), ("sign", 3, 2), ("sign", 2, 4),
-     ("powersgd", 2, 3), ("powersgd", 4, 2), ("powersgd_alternating", 3, 2), ("dgc", 2, 3), ("dgc", 4, 2), ("dgc", 1, 2), ("dgc", 3, 1)],
+     ("powersgd", 2, 3), ("powersgd", 4, 2), ("powersgd_alternating", 3, 2), ("oktopk", 3, 2), ("oktopk", 2, 3), ("dgc", 2, 3), ("dgc", 4, 2), ("dgc", 1, 2), ("dgc", 3, 1)],
 )
 def test_another_number_of_ranks_loses_nothing(method, saved_by, loaded_by, tmp_path):
     for ranks, arguments in ((saved_by, ["save", method, str(tmp_path)]), (loaded_by, ["load", method, str(tmp_path), str(saved_by)])):
@@ -41,6 +41,8 @@ def test_what_is_wrong_is_refused():
         reef.shard(layer, group, compression=reef.Compression("dgc", momentum=1))
     with pytest.raises(ValueError, match="max_norm 0: give a number above 0"):
         reef.shard(layer, group, compression=reef.Compression("dgc", max_norm=0))
+    with pytest.raises(ValueError, match="bits, which compression oktopk does not take"):
+        reef.shard(layer, group, compression=reef.Compression("oktopk", density=0.1, bits=8))
     for method in ("topk", "auto"):
         with pytest.raises(ValueError, match=f"momentum, which compression {method} does not take"):
             reef.shard(layer, group, compression=reef.Compression(method, momentum=0.9))

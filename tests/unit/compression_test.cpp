@@ -25,7 +25,7 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
   for (const Compression compression :
        {Compression::kNone, Compression::kBFloat16, Compression::kFloat16, Compression::kQsgd,
         Compression::kSign, Compression::kPowerSgd, Compression::kPowerSgdAlternating, Compression::kTopK,
-        Compression::kGTopK, Compression::kGTopKTree, Compression::kDgc}) {
+        Compression::kGTopK, Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc}) {
     EXPECT_EQ(compression_named(name_of(compression)), compression);
   }
   const std::string told = refusal([] { compression_named("top-k"); });

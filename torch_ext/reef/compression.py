@@ -21,7 +21,7 @@ class Compression:
 
     method: str = "none"
     """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"float16"``, ``"qsgd"``, ``"sign"``, ``"powersgd"``, ``"powersgd_alternating"``,
-    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"`` or ``"dgc"``."""
+    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"``, ``"oktopk"`` or ``"dgc"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
     bits: Scheduled | None = None
