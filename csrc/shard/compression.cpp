@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "reef/error.h"
 
@@ -14,23 +15,22 @@ struct OptionRow {
   const char* name;
   StepSchedule CompressionOptions::*value;
   double least, most;
-  bool above_least;  ///< and not the least itself
-  bool whole;        ///< no fractions
-  bool scheduled;    ///< may change with the steps
+  bool above_least;         ///< and not the least itself
+  bool whole;               ///< no fractions
+  bool scheduled;           ///< may change with the steps
+  bool below_most = false;  ///< and not the most itself
 };
 constexpr double kMostWhole = 9007199254740992;  // 2^53: beyond it not all whole numbers are a double
-constexpr std::array<OptionRow, 4> kOptions = {{
+constexpr double kMostNorm = std::numeric_limits<float>::max();
+constexpr std::array<OptionRow, 6> kOptions = {{
     {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false, true},
     {"bits", &CompressionOptions::bits, 2, 8, /*above_least=*/false, /*whole=*/true, true},
     {"rank", &CompressionOptions::rank, 1, 65536, /*above_least=*/false, /*whole=*/true, true},
     {"seed", &CompressionOptions::seed, 0, kMostWhole, /*above_least=*/false, /*whole=*/true, false},
+    {"momentum", &CompressionOptions::momentum, 0, 1, /*above_least=*/false, /*whole=*/false, true,
+     /*below_most=*/true},
+    {"max_norm", &CompressionOptions::max_norm, 0, kMostNorm, /*above_least=*/true, /*whole=*/false, true},
 }};
-
-std::vector<std::string> all_options() {
-  std::vector<std::string> names;
-  for (const OptionRow& option : kOptions) names.emplace_back(option.name);
-  return names;
-}
 
 struct MethodRow {
   Compression compression;
@@ -40,7 +40,7 @@ struct MethodRow {
 const std::vector<MethodRow>& methods() {
   static const std::vector<MethodRow> all = {
       {Compression::kNone, "none", {}},
-      {Compression::kAuto, "auto", all_options()},
+      {Compression::kAuto, "auto", {"density", "bits", "rank", "seed"}},
       {Compression::kBFloat16, "bfloat16", {}},
       {Compression::kFloat16, "float16", {}},
       {Compression::kQsgd, "qsgd", {"bits", "seed"}},
@@ -50,6 +50,8 @@ const std::vector<MethodRow>& methods() {
       {Compression::kTopK, "topk", {"density"}},
       {Compression::kGTopK, "gtopk", {"density"}},
       {Compression::kGTopKTree, "gtopk_tree", {"density"}},
+      {Compression::kOkTopK, "oktopk", {"density"}},
+      {Compression::kDgc, "dgc", {"density", "momentum", "max_norm"}},
   };
   return all;
 }
@@ -66,13 +68,17 @@ std::string number_text(double value) {
 }
 
 void check_value(const OptionRow& option, double value) {
-  const bool in_range = std::isfinite(value) && value <= option.most &&
+  const bool in_range = std::isfinite(value) &&
+                        (option.below_most ? value < option.most : value <= option.most) &&
                         (option.above_least ? value > option.least : value >= option.least);
   if (in_range && (!option.whole || value == std::floor(value))) return;
   throw ConfigError("reef::shard was given the compression option " + std::string(option.name) + " " +
                     number_text(value) + ": give " + (option.whole ? "a whole number " : "a number ") +
                     (option.above_least ? "above " : "from ") + number_text(option.least) +
-                    (option.above_least ? ", at most " : " to ") + number_text(option.most) + ".");
+                    (option.below_most    ? " to less than "
+                     : option.above_least ? ", at most "
+                                          : " to ") +
+                    number_text(option.most) + ".");
 }
 
 }  // namespace
@@ -98,6 +104,8 @@ double StepSchedule::at(std::int64_t step, double otherwise) const {
 bool compresses_on_devices(Compression compression) {
   return compression == Compression::kBFloat16 || compression == Compression::kFloat16;
 }
+
+bool has_momentum(Compression compression) { return compression == Compression::kDgc; }
 
 const char* name_of(Compression compression) { return row_of(compression).name; }
 

@@ -18,8 +18,9 @@ struct RememberedTensor {
   /// What the ranks' values of an element are to each other, which says what becomes of them where the ranks
   /// are others.
   enum class Ranks : std::uint8_t {
-    kShares,  ///< shares of what all have together: their sum stays (gradients that are held back, momentum)
-    kAlike,   ///< the same on all ranks that have one
+    kShares,    ///< shares of what all have together, gradients that are held back: their sum stays
+    kMomentum,  ///< such shares, too, of what is no part of a gradient
+    kAlike,     ///< the same on all ranks that have one
   };
   /// Of which elements a rank has one.
   enum class Extent : std::uint8_t {

@@ -4,9 +4,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "shard/dgc_exchange.h"
 #include "shard/gtop_k_exchange.h"
 #include "shard/gtop_k_tree_exchange.h"
 #include "shard/native_exchange.h"
+#include "shard/ok_top_k_exchange.h"
 #include "shard/ordered_exchange.h"
 #include "shard/power_sgd_exchange.h"
 #include "shard/qsgd_exchange.h"
@@ -59,6 +61,10 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& 
       return make(type_identity<GTopKExchange>());
     case Compression::kGTopKTree:
       return make(type_identity<GTopKTreeExchange>());
+    case Compression::kOkTopK:
+      return make(type_identity<OkTopKExchange>());
+    case Compression::kDgc:
+      return make(type_identity<DgcExchange>());
     case Compression::kAuto:  // shard() has made another of it
     case Compression::kNone:
       break;

@@ -27,10 +27,7 @@ SparseGradient GTopKTreeExchange::sum(const SparseGradient& own, std::size_t k, 
     SparseGradient received = transfer(kBroadcast, all, k, second(distance), first(distance));
     if (first(distance)) all = std::move(received);
   }
-  SparseGradient back;
-  std::set_difference(own.begin(), own.end(), all.begin(), all.end(), std::back_inserter(back),
-                      [](const auto& a, const auto& b) { return a.index < b.index; });
-  residual.add(back);
+  residual.add(without(own, all));
   return all;
 }
 

@@ -53,6 +53,11 @@ void check(const LocalUpdatesOptions& options, std::size_t parameters) {
     refuse("overlap_steps", whole(options.overlap_steps),
            "0 or more, and less than local_steps (" + whole(options.local_steps) + ")");
   check_compression(options.compression, options.compression_options);
+  if (has_momentum(options.compression) && options.outer_momentum != 0) {
+    refuse("compression " + std::string(name_of(options.compression)) +
+               ", which has a momentum of its own, and outer_momentum",
+           number_text(options.outer_momentum), "outer_momentum 0, or another compression");
+  }
 }
 
 // Throws ConfigError, on all ranks, with the first line that differs.
@@ -161,6 +166,12 @@ void LocalUpdates::Rounds::check_new() const {
     throw ConfigError("reef::LocalUpdates was given a shard that has one: end that first.");
   check_no_update();
   for (std::size_t i = 0; i < parts.names.size(); ++i) {
+    const at::ScalarType dtype = parts.parameters[i].scalar_type();
+    if (has_momentum(options.compression) && dtype != at::kFloat) {
+      throw ConfigError("reef::LocalUpdates was given compression " +
+                        std::string(name_of(options.compression)) + ", and parameter " + parts.names[i] +
+                        " is of " + c10::toString(dtype) + ": take another compression.");
+    }
     if (options.compression == Compression::kNone || parts.parameters[i].scalar_type() != at::kHalf) continue;
     throw ConfigError(
         "reef::LocalUpdates was given a compression, and parameter " + parts.names[i] +

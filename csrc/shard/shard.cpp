@@ -80,8 +80,8 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
   }
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
-    const bool is_priced =
-        tensor.is_cpu() && dtypes_of(tensor.scalar_type(), options.mixed_precision).sum == at::kFloat;
+    const at::ScalarType of_sums = dtypes_of(tensor.scalar_type(), options.mixed_precision).sum;
+    const bool is_priced = tensor.is_cpu() && of_sums == at::kFloat;
     if (chooses && tensor.requires_grad() && !is_priced) {
       throw ConfigError(which +
                         "is on a device or whose gradient is not float32, and compression auto, which prices "
@@ -92,6 +92,12 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
       throw ConfigError(which + "is on " + tensor.device().str() + ", and compression " +
                         name_of(options.compression) +
                         ", which is for gradients on the CPU: take bfloat16 or none.");
+    }
+    if (has_momentum(options.compression) && tensor.requires_grad() && of_sums != at::kFloat) {
+      throw ConfigError(
+          which + "has gradients of " + c10::toString(of_sums) + ", and compression " +
+          name_of(options.compression) +
+          ", whose momentum is of float32: take another method, and an optimizer with momentum.");
     }
     const at::ScalarType computed = dtypes_of(tensor.scalar_type(), options.mixed_precision).parameter;
     if (compresses && tensor.requires_grad() && computed == at::kHalf) {

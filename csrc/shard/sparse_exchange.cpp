@@ -39,14 +39,21 @@ SparseGradient unpacked(const Tensor& tensor) {
   return {first, std::find_if(first, last, [](const SparseEntry& each) { return each.index == kNothing; })};
 }
 
+std::vector<RememberedTensor> with(RememberedTensor first, std::vector<RememberedTensor> more) {
+  more.insert(more.begin(), std::move(first));
+  return more;
+}
+
 }  // namespace
 
 SparseExchange::SparseExchange(const ProcessGroupPtr& group, int number, int slices,
-                               const ShardOptions& options, const char* method)
+                               const ShardOptions& options, const char* method,
+                               std::vector<RememberedTensor> more)
     : LossyExchange(
           group, number, slices, options,
           {method,
-           {{kHeldBack, RememberedTensor::Ranks::kShares, extent_of_residual(group, slices, options)}},
+           with({kHeldBack, RememberedTensor::Ranks::kShares, extent_of_residual(group, slices, options)},
+                std::move(more)),
            {kSteps}}),
       density_(options.compression_options.density) {}
 
@@ -58,8 +65,21 @@ void SparseExchange::Residual::add(const SparseGradient& entries) const {
 }
 
 void SparseExchange::exchange(const GradientBucket& bucket) {
-  if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return add_up_as_it_is(bucket);
+  if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return exchange_as_it_is(bucket);
   exchange_sparse(bucket);
+}
+
+Tensor SparseExchange::addend(std::size_t /*bucket*/, const Tensor& gradient, const RanksAmong& /*among*/) {
+  return gradient;
+}
+void SparseExchange::added(std::size_t /*bucket*/, const Tensor& /*addend*/,
+                           const SparseGradient& /*taken*/) {}
+
+void SparseExchange::exchange_as_it_is(const GradientBucket& bucket) {
+  const Tensor own = addend(bucket.number, bucket.flat, ranks().all());
+  if (!own.is_same(bucket.flat)) bucket.flat.copy_(own);
+  added(bucket.number, own, {});
+  add_up_as_it_is(bucket);
 }
 
 void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
@@ -73,12 +93,15 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const double density = density_.at(used_steps(), kDensity);
   const auto k = static_cast<std::size_t>(std::ceil(density * static_cast<double>(elements)));
 
+  const RanksAmong among = has_copies() ? ranks().copies() : ranks().all();
+  const Tensor to_add = addend(bucket.number, values, among);
   const Tensor before = memory().tensor(bucket.number, kHeldBack);
   const Tensor left = on_huge_pages(at::empty_like(values));
   const SparseGradient own = kernels::take_largest(
-      values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
+      to_add.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
-  const SparseGradient all = sum(own, k, has_copies() ? ranks().copies() : ranks().all(), Residual(left));
+  added(bucket.number, to_add, own);
+  const SparseGradient all = sum(own, k, among, Residual(left));
   memory().remember(bucket.number, kHeldBack, left);
 
   const std::int64_t own_elements = bucket.own.numel();
@@ -99,6 +122,28 @@ SparseGradient SparseExchange::transfer(const char* name, const SparseGradient& 
   if (from) received.push_back({*from, at::empty({static_cast<std::int64_t>(2 * k)}, as_sent())});
   ranks().transfer(name, sent, received, as_sent());
   return from ? unpacked(received.front().tensor) : SparseGradient();
+}
+
+std::vector<SparseGradient> SparseExchange::exchange_parts(const char* name,
+                                                           const std::vector<SparseGradient>& parts,
+                                                           const std::vector<std::size_t>& sizes,
+                                                           const RanksAmong& among) {
+  std::vector<SliceExchange::Transfer> sent, received;
+  std::vector<SparseGradient> all(parts.size());
+  std::vector<std::size_t> received_from;
+  for (int step = 1; step < among.count; ++step) {  // each rank begins with another
+    const int to = among.number_behind(step), from = among.number_behind(among.count - step);
+    const SparseGradient& part = parts[static_cast<std::size_t>(to)];
+    const std::size_t size = sizes[static_cast<std::size_t>(from)];
+    if (!part.empty()) sent.push_back({among.at(to), packed(part, part.size())});
+    if (size == 0) continue;
+    received.push_back({among.at(from), at::empty({static_cast<std::int64_t>(2 * size)}, as_sent())});
+    received_from.push_back(static_cast<std::size_t>(from));
+  }
+  ranks().transfer(name, sent, received, as_sent());
+  all[static_cast<std::size_t>(among.place)] = parts[static_cast<std::size_t>(among.place)];
+  for (std::size_t i = 0; i < received.size(); ++i) all[received_from[i]] = unpacked(received[i].tensor);
+  return all;
 }
 
 std::vector<SparseGradient> SparseExchange::gather(const char* name, const SparseGradient& own, std::size_t k,

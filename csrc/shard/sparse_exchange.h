@@ -16,12 +16,14 @@ namespace reef {
 /// Sums are float32. Buckets of another dtype are added up as without compression, and so is everything where
 /// there is one rank. What is not finite is sent before all else, and never held back.
 ///
+/// A method may add something else than its gradient to what it holds back: see addend().
+///
 /// Memory: the residual, of the gradient's bytes, twice while a step is under way.
 class SparseExchange : public LossyExchange {
  public:
-  /// `method`: of ExchangeMemory.
+  /// `method`: of ExchangeMemory, which has `more` beside the residual.
   SparseExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
-                 const char* method);
+                 const char* method, std::vector<RememberedTensor> more = {});
   void exchange(const GradientBucket& bucket) final;
 
  protected:
@@ -36,6 +38,13 @@ class SparseExchange : public LossyExchange {
     at::Tensor tensor_;  ///< float32, one dimension
   };
 
+  /// What a rank adds to what it holds back: its gradient (with copies: its slice of its copy's), or what the
+  /// method makes of that. `among` are those that exchange it. On a lane.
+  virtual at::Tensor addend(std::size_t bucket, const at::Tensor& gradient, const RanksAmong& among);
+  /// An addend of a step has been added, and these elements have been taken out. Everything where it is added
+  /// up as it is; there are no entries then.
+  virtual void added(std::size_t bucket, const at::Tensor& addend, const SparseGradient& taken);
+
   /// The gradient of `among`, the same on each of them; `own`, of `k` entries at most, is what this rank has
   /// taken out of its own. On a lane.
   virtual SparseGradient sum(const SparseGradient& own, std::size_t k, const RanksAmong& among,
@@ -45,11 +54,16 @@ class SparseExchange : public LossyExchange {
   /// rank calls it. Nothing received: no entries.
   SparseGradient transfer(const char* name, const SparseGradient& entries, std::size_t k,
                           std::optional<int> to, std::optional<int> from);
+  /// Part number n goes to the rank at place n of these, from which `sizes[n]` entries come; this rank's own
+  /// stays. In their order. Every rank calls it.
+  std::vector<SparseGradient> exchange_parts(const char* name, const std::vector<SparseGradient>& parts,
+                                             const std::vector<std::size_t>& sizes, const RanksAmong& among);
   /// `k` entries of each of these, in their order.
   std::vector<SparseGradient> gather(const char* name, const SparseGradient& own, std::size_t k,
                                      const RanksAmong& among);
 
  private:
+  void exchange_as_it_is(const GradientBucket& bucket);
   void exchange_sparse(const GradientBucket& bucket);
 
   StepSchedule density_;

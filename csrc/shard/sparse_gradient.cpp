@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 namespace reef {
@@ -40,6 +41,13 @@ MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std
   MergedSparse merged{added(a, b), {}};
   kernels::keep_largest(merged.kept, k, &merged.dropped);
   return merged;
+}
+
+SparseGradient without(const SparseGradient& a, const SparseGradient& b) {
+  SparseGradient rest;
+  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest),
+                      [](const SparseEntry& x, const SparseEntry& y) { return x.index < y.index; });
+  return rest;
 }
 
 SparseGradient sum_of(const std::vector<SparseGradient>& all) {

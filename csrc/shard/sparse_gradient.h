@@ -16,6 +16,9 @@ struct MergedSparse {
 /// Alike for (a, b) and (b, a), bit for bit: what is NaN is one and the same NaN.
 MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std::size_t k);
 
+/// Those of `a` of whose indices `b` has none.
+SparseGradient without(const SparseGradient& a, const SparseGradient& b);
+
 /// All sums of these, added up in their order.
 SparseGradient sum_of(const std::vector<SparseGradient>& all);
 

@@ -41,6 +41,12 @@ enum class Compression : std::uint8_t {
   /// gTop-k as it was published: merged up a tree and broadcast. It LOSES what a merge drops of an element
   /// that other ranks keep; it is here to be compared with.
   kGTopKTree,
+  /// The largest sums of all ranks' largest elements, as kGTopK, but exactly those: each rank adds up a
+  /// region of the elements (Ok-Topk, 2201.07598).
+  kOkTopK,
+  /// kTopK with a momentum of its own, which each rank adds up before it chooses (Deep Gradient Compression,
+  /// 1712.01887): the optimizer is to have none.
+  kDgc,
 };
 
 /// A number that may change with the steps, or none.
@@ -66,9 +72,9 @@ class REEF_API StepSchedule {
 
 /// What a method may be told. What it does not take is refused; what is left out is the method's default.
 struct CompressionOptions {
-  /// kTopK, kGTopK, kGTopKTree: of a bucket's elements, which share a rank sends, rounded up to whole
-  /// elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25}, {100,
-  /// 0.0625}, {200, 0.001}}`.
+  /// kTopK, kGTopK, kGTopKTree, kOkTopK, kDgc: of a bucket's elements, which share a rank sends, rounded up
+  /// to whole elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25},
+  /// {100, 0.0625}, {200, 0.001}}`.
   StepSchedule density = {};
   /// kQsgd: of an element; from 2 to 8, by default 8.
   StepSchedule bits = {};
@@ -78,10 +84,17 @@ struct CompressionOptions {
   /// kQsgd, kPowerSgd, kPowerSgdAlternating: what chooses the random numbers, the same on all ranks; one
   /// whole number from 0 to 2^53, by default 0.
   StepSchedule seed = {};
+  /// kDgc: what is left of a rank's momentum in each step. From 0 to less than 1, by default 0.9.
+  StepSchedule momentum = {};
+  /// kDgc: what a rank gives to a bucket's sum or mean is scaled to a norm of max_norm / sqrt(P) at most,
+  /// where P ranks (or copies) do. Above 0; by default nothing is scaled.
+  StepSchedule max_norm = {};
 };
 
 /// Whether it makes gradients on devices smaller, and not only those on the CPU.
 REEF_API bool compresses_on_devices(Compression compression);
+/// Whether it adds up a momentum, which an optimizer above it would add up once more.
+REEF_API bool has_momentum(Compression compression);
 
 /// "gtopk"; and the one of this name. Throws ConfigError that lists the names.
 REEF_API const char* name_of(Compression compression);

@@ -13,7 +13,9 @@ import reef
 SHAPES = {"matrix": (40, 13), "vector": (700,), "cube": (3, 7, 11), "number": ()}
 STAGES = (0, 1, 2, 3)
 METHOD = sys.argv[2]
-WHOLE_NUMBERS = METHOD in {"bfloat16", "float16"}
+# Without a momentum what is applied is what there was; what is left of one is remembered all the same.
+COMPRESSION = reef.Compression("dgc", density=0.1, momentum=0) if METHOD == "dgc" else METHOD
+WHOLE_NUMBERS = METHOD in {"bfloat16", "float16", "dgc", "oktopk"}
 
 
 class Net(torch.nn.Module):
@@ -41,18 +43,18 @@ def all_gradients(ranks: int, steps: range) -> dict[str, torch.Tensor]:
     return {name: torch.stack([one[name] for one in of_all]).sum(0) for name in SHAPES}
 
 
-def held_back(state: dict) -> dict[str, torch.Tensor]:
+def held_back(state: dict, what: str = "residual") -> dict[str, torch.Tensor]:
     """The sum over ranks, of whole parameters and parts of them."""
     total = {name: torch.zeros(shape).reshape(-1) for name, shape in SHAPES.items()}
     for of_rank in state.get("communication", {}).get("of_ranks", {}).values():
         for name, values in of_rank.items():
             parameter, _, part = name.partition("[")
             if parameter not in SHAPES:
-                assert not any(value.any() for key, value in values.items() if key.startswith("residual")), name
+                assert not any(value.any() for key, value in values.items() if key.startswith(what)), name
                 continue
             first = int(part.partition(":")[0] or 0)
             for key, value in values.items():
-                if not key.startswith("residual"):
+                if not key.startswith(what):
                     continue
                 total[parameter][first : first + value.numel()] += value.reshape(-1)
     return {name: value.view(SHAPES[name]) for name, value in total.items()}
@@ -71,7 +73,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def made(group: torch.distributed.ProcessGroup, stage: int, bucket_bytes: str):
     net = Net()
-    sharded = reef.shard(net, group, stage=stage, bucket_bytes=bucket_bytes, reduction="sum", compression=METHOD)
+    sharded = reef.shard(net, group, stage=stage, bucket_bytes=bucket_bytes, reduction="sum", compression=COMPRESSION)
     return net, sharded, torch.optim.SGD(sharded.parameters(), lr=1.0)
 
 
@@ -83,6 +85,7 @@ def save(group: torch.distributed.ProcessGroup, directory: Path) -> None:
         check(sharded, optimizer, all_gradients(ranks, range(2)), f"stage {stage}")
         whole = sharded.full_state_dict(), sharded.full_optimizer_state_dict(optimizer)
         assert ranks == 1 or any(value.abs().sum() > 0 for value in held_back(whole[1]).values())
+        assert METHOD != "dgc" or any(value.abs().sum() > 0 for value in held_back(whole[1], "momentum").values())
         if rank == 0:
             torch.save(whole, directory / f"{stage}.pt")
         parts = sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)
@@ -105,6 +108,8 @@ def load(group: torch.distributed.ProcessGroup, directory: Path, saved_by: int) 
                 sharded.load_state_dict(*(module for module, _ in given))
                 sharded.load_optimizer_state_dict(optimizer, *(state for _, state in given))
                 check(sharded, optimizer, before, where)
+                momenta = held_back(sharded.full_optimizer_state_dict(optimizer), "momentum")
+                assert all(same(momenta[n], was) for n, was in held_back(whole[1], "momentum").items()), where
                 train(net, optimizer, rank, range(2, 4))
                 check(sharded, optimizer, after, where + ", two steps later")
         if saved_by > 1:

@@ -25,7 +25,7 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
   for (const Compression compression :
        {Compression::kNone, Compression::kBFloat16, Compression::kFloat16, Compression::kQsgd,
         Compression::kSign, Compression::kPowerSgd, Compression::kPowerSgdAlternating, Compression::kTopK,
-        Compression::kGTopK, Compression::kGTopKTree}) {
+        Compression::kGTopK, Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc}) {
     EXPECT_EQ(compression_named(name_of(compression)), compression);
   }
   const std::string told = refusal([] { compression_named("top-k"); });
@@ -36,6 +36,11 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
 TEST(Compression, OnDevicesThereAreSixteenBits) {
   EXPECT_TRUE(compresses_on_devices(Compression::kBFloat16) && compresses_on_devices(Compression::kFloat16));
   EXPECT_FALSE(compresses_on_devices(Compression::kGTopK) || compresses_on_devices(Compression::kQsgd));
+}
+
+TEST(Compression, OneMethodHasAMomentum) {
+  EXPECT_TRUE(has_momentum(Compression::kDgc));
+  EXPECT_FALSE(has_momentum(Compression::kTopK) || has_momentum(Compression::kNone));
 }
 
 TEST(Compression, AScheduleHasTheValueOfTheLastEntryThatHasBegun) {
@@ -77,6 +82,16 @@ TEST(Compression, WhatAMethodDoesNotTakeIsRefused) {
       {Compression::kPowerSgdAlternating, {.rank = {{0, 8}, {10, 2}}, .seed = 7}, nullptr},
       {Compression::kPowerSgd, {.rank = 0}, "rank 0: give a whole number from 1"},
       {Compression::kPowerSgd, {.bits = 8}, "bits, which compression powersgd does not take"},
+      {Compression::kDgc, {.density = {{0, 0.25}, {10, 0.001}}, .momentum = 0, .max_norm = 5}, nullptr},
+      {Compression::kDgc,
+       {.momentum = {{0, 0.9}, {10, 1}}},
+       "momentum 1: give a number from 0 to less than 1."},
+      {Compression::kDgc, {.momentum = -0.5}, "momentum -0.5: give"},
+      {Compression::kDgc, {.max_norm = 0}, "max_norm 0: give a number above 0, at most 3.4"},
+      {Compression::kDgc, {.max_norm = std::numeric_limits<double>::infinity()}, "max_norm inf: give"},
+      {Compression::kTopK, {.momentum = 0.9}, "momentum, which compression topk does not take"},
+      {Compression::kAuto, {.momentum = 0.9}, "momentum, which compression auto does not take"},
+      {Compression::kAuto, {.max_norm = 1}, "max_norm, which compression auto does not take"},
       {Compression::kTopK, {.density = std::numeric_limits<double>::quiet_NaN()}, "density nan: give"},
   };
   for (const auto& row : rows) {

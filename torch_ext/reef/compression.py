@@ -21,7 +21,7 @@ class Compression:
 
     method: str = "none"
     """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"float16"``, ``"qsgd"``, ``"sign"``, ``"powersgd"``, ``"powersgd_alternating"``,
-    ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
+    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"``, ``"oktopk"`` or ``"dgc"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
     bits: Scheduled | None = None
@@ -30,6 +30,10 @@ class Compression:
     """``"powersgd"`` and ``"powersgd_alternating"``: of the factors; from 1, by default 4."""
     seed: int | None = None
     """``"qsgd"`` and both of PowerSGD: what chooses the random numbers, the same on all ranks; by default 0."""
+    momentum: Scheduled | None = None
+    """``"dgc"``: what is left of a rank's momentum in each step; from 0 to less than 1, by default 0.9. The optimizer is to have none."""
+    max_norm: Scheduled | None = None
+    """``"dgc"``: what a rank gives to a bucket's sum or mean is scaled to a norm of ``max_norm / sqrt(P)`` at most; by default nothing is."""
 
     def __post_init__(self) -> None:
         torch.ops.reef.check_compression(self.method, *self._options())

@@ -1,0 +1,79 @@
+#include "shard/dgc_exchange.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "kernels/sum_of_squares.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using kernels::ExactSum;
+
+constexpr const char* kMomentum = "momentum";
+constexpr double kShareLeft = 0.9;
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+DgcExchange::DgcExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
+    : TopKExchange(
+          group, number, slices, options, "dgc",
+          {{kMomentum, RememberedTensor::Ranks::kMomentum, extent_of_residual(group, slices, options)}}),
+      momentum_(options.compression_options.momentum),
+      max_norm_(options.compression_options.max_norm) {}
+
+Tensor DgcExchange::addend(std::size_t bucket, const Tensor& gradient, const RanksAmong& among) {
+  const double scale = clipping(gradient, among);
+  const Tensor clipped = scale < 1 ? gradient.mul(scale) : gradient;
+  const Tensor before = memory().tensor(bucket, kMomentum);
+  return before.defined() ? before.mul(momentum_.at(used_steps(), kShareLeft)).add_(clipped)
+                          : clipped.clone();
+}
+
+void DgcExchange::added(std::size_t bucket, const Tensor& addend, const SparseGradient& taken) {
+  bool finite = !taken.empty();  // what is not would have been taken first
+  auto* const momentum = addend.mutable_data_ptr<float>();
+  for (const kernels::SparseEntry& each : taken) {
+    momentum[each.index] = 0;
+    finite = finite && std::isfinite(each.value);
+  }
+  if (!finite) addend.masked_fill_(addend.isfinite().logical_not(), 0);
+  memory().remember(bucket, kMomentum, addend);
+}
+
+// By what a gradient is multiplied. One that is not finite stays as it is, and is told.
+double DgcExchange::clipping(const Tensor& gradient, const RanksAmong& among) {
+  const double max_norm = max_norm_.at(used_steps(), kNoLimit);
+  if (max_norm == kNoLimit) return 1;
+  ExactSum squares =
+      kernels::sum_of_squares(gradient.const_data_ptr(), gradient.numel(), kernels::FloatFormat::kFloat32);
+  if (has_copies()) {
+    const RanksAmong& copy = ranks().copy();
+    const ExactSum::Digits own = squares.carried();
+    const Tensor all =
+        at::empty({copy.count * static_cast<std::int64_t>(own.size())}, at::TensorOptions().dtype(at::kLong));
+    const auto digits_of = [&](int number) {
+      return SliceExchange::slice(all, number, copy.count).mutable_data_ptr<std::int64_t>();
+    };
+    std::copy(own.begin(), own.end(), digits_of(copy.place));
+    ranks().all_gather("the exchange of a copy's norm", all, copy);
+    squares = ExactSum();
+    for (int number = 0; number < copy.count; ++number) {
+      ExactSum::Digits digits{};
+      std::copy_n(digits_of(number), digits.size(), digits.begin());
+      squares.add(digits);
+    }
+  }
+  const double addends = reduction() == Reduction::kMean ? ranks().all().count : 1;
+  const double limit = max_norm * addends / std::sqrt(among.count);
+  const double norm = std::sqrt(squares.value());
+  return std::isfinite(norm) && norm > limit ? limit / norm : 1;
+}
+
+}  // namespace reef
