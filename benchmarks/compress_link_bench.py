@@ -1,5 +1,5 @@
 """Exchanges of gradients over slow links: as many hosts as ranks, played by network namespaces on a bridge (token buckets on both
-ends of every cable, of 16 KB, so that no message passes at once). What a step takes from the moment at which a gradient of 25 million
+ends of every cable, so small that no message passes at once). What a step takes from the moment at which a gradient of 25 million
 float32 is there until all ranks have what they step with: with the selection of what is sent (density 0.001), and of the exchange
 alone, of as many entries, beside what price_exchange() says for the link that measure_link() has found. Beside them what is written
 in Python with torch.topk: Top-k with an all-gather, and gTop-k as it was published. Hosts share this machine's cores, one thread a
@@ -21,7 +21,9 @@ from pathlib import Path
 ELEMENTS, DENSITY = 25_000_000, 0.001
 ROUNDS = {"alone": 31, "whole": 5}
 SHAPE = (5000, 5000)
-RATES = ("1gbit", "100mbit")
+BUCKETS = {"1gbit": (16_000, 15_000), "100mbit": (4_000, 3_000)}
+"""By rate: bytes that a token bucket lets pass at once, and the largest segment that is handed to it."""
+RATES = tuple(BUCKETS)
 RANKS = (2, 4, 8)
 SPARSE = ("topk", "gtopk_tree", "gtopk")
 PYTHON = ("python topk", "python gtopk_tree")
@@ -43,8 +45,9 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
         subprocess.run(command, check=True, capture_output=True)
 
     def limit(name: str, device: str) -> None:
-        run("ip", "-n", name, "link", "set", device, "gso_max_size", "15000")  # less than a bucket
-        run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "16k", "latency", "400ms")
+        burst, segment = map(str, BUCKETS[rate])
+        run("ip", "-n", name, "link", "set", device, "gso_max_size", segment)
+        run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
 
     switch = f"reef{os.getpid()}s"
     names = [f"reef{os.getpid()}n{number}" for number in range(count)]

@@ -29,7 +29,8 @@ std::map<std::string, CallsMade> calls_from(const std::string& record) {
 
 // Of a shard, or of another whose calls are known by its name, which may be that of one that has ended.
 bool begins(const std::string& call) {
-  return call == CallsMade::kShardBegins || call == CallsMade::kLocalUpdatesBegin;
+  return call == CallsMade::kShardBegins || call == CallsMade::kLocalUpdatesBegin ||
+         call == CallsMade::kDdpHookBegins;
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct CallsMade {
   static constexpr std::size_t kKept = 256;
   static constexpr const char* kShardBegins = "reef::shard";  ///< the call
   static constexpr const char* kLocalUpdatesBegin = "reef::LocalUpdates";
+  static constexpr const char* kDdpHookBegins = "reef::DdpHook";
 
   struct Call {
     std::string text;

@@ -77,15 +77,16 @@ std::string shard_name(int first_exchange) {
   return "shard " + std::to_string((first_exchange - TagSpace::kFirstFree) / kExchanges + 1);
 }
 
-int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers, const ProcessGroupPtr& group,
-                    const ShardOptions& options, std::string wrong, GroupTags& numbers) {
+int check_agreement(const std::string& caller, const Shard::Named& parameters, const Shard::Named& buffers,
+                    const ProcessGroupPtr& group, const ShardOptions& options, std::string wrong,
+                    GroupTags& numbers) {
   const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
   if (group->getSize() == 1) {
     if (!wrong.empty()) throw ConfigError(wrong);
     numbers = GroupTags::take(group, kExchanges, device);
     return numbers.first();
   }
-  note_call(*group, CallsMade::kShardBegins);
+  note_call(*group, caller);
   // What is wrong, what must be alike.
   std::string own = wrong + "\n";
   if (wrong.empty()) {
@@ -108,7 +109,7 @@ int check_agreement(const Shard::Named& parameters, const Shard::Named& buffers,
     const auto line = [&](const std::vector<std::string>& of) {
       return i < of.size() ? of[i] : "nothing more";
     };
-    throw ConfigError("reef::shard was given different models or options: number " + std::to_string(i) +
+    throw ConfigError(caller + " was given different models or options: number " + std::to_string(i) +
                       " is " + line(first) + " on rank 0, and " + line(other) + " on rank " +
                       std::to_string(rank) + "; build the same on every rank.");
   }

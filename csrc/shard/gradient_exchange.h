@@ -81,6 +81,22 @@ class GradientExchange {
   bool divided_;
 };
 
+/// Parameters whose gradients are exchanged, as items of a layout: who has which of them.
+class ExchangedParameters {
+ public:
+  ExchangedParameters() = default;
+  virtual ~ExchangedParameters() = default;
+  ExchangedParameters(const ExchangedParameters&) = delete;
+  ExchangedParameters& operator=(const ExchangedParameters&) = delete;
+
+  /// Which has this bucket's gradients. While no pass is under way.
+  virtual GradientExchange& exchange_of(std::size_t bucket) = 0;
+  /// Where the parameter lies in its bucket.
+  virtual const FlatPlace& flat_place_of(std::size_t item) const = 0;
+  /// In which its gradients are added up.
+  virtual at::ScalarType dtype_of_sums(std::size_t item) const = 0;
+};
+
 /// Of the method that the options choose: a line for each.
 std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& group, int number, int slices,
                                                          const ShardOptions& options);

@@ -37,14 +37,12 @@ struct ReducedParameter {
 /// Where there are parts the parameters have stand-ins for gradients: whoever reads or writes one (an
 /// optimizer or a norm of the module's own parameters) is told, and clearing it clears the gradients of its
 /// parts.
-class Reducer {
+class Reducer final : public ExchangedParameters {
  public:
   /// Exchanges of this number and the next are its own.
   Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, ProcessGroupPtr group,
           int first_exchange, const ShardOptions& options);
-  ~Reducer();
-  Reducer(const Reducer&) = delete;
-  Reducer& operator=(const Reducer&) = delete;
+  ~Reducer() override;
 
   /// Where gradients go, of sharded stages and where there are masters.
   void set_parts(const std::vector<KeptPart>& parts) {
@@ -78,14 +76,14 @@ class Reducer {
   std::int64_t step() const { return step_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
-  /// Which has this bucket's gradients. While no pass is under way.
-  GradientExchange& exchange_of(std::size_t bucket) { return *line_of(bucket).exchange; }
-  /// Where the parameter lies in its bucket, as it was when it was sharded.
-  const FlatPlace& flat_place_of(std::size_t item) const {
+  GradientExchange& exchange_of(std::size_t bucket) override { return *line_of(bucket).exchange; }
+  /// As it was when it was sharded.
+  const FlatPlace& flat_place_of(std::size_t item) const override {
     return buckets_[items_[item].bucket].places()[items_[item].place];
   }
-  /// In which its gradients are added up.
-  at::ScalarType dtype_of_sums(std::size_t item) const { return buckets_[items_[item].bucket].dtype(); }
+  at::ScalarType dtype_of_sums(std::size_t item) const override {
+    return buckets_[items_[item].bucket].dtype();
+  }
   std::int64_t sent_bytes() const {
     return lines_[0].exchange->ranks().sent_bytes() + lines_[1].exchange->ranks().sent_bytes();
   }

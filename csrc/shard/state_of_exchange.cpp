@@ -21,8 +21,8 @@ using Extent = RememberedTensor::Extent;
 
 }  // namespace
 
-StateOfExchange::StateOfExchange(const DividedParameters& all, Reducer& reducer)
-    : all_(all), reducer_(reducer) {
+StateOfExchange::StateOfExchange(const DividedParameters& all, ExchangedParameters& exchanged)
+    : all_(all), exchanged_(exchanged) {
   for (const ReducedParameter& one : all.parameters) names_.insert(one.name);
 }
 
@@ -69,12 +69,12 @@ Communication StateOfExchange::own() const {
         if (!others_say) add_factors(values, bucket, what);
         continue;
       }
-      const Tensor all = reducer_.exchange_of(bucket).memory().tensor(bucket, what.name);
+      const Tensor all = exchanged_.exchange_of(bucket).memory().tensor(bucket, what.name);
       if (others_say || !all.defined()) continue;
       for (const ShardPiece& piece : pieces(bucket, what.extent)) {
         const Tensor value = what.extent == Extent::kBucket
-                                 ? alias(all, piece.offset, reducer_.flat_place_of(piece.item).shape,
-                                         reducer_.flat_place_of(piece.item).strides)
+                                 ? alias(all, piece.offset, exchanged_.flat_place_of(piece.item).shape,
+                                         exchanged_.flat_place_of(piece.item).strides)
                                  : alias(all, piece.offset, piece.elements);
         const std::string key = name(piece, what.extent);
         values_of(values, key).emplace_back(what.name, value);
@@ -87,7 +87,7 @@ Communication StateOfExchange::own() const {
 void StateOfExchange::add_factors(NamedState& values, std::size_t bucket,
                                   const RememberedTensor& what) const {
   for (const ShardPiece& piece : pieces(bucket, what.extent)) {
-    const Tensor factor = reducer_.exchange_of(bucket).memory().tensor(bucket, what.name, piece.offset);
+    const Tensor factor = exchanged_.exchange_of(bucket).memory().tensor(bucket, what.name, piece.offset);
     if (factor.defined()) values_of(values, name(piece, what.extent)).emplace_back(what.name, factor);
   }
 }
@@ -128,15 +128,15 @@ void StateOfExchange::load(const Communication& own) {
     }
   }
   for (std::size_t bucket = 0; bucket < all_.layout.buckets.size(); ++bucket)
-    reducer_.exchange_of(bucket).memory().clear();
+    exchanged_.exchange_of(bucket).memory().clear();
   for (auto& [place, tensor] : found)
-    reducer_.exchange_of(place.first).memory().remember(place.first, place.second, std::move(tensor));
+    exchanged_.exchange_of(place.first).memory().remember(place.first, place.second, std::move(tensor));
   for (auto& [place, factor] : factors) {
     const auto& [bucket, name, first] = place;
-    reducer_.exchange_of(bucket).memory().remember(bucket, name, std::move(factor), first);
+    exchanged_.exchange_of(bucket).memory().remember(bucket, name, std::move(factor), first);
   }
   for (std::size_t bucket = 0; bucket < all_.layout.buckets.size(); ++bucket) {
-    ExchangeMemory& memory = reducer_.exchange_of(bucket).memory();
+    ExchangeMemory& memory = exchanged_.exchange_of(bucket).memory();
     for (const auto& [name, number] : own.numbers) memory.remember(name, number.toInt());
     memory.keep_step();
   }

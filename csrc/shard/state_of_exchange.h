@@ -10,13 +10,13 @@
 
 namespace reef {
 
-/// What the exchanges of a shard remember, as data by the names of parameters: for state dicts, and for other
-/// ranks, buckets and stages. See ExchangeMemory.
+/// What the exchanges of parameters' gradients remember, as data by the names of these: for state dicts, and
+/// for other ranks, buckets and stages. See ExchangeMemory.
 class StateOfExchange {
  public:
   using Communication = OptimizerState::Communication;
   /// Both outlive it. While no pass is under way.
-  StateOfExchange(const DividedParameters& all, Reducer& reducer);
+  StateOfExchange(const DividedParameters& all, ExchangedParameters& exchanged);
 
   /// Of this rank: in the memory of the exchange, which stays as it is.
   Communication own() const;
@@ -34,7 +34,7 @@ class StateOfExchange {
   Communication resharded(const std::vector<Communication>& given) const;
 
  private:
-  const ExchangeMemory& declared() const { return reducer_.exchange_of(0).memory(); }
+  const ExchangeMemory& declared() const { return exchanged_.exchange_of(0).memory(); }
   bool remembers() const { return !all_.layout.buckets.empty() && !declared().method().empty(); }
   void add_factors(NamedState& values, std::size_t bucket, const RememberedTensor& what) const;
   at::Tensor factor_of(const Communication& given, const std::string& what,
@@ -57,7 +57,7 @@ class StateOfExchange {
                                          std::size_t item) const;
 
   const DividedParameters& all_;
-  Reducer& reducer_;
+  ExchangedParameters& exchanged_;
   std::set<std::string> names_;  ///< of parameters
 };
 

@@ -131,10 +131,11 @@ Communication StateOfExchange::merged(const std::vector<Communication>& given) c
 void StateOfExchange::check_known(const Communication& given) const {
   const std::string here = remembers() ? declared().method() : "";
   if (given.method != here) {
-    throw ConfigError("the state that is loaded holds gradients back, by " + compression(given.method) +
-                      ", and this shard has " + compression(here) +
-                      ": give reef::shard the same, or take `communication` out of the state to go on "
-                      "without what it holds back");
+    throw ConfigError(
+        "the state that is loaded holds gradients back, by " + compression(given.method) +
+        ", and gradients are exchanged here by " + compression(here) +
+        ": give the same, or take what is held back (`communication`) out of the state to go on "
+        "without it");
   }
   for (const auto& [name, number] : given.numbers) {
     const auto& known = declared().numbers();
@@ -189,14 +190,14 @@ void StateOfExchange::check_factor(const PieceName& piece, const RememberedTenso
     return;
   throw ConfigError(what.name + " of " + piece.parameter +
                     " in the state that is loaded is not of the shape that this compression gives it; give a "
-                    "checkpoint of the same model, and reef::shard the options that it had");
+                    "checkpoint of the same model, and the options that it had");
 }
 
 std::vector<RememberedPiece> StateOfExchange::pieces_of(const Communication& given,
                                                         const RememberedTensor& what,
                                                         std::size_t item) const {
   const auto& [parameter, tensor] = all_.parameters[item];
-  const at::ScalarType dtype = reducer_.dtype_of_sums(item);
+  const at::ScalarType dtype = exchanged_.dtype_of_sums(item);
   std::vector<RememberedPiece> found;
   for (const auto& [rank, values] : given.of_ranks) {
     for (const auto& [name, of_name] : values) {

@@ -12,6 +12,7 @@
 #include "reef/checkpoint.h"
 #include "reef/clip_grad_norm.h"
 #include "reef/collectives.h"
+#include "reef/ddp_hook.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/global_mean.h"

@@ -329,7 +329,7 @@ TEST(ShardCompression, WhatWouldLoseAGradientIsRefused) {
     refuses([&] { sharded.load_optimizer_state(*optimizer, {changed}); }, text);
     expect_same_bits(sharded.full_optimizer_state(*optimizer).communication, whole.communication, text);
   };
-  refused("by compression qsgd, and this shard has compression bfloat16",
+  refused("by compression qsgd, and gradients are exchanged here by compression bfloat16",
           [](OptimizerState& state) { state.communication.method = "qsgd"; });
   refused("what rank 1 of " + std::to_string(size()) + " has held back of gradients is in none",
           [](OptimizerState& state) {
@@ -371,7 +371,7 @@ TEST(ShardCompression, WhatWouldLoseAGradientIsRefused) {
   Shard dense = shard(*plain_net, group(), {.stage = row.stage});
   const Optimizer of_dense = kCases[0].make(dense.parameters());
   refuses([&] { dense.load_optimizer_state(*of_dense, {whole}); },
-          "by compression bfloat16, and this shard has compression none");
+          "by compression bfloat16, and gradients are exchanged here by compression none");
   const OptimizerState without = dense.full_optimizer_state(*of_dense);
   EXPECT_TRUE(without.communication.method.empty());
   sharded.load_optimizer_state(*optimizer, {without});  // nothing is held back there

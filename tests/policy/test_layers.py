@@ -17,7 +17,7 @@ LAYER_0 = {
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "shard"}
-PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard"}  # headers beside their capability's own
+PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -63,7 +63,7 @@ def test_what_is_wrong_is_refused():
     assert "communication" not in state
     held_back = {"weight": {"residual": torch.ones(20, 30)}}
     state["communication"] = {"method": "bfloat16", "ranks": 1, "numbers": {}, "of_ranks": {0: held_back}}
-    with pytest.raises(ValueError, match="by compression bfloat16, and this shard has compression none"):
+    with pytest.raises(ValueError, match="by compression bfloat16, and gradients are exchanged here by compression none"):
         sharded.load_optimizer_state_dict(optimizer, state)
     sharded.end()
 

@@ -22,6 +22,7 @@ from .checkpoint import checkpoint, is_undone
 from .clip_grad_norm import clip_grad_norm_
 from .collectives import all_reduce, barrier, broadcast
 from .compression import Compression
+from .ddp_hook import DdpHook, ddp_hook
 from .delayed_update import DelayedUpdate
 from .global_mean import global_mean
 from .grad_scaler import GradScaler
@@ -85,6 +86,7 @@ __all__ = [
     "ChainPlan",
     "ChainProfile",
     "Compression",
+    "DdpHook",
     "DelayedUpdate",
     "ExchangePrice",
     "ExchangePrices",
@@ -133,6 +135,7 @@ __all__ = [
     "clip_grad_norm_",
     "cmake_dir",
     "count_nonfinite",
+    "ddp_hook",
     "disk_tier",
     "fit_link",
     "format_bytes",

@@ -1,0 +1,28 @@
+"""Every compression that Reef offers, by name, with options of a test's size: a method that is added later is among them."""
+
+import re
+
+import reef
+
+SMALL = {"density": 0.1, "rank": 2, "bits": 4, "seed": 3}
+
+
+def names() -> list[str]:
+    """All but "auto", which is one of the others."""
+    try:
+        reef.Compression("?")
+    except ValueError as error:
+        return [name for name in re.findall(r'"(\w+)"', str(error)) if name != "auto"]
+    raise AssertionError("a compression without a name was not refused")
+
+
+def small(name: str) -> reef.Compression:
+    """With those of ``SMALL`` that the method takes."""
+    taken = {}
+    for option, value in SMALL.items():
+        try:
+            reef.Compression(name, **{option: value})
+            taken[option] = value
+        except ValueError:
+            pass
+    return reef.Compression(name, **taken)
