@@ -15,7 +15,8 @@ namespace {
 using at::Tensor;
 using kernels::ExactSum;
 
-constexpr const char* kMomentum = "momentum";
+// Not `momentum`, which in a state of LocalUpdates is the outer one, and the same on all ranks.
+constexpr const char* kMomentum = "momentum_of_rank";
 constexpr double kShareLeft = 0.9;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 

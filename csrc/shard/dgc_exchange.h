@@ -5,7 +5,7 @@
 namespace reef {
 
 /// Deep Gradient Compression (Lin et al., 1712.01887, sections 3.2 and 3.3). Of a rank's gradient g, its
-/// `momentum` u and its residual v become
+/// momentum u and its residual v become
 ///     u = momentum * u + g,   v = v + u   (momentum correction),
 /// the largest elements of v go to all ranks as TopKExchange sends them, and where one is sent v and u become
 /// zero (momentum factor masking). Each product and sum is rounded by itself. The density's schedule is the

@@ -1,6 +1,6 @@
 #include "shard/gtop_k_tree_exchange.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace reef {
 

@@ -10,8 +10,8 @@ namespace reef {
 
 /// What sparse methods have in common. A rank adds what it has held back to its gradient (with copies: to its
 /// slice of what its copy has added up), takes the largest elements out, and holds back the rest; ranks make
-/// one sparse gradient of what they have taken, which every rank then has. A bucket of so many elements sends
-/// ceil(density times elements) entries of 8 bytes, whatever they are, so the bytes are known in advance.
+/// one sparse gradient of what they have taken, which every rank then has. Of a bucket of so many elements
+/// ceil(density times elements) entries of 8 bytes are taken, whatever they are.
 ///
 /// Sums are float32. Buckets of another dtype are added up as without compression, and so is everything where
 /// there is one rank. What is not finite is sent before all else, and never held back.

@@ -217,8 +217,8 @@ TEST(DgcExchange, IsWhatOneProcessDoes) {
         ++used_steps;
       }
       const auto place = static_cast<std::size_t>(row.place());
-      EXPECT_TRUE(
-          torch::equal(exchange.remembered("momentum", elements), exchange.exchanged(oracle.momenta[place])))
+      EXPECT_TRUE(torch::equal(exchange.remembered("momentum_of_rank", elements),
+                               exchange.exchanged(oracle.momenta[place])))
           << row.text() << ", step " << step;
       EXPECT_TRUE(torch::equal(exchange.remembered("residual", elements),
                                exchange.exchanged(oracle.residuals[place])))
@@ -242,9 +242,9 @@ TEST(DgcExchange, NothingIsLost) {
     for (int step = 0; step < 6; ++step) {
       const Tensor own = exchange.exchanged(
           addends(row, step, elements, /*most=*/500)[static_cast<std::size_t>(row.place())]);
-      const Tensor momentum = exchange.remembered("momentum", elements) * 0.5 + own;
+      const Tensor momentum = exchange.remembered("momentum_of_rank", elements) * 0.5 + own;
       applied += exchange.step(gradient(rank(), step, elements, /*most=*/500));
-      const Tensor left = exchange.remembered("momentum", elements);
+      const Tensor left = exchange.remembered("momentum_of_rank", elements);
       gradients += exchange.over_ranks(own, elements);
       momenta += exchange.over_ranks(momentum, elements);
       masked += exchange.over_ranks(momentum - left, elements);
@@ -295,7 +295,7 @@ TEST(DgcExchange, WhatIsNotFiniteIsToldAndNotKept) {
       const Tensor wrong = torch::tensor(own.isfinite().all().item<bool>() ? 0 : 1);
       all_reduce({wrong}, group());
       EXPECT_EQ(wrong.item<std::int64_t>() > 0, step == 1) << row.text() << ", step " << step;
-      for (const char* const name : {"momentum", "residual"})
+      for (const char* const name : {"momentum_of_rank", "residual"})
         EXPECT_TRUE(exchange.remembered(name, elements).isfinite().all().item<bool>()) << row.text();
     }
   }

@@ -13,14 +13,17 @@ namespace {
 
 // From any step, by files, to the bits of a run without a break: with what is under way and held back.
 TEST(LocalUpdates, GoesOnFromAnyStepOfARound) {
-  for (const Compression compression : {Compression::kNone, Compression::kBFloat16, Compression::kTopK}) {
+  for (const Compression compression :
+       {Compression::kNone, Compression::kBFloat16, Compression::kTopK, Compression::kDgc}) {
     for (const std::int64_t overlap : {0, 1, 3}) {
       LocalUpdatesOptions options{.local_steps = 4,
                                   .compression = compression,
                                   .parts = 2,
                                   .overlap_steps = overlap,
                                   .mixing = overlap == 1 ? 0.5 : 0};
-      if (compression == Compression::kTopK) options.compression_options.density = {{0, 0.5}, {2, 0.01}};
+      if (compression == Compression::kTopK || has_momentum(compression))
+        options.compression_options.density = {{0, 0.5}, {2, 0.01}};
+      if (has_momentum(compression)) options.outer_momentum = 0;
       constexpr int kTaken = 11;
       Net expected(7);
       Shard without_break = shard(*expected, group(), {.bucket_bytes = 5000});
@@ -121,13 +124,14 @@ TEST(LocalUpdates, WhatIsLoadedBeginsARound) {
 // What has been applied in all rounds, and what ranks hold back, are together what all ranks had; of gTop-k
 // as it was published they are not.
 TEST(LocalUpdates, NothingIsLostOfWhatIsCompressed) {
-  for (const Compression compression :
-       {Compression::kBFloat16, Compression::kTopK, Compression::kGTopK, Compression::kGTopKTree}) {
+  for (const Compression compression : {Compression::kBFloat16, Compression::kTopK, Compression::kGTopK,
+                                        Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc}) {
     torch::nn::Linear layer(torch::nn::LinearOptions(256, 4 * size()).bias(false));
     Shard sharded = shard(*layer, group());
     LocalUpdatesOptions options{
         .local_steps = 1, .outer_lr = 1, .outer_momentum = 0, .compression = compression};
     if (compression != Compression::kBFloat16) options.compression_options.density = 0.02;
+    if (has_momentum(compression)) options.compression_options.momentum = 0;  // what is applied is what was
     LocalUpdates updates(sharded, options);
     const torch::NoGradGuard no_grad;
     Tensor weight = layer->weight;

@@ -85,7 +85,7 @@ def save(group: torch.distributed.ProcessGroup, directory: Path) -> None:
         check(sharded, optimizer, all_gradients(ranks, range(2)), f"stage {stage}")
         whole = sharded.full_state_dict(), sharded.full_optimizer_state_dict(optimizer)
         assert ranks == 1 or any(value.abs().sum() > 0 for value in held_back(whole[1]).values())
-        assert METHOD != "dgc" or any(value.abs().sum() > 0 for value in held_back(whole[1], "momentum").values())
+        assert METHOD != "dgc" or any(value.abs().sum() > 0 for value in held_back(whole[1], "momentum_of_rank").values())
         if rank == 0:
             torch.save(whole, directory / f"{stage}.pt")
         parts = sharded.sharded_state_dict(), sharded.sharded_optimizer_state_dict(optimizer)
@@ -108,8 +108,8 @@ def load(group: torch.distributed.ProcessGroup, directory: Path, saved_by: int) 
                 sharded.load_state_dict(*(module for module, _ in given))
                 sharded.load_optimizer_state_dict(optimizer, *(state for _, state in given))
                 check(sharded, optimizer, before, where)
-                momenta = held_back(sharded.full_optimizer_state_dict(optimizer), "momentum")
-                assert all(same(momenta[n], was) for n, was in held_back(whole[1], "momentum").items()), where
+                momenta = held_back(sharded.full_optimizer_state_dict(optimizer), "momentum_of_rank")
+                assert all(same(momenta[n], was) for n, was in held_back(whole[1], "momentum_of_rank").items()), where
                 train(net, optimizer, rank, range(2, 4))
                 check(sharded, optimizer, after, where + ", two steps later")
         if saved_by > 1:

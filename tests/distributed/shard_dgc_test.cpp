@@ -1,5 +1,6 @@
 // compression dgc, whose momentum is remembered beside what is held back: on one rank it is the optimizer's;
 // it is saved, loaded by other layouts, and refused where it would be no momentum, or a second one.
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -117,7 +118,7 @@ TEST(ShardDgc, GoesOnFromAState) {
       const auto expected = totals_of(whole.communication, net);
       const auto found = totals_of(resumed.full_optimizer_state(*own).communication, net);
       EXPECT_EQ(found.size(), expected.size()) << text;
-      EXPECT_EQ(expected.contains("momentum of down.weight"), true) << text;
+      EXPECT_EQ(expected.contains("momentum_of_rank of down.weight"), true) << text;
       EXPECT_EQ(expected.contains("residual of down.weight"), size() > 1) << text;
       for (const auto& [name, total] : expected) {
         ASSERT_TRUE(found.contains(name)) << text << ", " << name;
@@ -128,6 +129,62 @@ TEST(ShardDgc, GoesOnFromAState) {
       resumed.gather();
       expect_same(*resumed_net, *net, text);
     }
+  }
+}
+
+struct Fails : torch::autograd::Function<Fails> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "this rank is out of memory");
+  }
+};
+
+// A pass that a rank abandons while buckets are on their way leaves every bit of both.
+TEST(ShardDgc, WhatIsRememberedOutlivesAnAbandonedPass) {
+  if (size() == 1) return;
+  for (const Row& row : rows()) {
+    Net net(7);
+    Shard sharded = shard(*net, group(), row.options());
+    const Optimizer optimizer = without_momentum(sharded.parameters());
+    train(net, row, *optimizer, 0, 2);
+    const auto before = totals_of(sharded.communication(), net);
+    EXPECT_FALSE(before.empty()) << row.text();
+    optimizer->zero_grad();
+    try {
+      const Tensor loss = net->forward(batch(ranks_at(row.stage), rank(), 2));
+      const Tensor more = rank() == 1 ? Fails::apply(net->norm->weight * 1).sum() : torch::zeros({});
+      (loss + more).backward();
+      ADD_FAILURE() << "the pass was not abandoned";
+    } catch (const std::exception&) {
+    }
+    const auto after = totals_of(sharded.communication(), net);
+    EXPECT_EQ(after.size(), before.size()) << row.text();
+    for (const auto& [name, total] : before)
+      EXPECT_TRUE(torch::equal(after.at(name), total)) << row.text() << ", " << name;
+  }
+}
+
+// Between steps: the bytes of the momentum, and of what is held back, if there are other ranks.
+TEST(ShardDgc, BytesAreCounted) {
+  const Ledger ledger;
+  for (const Row& row : rows()) {
+    settled_live_bytes();
+    const std::int64_t before = ledger.live()[Category::kCommunication];
+    torch::nn::Linear layer(torch::nn::LinearOptions(512, 96 * size()).bias(false));
+    const std::int64_t elements = layer->weight.numel();
+    Shard sharded = shard(*layer, group(), row.options(std::int64_t{25} << 20));
+    const Optimizer optimizer = without_momentum(sharded.parameters());
+    for (int step = 0; step < 2; ++step) {
+      optimizer->zero_grad();
+      layer->forward(torch::randn({2, 512})).sum().backward();
+      optimizer->step();
+    }
+    sharded.gather();
+    settled_live_bytes();
+    const std::int64_t exchanged = row.degree != 0 ? elements / row.degree : elements;
+    EXPECT_EQ(ledger.live()[Category::kCommunication] - before, (size() > 1 ? 2 : 1) * 4 * exchanged)
+        << row.text();
   }
 }
 

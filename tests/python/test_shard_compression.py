@@ -97,6 +97,6 @@ def test_on_one_rank_dgc_is_an_optimizer_with_momentum():
             optimizer.step()
     sharded.gather()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(layer.parameters(), plain.parameters(), strict=True))
-    momentum = sharded.full_optimizer_state_dict(optimizers[1])["communication"]["of_ranks"][0]["weight"]["momentum"]
+    momentum = sharded.full_optimizer_state_dict(optimizers[1])["communication"]["of_ranks"][0]["weight"]["momentum_of_rank"]
     assert torch.equal(momentum, optimizers[0].state[plain.weight]["momentum_buffer"])
     sharded.end()
