@@ -346,11 +346,14 @@ def group_store() -> dist.Store:
 
 
 def chooses(group) -> None:
-    run = Run(group, reef.Compression("auto", density=0.05), by_hook=True)
-    assert run.hook.compression in compressions.names()
-    assert (run.hook.compression_prices is None) == (group.size() == 1)
-    run.step(0)
-    alike(group, run.net, "auto")
+    net = torch.nn.Linear(24, 40)
+    model = DistributedDataParallel(net, process_group=group)
+    hook = reef.ddp_hook(model, compression=reef.Compression("auto", density=0.05), allow=["error_feedback"])
+    assert (hook.compression == "none") == (hook.compression_prices is None) == (group.size() == 1)
+    model(batch(group.rank(), 0)).sum().backward()
+    net.weight.data.copy_(net.weight.grad)
+    alike(group, net, hook.compression)
+    refused(lambda: Run(group, reef.Compression("auto"), by_hook=True), "precise.weight, which is on a device or whose gradient")
 
 
 SCENES = {

@@ -1,12 +1,21 @@
 """One rank of tests/python/test_shard_compression.py: `save METHOD DIRECTORY` trains at every stage and writes state dicts;
-`load METHOD DIRECTORY RANKS` goes on from what so many ranks wrote. Gradients are whole numbers and added up, and the learning
+`load METHOD DIRECTORY RANKS` goes on from what so many ranks wrote; `killed METHOD VICTIM SECONDS` exchanges until that rank is killed
+so long after it has begun, at whatever it does then. Gradients are whole numbers and added up, and the learning
 rate is 1: minus the parameters are what has been applied, and with what is held back that is what there was: bit for bit, if
 what is held back are whole numbers, too."""
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import compressions
 
 import reef
 
@@ -129,8 +138,36 @@ def load(group: torch.distributed.ProcessGroup, directory: Path, saved_by: int) 
         assert all(same(held_back(state)[n] - module[n], before[n]) for n in SHAPES), f"stage {stage}, after refresh()"
 
 
+def killed(group: torch.distributed.ProcessGroup, victim: int, seconds: float) -> None:
+    """Steps are hardly more than the exchange of gradients, in several buckets."""
+    net = torch.nn.Module()
+    net.all = torch.nn.ParameterList(torch.zeros(256, 300) for _ in range(8))
+    sharded = reef.shard(net, group, compression=compressions.small(METHOD), bucket_bytes="512KiB")
+    given = [torch.randn(256, 300) for _ in net.all]
+
+    def step() -> None:
+        for p in net.all:
+            p.grad = None
+        torch.autograd.backward(list(net.all), given)
+
+    step()
+    reef.barrier(group)
+    if group.rank() == victim:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            step()
+    except dist.DistBackendError as error:
+        assert f"rank {victim} (process " in str(error) and " in step " in str(error), error
+    sharded.sharded_state_dict()  # as it was
+
+
 def main() -> None:
     group = reef.init_process_group()
+    if sys.argv[1] == "killed":
+        killed(group, int(sys.argv[3]), float(sys.argv[4]))
+        print("done")
+        return
     directory = Path(sys.argv[3])
     if sys.argv[1] == "save":
         save(group, directory)

@@ -1,11 +1,13 @@
 """Gradients that reef.shard holds back (compression), saved by some ranks and loaded by another number of them
 (tests/distributed/shard_compression_ranks.py is each rank)."""
 
+import random
 from pathlib import Path
 
+import compressions
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import beside_each_other, run_ranks
 
 import reef
 
@@ -22,6 +24,18 @@ def test_another_number_of_ranks_loses_nothing(method, saved_by, loaded_by, tmp_
         result = run_ranks([PROGRAM, *arguments], ranks)
         assert result.ok, result.report()
         assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
+def test_a_rank_that_is_killed_within_an_exchange_is_named_by_every_method():
+    """At a moment of chance, which a report says."""
+    rows = [(name, random.randrange(3), round(random.uniform(0, 0.4), 4)) for name in compressions.names()]
+    for first in range(0, len(rows), 3):
+        runs = beside_each_other(lambda row: run_ranks([PROGRAM, "killed", *map(str, row)], 3, grace=300), rows[first : first + 3])
+        for row, result in runs.items():
+            victim = row[1]
+            assert result.ranks[victim].signal == 9, f"{row}: {result.report()}"
+            survivors = [rank for rank in result.ranks if rank.rank != victim]
+            assert all(rank.ok and rank.output.splitlines()[-1] == "done" for rank in survivors), f"{row}: {result.report()}"
 
 
 def test_what_is_wrong_is_refused():
