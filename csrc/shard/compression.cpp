@@ -19,18 +19,16 @@ struct OptionRow {
   bool scheduled;    ///< may change with the steps
 };
 constexpr double kMostWhole = 9007199254740992;  // 2^53: beyond it not all whole numbers are a double
-constexpr std::array<OptionRow, 4> kOptions = {{
+constexpr double kBelowOne = 1 - 0x1p-53;
+constexpr std::array<OptionRow, 6> kOptions = {{
     {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false, true},
     {"bits", &CompressionOptions::bits, 2, 8, /*above_least=*/false, /*whole=*/true, true},
     {"rank", &CompressionOptions::rank, 1, 65536, /*above_least=*/false, /*whole=*/true, true},
     {"seed", &CompressionOptions::seed, 0, kMostWhole, /*above_least=*/false, /*whole=*/true, false},
+    {"warmup_steps", &CompressionOptions::warmup_steps, 1, kMostWhole, /*above_least=*/false, /*whole=*/true,
+     false},
+    {"beta1", &CompressionOptions::beta1, 0, kBelowOne, /*above_least=*/false, /*whole=*/false, false},
 }};
-
-std::vector<std::string> all_options() {
-  std::vector<std::string> names;
-  for (const OptionRow& option : kOptions) names.emplace_back(option.name);
-  return names;
-}
 
 struct MethodRow {
   Compression compression;
@@ -40,7 +38,7 @@ struct MethodRow {
 const std::vector<MethodRow>& methods() {
   static const std::vector<MethodRow> all = {
       {Compression::kNone, "none", {}},
-      {Compression::kAuto, "auto", all_options()},
+      {Compression::kAuto, "auto", {"density", "bits", "rank", "seed"}},
       {Compression::kBFloat16, "bfloat16", {}},
       {Compression::kFloat16, "float16", {}},
       {Compression::kQsgd, "qsgd", {"bits", "seed"}},
@@ -50,6 +48,7 @@ const std::vector<MethodRow>& methods() {
       {Compression::kTopK, "topk", {"density"}},
       {Compression::kGTopK, "gtopk", {"density"}},
       {Compression::kGTopKTree, "gtopk_tree", {"density"}},
+      {Compression::kOneBitAdam, "one_bit_adam", {"warmup_steps", "beta1"}},
   };
   return all;
 }
@@ -124,6 +123,11 @@ void check_compression(Compression compression, const CompressionOptions& option
                         " with a schedule: give one number for all steps.");
     }
     for (const auto& [step, value] : given.entries()) check_value(option, value);
+  }
+  if (compression == Compression::kOneBitAdam && !options.warmup_steps.has_value()) {
+    throw ConfigError(
+        "reef::shard was given compression one_bit_adam without warmup_steps: give the steps before ranks "
+        "exchange momentum, 15 to 20 percent of all.");
   }
 }
 

@@ -53,6 +53,8 @@ void check(const LocalUpdatesOptions& options, std::size_t parameters) {
     refuse("overlap_steps", whole(options.overlap_steps),
            "0 or more, and less than local_steps (" + whole(options.local_steps) + ")");
   check_compression(options.compression, options.compression_options);
+  if (options.compression == Compression::kOneBitAdam)
+    refuse("compression", "one_bit_adam", "one that gives gradients, and no momentum");
 }
 
 // Throws ConfigError, on all ranks, with the first line that differs.
@@ -160,6 +162,11 @@ void LocalUpdates::Rounds::check_new() const {
   if (parts.begin_round)
     throw ConfigError("reef::LocalUpdates was given a shard that has one: end that first.");
   check_no_update();
+  if (parts.options.compression == Compression::kOneBitAdam) {
+    throw ConfigError(
+        "reef::LocalUpdates was given a shard with compression one_bit_adam, whose optimizer steps by what "
+        "ranks exchange in each step: shard with another compression.");
+  }
   for (std::size_t i = 0; i < parts.names.size(); ++i) {
     if (options.compression == Compression::kNone || parts.parameters[i].scalar_type() != at::kHalf) continue;
     throw ConfigError(

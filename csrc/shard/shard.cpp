@@ -18,6 +18,7 @@
 #include "shard/dtypes.h"
 #include "shard/gatherer.h"
 #include "shard/module_now.h"
+#include "shard/one_bit_adam_exchange.h"
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
 #include "shard/shared_memory.h"
@@ -78,11 +79,24 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
         "reef::shard was given compression auto and a shard_degree, and prices are of ranks that have one "
         "copy: name a method, or leave shard_degree out.");
   }
+  const bool gives_momentum = options.compression == Compression::kOneBitAdam;
+  if (gives_momentum && options.reduction != Reduction::kMean)
+    throw ConfigError(
+        "reef::shard was given compression one_bit_adam, whose momentum is of means, and reduction kSum: "
+        "take "
+        "kMean.");
   for (const auto& [name, tensor] : parameters) {
     const std::string which = "reef::shard was given parameter " + name + ", which ";
-    const bool is_priced =
+    const bool is_float_sum =
         tensor.is_cpu() && dtypes_of(tensor.scalar_type(), options.mixed_precision).sum == at::kFloat;
-    if (chooses && tensor.requires_grad() && !is_priced) {
+    if (gives_momentum && tensor.requires_grad() && !is_float_sum) {
+      throw ConfigError(
+          which +
+          "is on a device or whose gradient is not float32, and compression one_bit_adam, whose "
+          "momentum is float32 on the CPU: leave it out, or give MixedPrecision with sums of "
+          "Float.");
+    }
+    if (chooses && tensor.requires_grad() && !is_float_sum) {
       throw ConfigError(which +
                         "is on a device or whose gradient is not float32, and compression auto, which prices "
                         "float32 on the CPU: name a method.");
@@ -240,6 +254,13 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   parts_->module_now = std::move(module_now);
   parts_->options = options;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
+  const auto give_momentum = [&] {
+    if (options.compression != Compression::kOneBitAdam) return;
+    parts_->momentum =
+        std::make_shared<GivenMomentum>(options.compression_options.beta1.at(0, OneBitAdamExchange::kBeta1));
+    for (const Tensor& parameter : parts_->parameters) parts_->with_momentum.add(parameter, parts_->momentum);
+    parts_->reducer->give_momentum_by(parts_->momentum);
+  };
   if (!has_parts(options)) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
@@ -250,6 +271,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
       if (over_ranks) parts->make_alike(parts->divided.group);
     });
+    give_momentum();
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -271,6 +293,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   for (const ReducedParameter& one : parts_->divided.parameters)
     parts_->memory.push_back(one.tensor.storage());
   reducer.set_parts(gatherer.parts());
+  give_momentum();
   if (options.stage == Stage::kParameters && gatherer.answer()) {
     reducer.answer_gathers({[&gatherer] { gatherer.answer(); }, [&gatherer] { gatherer.tell_failed(); },
                             [&gatherer] { gatherer.abandon_pass(); }});

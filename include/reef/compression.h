@@ -41,6 +41,10 @@ enum class Compression : std::uint8_t {
   /// gTop-k as it was published: merged up a tree and broadcast. It LOSES what a merge drops of an element
   /// that other ranks keep; it is here to be compared with.
   kGTopKTree,
+  /// The mean for `warmup_steps`, and from then on each rank's momentum as signs, with the mean magnitude of
+  /// each 512 elements: `.grad` becomes the momentum, which optim::OneBitAdam steps by (1-bit Adam,
+  /// 2102.02888).
+  kOneBitAdam,
 };
 
 /// A number that may change with the steps, or none.
@@ -78,6 +82,11 @@ struct CompressionOptions {
   /// kQsgd, kPowerSgd, kPowerSgdAlternating: what chooses the random numbers, the same on all ranks; one
   /// whole number from 0 to 2^53, by default 0.
   StepSchedule seed = {};
+  /// kOneBitAdam, which needs it: steps that ranks use before they exchange momentum; one whole number from 1
+  /// on. 15 to 20 percent of all steps in the paper.
+  StepSchedule warmup_steps = {};
+  /// kOneBitAdam: of the momentum, and the optimizer's; one number from 0 to below 1, by default 0.9.
+  StepSchedule beta1 = {};
 };
 
 /// Whether it makes gradients on devices smaller, and not only those on the CPU.

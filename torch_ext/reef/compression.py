@@ -21,7 +21,7 @@ class Compression:
 
     method: str = "none"
     """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"float16"``, ``"qsgd"``, ``"sign"``, ``"powersgd"``, ``"powersgd_alternating"``,
-    ``"topk"``, ``"gtopk"`` or ``"gtopk_tree"``."""
+    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"`` or ``"one_bit_adam"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
     bits: Scheduled | None = None
@@ -30,6 +30,10 @@ class Compression:
     """``"powersgd"`` and ``"powersgd_alternating"``: of the factors; from 1, by default 4."""
     seed: int | None = None
     """``"qsgd"`` and both of PowerSGD: what chooses the random numbers, the same on all ranks; by default 0."""
+    warmup_steps: int | None = None
+    """``"one_bit_adam"``, which needs it: steps before ranks exchange momentum, 15 to 20 percent of all."""
+    beta1: float | None = None
+    """``"one_bit_adam"``: of the momentum, and of its ``reef.optim.OneBitAdam``; by default 0.9."""
 
     def __post_init__(self) -> None:
         torch.ops.reef.check_compression(self.method, *self._options())
