@@ -12,6 +12,7 @@
 #include <string>
 
 #include "distributed/sum_over_ranks.h"
+#include "given_momentum.h"
 #include "kernels/sum_of_squares.h"
 #include "reef/error.h"
 #include "reef/part.h"
@@ -88,6 +89,7 @@ double clip_grad_norm_(at::TensorList parameters, double max_norm, const Process
   ExactSum sum;
   ExactSum of_parts;
   for (const Tensor& parameter : parameters) {
+    refuse_momentum("clip_grad_norm_", parameter);
     if (!parameter.grad().defined() || parameter.numel() == 0) continue;
     const std::optional<Part> part = part_of(parameter);
     if (part && part->copy > 0) continue;  // another rank speaks for it

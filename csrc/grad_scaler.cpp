@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distributed/sum_over_ranks.h"
+#include "given_momentum.h"
 #include "reef/error.h"
 #include "reef/numerics.h"
 
@@ -48,6 +49,7 @@ GradScaler::Seen& GradScaler::seen(torch::optim::Optimizer& optimizer) {
   c10::Device device = c10::kCPU;
   for (const auto& group : optimizer.param_groups()) {
     for (const Tensor& parameter : group.params()) {
+      refuse_momentum("GradScaler", parameter);
       const Tensor& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       require(gradient.layout() == c10::kStrided,

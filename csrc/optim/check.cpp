@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "optim/one_bit_adam.h"
 #include "optim/options.h"
 #include "reef/error.h"
 #include "reef/optim.h"
@@ -90,7 +91,10 @@ void Optimizer::check_parameters(std::size_t group) const {
 
 void Optimizer::check_group(std::size_t group) const {
   check_class(param_groups_[group], *defaults_);
-  check_options(rule_, options_of(param_groups_[group]));
+  const OptionsBase& options = options_of(param_groups_[group]);
+  check_options(rule_, options);
+  check_exchange(rule_, format_name(options), OptimHyper::of(numbers(options)),
+                 param_groups_[group].params());
 }
 
 // With check_group(), all that can be known before a step: one that is refused has changed nothing.

@@ -48,8 +48,9 @@ OptimRule optim_rule(std::string_view name, const OptimHyper& hyper) {
   if (name == "adagrad") return OptimRule::kAdagrad;
   if (name == "lamb") return OptimRule::kLamb;
   if (name == "lars") return OptimRule::kLars;
+  if (name == "one_bit_adam") return OptimRule::kAdam;
   throw ConfigError("'" + std::string(name) +
-                    "' is no rule; use one of adam, sgd, lion, rmsprop, adagrad, lamb, lars");
+                    "' is no rule; use one of adam, sgd, lion, rmsprop, adagrad, lamb, lars, one_bit_adam");
 }
 
 std::vector<OptimStateName> optim_states(OptimRule rule) {

@@ -29,8 +29,8 @@ struct OptimHyper {
   std::vector<double> numbers() const;
 };
 
-/// A rule of the operator by name ("adam", "sgd", "lion", "rmsprop", "adagrad", "lamb", "lars") and what of
-/// it these numbers ask for. Throws ConfigError.
+/// A rule of the operator by name ("adam", "sgd", "lion", "rmsprop", "adagrad", "lamb", "lars",
+/// "one_bit_adam") and what of it these numbers ask for. Throws ConfigError.
 kernels::OptimRule optim_rule(std::string_view name, const OptimHyper& hyper);
 
 /// The states of a rule, in order: torch's names where it has them.

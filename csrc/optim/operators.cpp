@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/optim_step/rounding.h"
+#include "optim/one_bit_adam.h"
 #include "optim/operands.h"
 #include "optim/step.h"
 #include "page/pager.h"
@@ -216,7 +217,20 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
                         std::to_string(count));
     works[static_cast<std::size_t>(i)].begins = true;
   }
+  if (is_one_bit_adam(rule_name)) {
+    if (grad_scale && grad_scale->defined()) {
+      throw ConfigError(
+          "one_bit_adam: gradients are scaled, and the momentum of scales that change is none; step without "
+          "a "
+          "GradScaler");
+    }
+    check_exchange(rule_name, state, given.hyper, parameters);
+    for (std::size_t i = 0; i < count; ++i) works[i].gets_momentum = gets_momentum(parameters[i]);
+  }
   // All have been found sound: nothing is changed before.
+  for (std::size_t i = 0; i < count; ++i) {
+    if (works[i].gets_momentum) hold_without_moment(states[4 * i + 2]);
+  }
   for (std::size_t i = 0; i < count; ++i) {
     *static_cast<float*>(steps[i].mutable_data_ptr()) = static_cast<float>(works[i].step);
   }
@@ -251,6 +265,11 @@ std::int64_t optim_slice_bytes(c10::Device device) {
   return device.is_cuda() ? std::numeric_limits<std::int64_t>::max() : std::int64_t{64} << 20;
 }
 
+void optim_check_exchange(const std::string& rule, const std::string& state, at::ArrayRef<double> numbers,
+                          at::TensorList parameters) {
+  check_exchange(rule, state, OptimHyper::of(numbers.vec()), parameters);
+}
+
 std::vector<std::string> optim_state_names(const std::string& rule, at::ArrayRef<double> numbers) {
   std::vector<std::string> found;
   for (const OptimStateName& state : optim_states(rule, numbers.vec())) {
@@ -271,6 +290,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "optim_squares(str rule, str state, str master, Tensor[] parameters, Tensor[] gradients, "
       "Tensor[] states, Tensor[] masters, Tensor[] steps, float[] numbers, Tensor? lr=None, "
       "Tensor? grad_scale=None) -> Tensor");
+  m.def("optim_check_exchange(str rule, str state, float[] numbers, Tensor[] parameters) -> ()",
+        &reef::optim::optim_check_exchange);
   m.def("optim_slice_bytes(Device device) -> int", &reef::optim::optim_slice_bytes);
   m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }

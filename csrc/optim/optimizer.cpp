@@ -64,6 +64,7 @@ Optimizer::Optimizer(const std::vector<OptimizerParamGroup>& groups, std::unique
     check_nesterov(rule_, *options);
     param_groups_[i].set_options(std::move(options));
     check_parameters(i);
+    check_group(i);
   }
 }
 
@@ -75,6 +76,7 @@ void Optimizer::add_param_group(const OptimizerParamGroup& group) {
   try {
     param_groups_.back().set_options(std::move(options));
     check_parameters(param_groups_.size() - 1);
+    check_group(param_groups_.size() - 1);
   } catch (...) {
     param_groups_.pop_back();
     throw;

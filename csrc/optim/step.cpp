@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "kernels/parallel.h"
+#include "optim/one_bit_adam.h"
 #include "reef/error.h"
 
 namespace reef::optim {
@@ -137,6 +138,7 @@ std::string_view name(OptimMaster master) { return kMasterNames[static_cast<std:
 void set_constants(OptimRule rule, const OptimHyper& hyper, OptimWork& work) {
   const float gradient = work.tensor.constants.gradient;
   work.tensor.constants = optim_constants(rule, hyper, work.step, work.begins);
+  if (work.gets_momentum) step_by_momentum(hyper, work.tensor.constants);
   work.tensor.constants.gradient = hyper.maximize != 0 ? -gradient : gradient;
 }
 

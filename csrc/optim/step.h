@@ -26,6 +26,7 @@ struct OptimWork {
   kernels::OptimFormat format = kernels::OptimFormat::kFloat32;
   double step = 1;
   bool begins = false;                           ///< its momentum
+  bool gets_momentum = false;                    ///< one_bit_adam: its gradient is one
   bool adapts = true;                            ///< to the ratio of norms: it has two dimensions or more
   std::optional<kernels::OptimSquares> squares;  ///< of the whole, if this is a part of it
 };

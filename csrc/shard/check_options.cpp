@@ -59,11 +59,23 @@ void check_options(const std::string& caller, const Shard::Named& parameters, co
                       " was given compression auto and a shard_degree, and prices are of ranks that have one "
                       "copy: name a method, or leave shard_degree out.");
   }
+  const bool gives_momentum = options.compression == Compression::kOneBitAdam;
+  if (gives_momentum && options.reduction != Reduction::kMean) {
+    throw ConfigError(caller +
+                      " was given compression one_bit_adam, whose momentum is of means, and reduction kSum: "
+                      "take kMean.");
+  }
   for (const auto& [name, tensor] : parameters) {
     const std::string which = caller + " was given parameter " + name + ", which ";
     const at::ScalarType of_sums = dtypes_of(tensor.scalar_type(), options.mixed_precision).sum;
-    const bool is_priced = tensor.is_cpu() && of_sums == at::kFloat;
-    if (chooses && tensor.requires_grad() && !is_priced) {
+    const bool is_float_sum = tensor.is_cpu() && of_sums == at::kFloat;
+    if (gives_momentum && tensor.requires_grad() && !is_float_sum) {
+      throw ConfigError(
+          which +
+          "is on a device or whose gradient is not float32, and compression one_bit_adam, whose momentum is "
+          "float32 on the CPU: leave it out, or give MixedPrecision with sums of Float.");
+    }
+    if (chooses && tensor.requires_grad() && !is_float_sum) {
       throw ConfigError(which +
                         "is on a device or whose gradient is not float32, and compression auto, which prices "
                         "float32 on the CPU: name a method.");

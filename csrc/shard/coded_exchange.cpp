@@ -2,9 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/util/accumulate.h>
 
-#include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -43,21 +41,6 @@ void CodedExchange::exchange(const GradientBucket& bucket) {
     clear_between_parameters(bucket, first, bucket.own);
   }
   if (reduction() == Reduction::kMean) bucket.own.div_(ranks().all().count);
-}
-
-void CodedExchange::clear_between_parameters(const GradientBucket& bucket, std::int64_t first,
-                                             const Tensor& values) {
-  const std::int64_t last = first + values.numel();
-  std::int64_t begin = first;
-  const auto clear_until = [&](std::int64_t end) {
-    end = std::min(end, last);
-    if (begin < end) values.narrow(0, begin - first, end - begin).zero_();
-  };
-  for (const GradientBucket::Place& place : bucket.places) {
-    clear_until(place.offset);
-    begin = std::max(begin, place.offset + c10::multiply_integers(place.shape));
-  }
-  clear_until(last);
 }
 
 // Adds what was held back, and holds back what it loses.

@@ -50,10 +50,6 @@ class CodedExchange : public LossyExchange {
   /// `to` becomes the sum, in their order, of what so many codes say.
   virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
 
-  /// In `values`, which are the bucket's from element `first` on.
-  static void clear_between_parameters(const GradientBucket& bucket, std::int64_t first,
-                                       const at::Tensor& values);
-
  private:
   at::Tensor code_of(const Part& part);
   void between_copies(const GradientBucket& bucket);

@@ -22,7 +22,7 @@ struct OptionRow {
 };
 constexpr double kMostWhole = 9007199254740992;  // 2^53: beyond it not all whole numbers are a double
 constexpr double kMostNorm = std::numeric_limits<float>::max();
-constexpr std::array<OptionRow, 6> kOptions = {{
+constexpr std::array<OptionRow, 8> kOptions = {{
     {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false, true},
     {"bits", &CompressionOptions::bits, 2, 8, /*above_least=*/false, /*whole=*/true, true},
     {"rank", &CompressionOptions::rank, 1, 65536, /*above_least=*/false, /*whole=*/true, true},
@@ -30,6 +30,10 @@ constexpr std::array<OptionRow, 6> kOptions = {{
     {"momentum", &CompressionOptions::momentum, 0, 1, /*above_least=*/false, /*whole=*/false, true,
      /*below_most=*/true},
     {"max_norm", &CompressionOptions::max_norm, 0, kMostNorm, /*above_least=*/true, /*whole=*/false, true},
+    {"warmup_steps", &CompressionOptions::warmup_steps, 1, kMostWhole, /*above_least=*/false, /*whole=*/true,
+     false},
+    {"beta1", &CompressionOptions::beta1, 0, 1, /*above_least=*/false, /*whole=*/false, false,
+     /*below_most=*/true},
 }};
 
 struct MethodRow {
@@ -52,6 +56,7 @@ const std::vector<MethodRow>& methods() {
       {Compression::kGTopKTree, "gtopk_tree", {"density"}},
       {Compression::kOkTopK, "oktopk", {"density"}},
       {Compression::kDgc, "dgc", {"density", "momentum", "max_norm"}},
+      {Compression::kOneBitAdam, "one_bit_adam", {"warmup_steps", "beta1"}},
   };
   return all;
 }
@@ -132,6 +137,11 @@ void check_compression(Compression compression, const CompressionOptions& option
                         " with a schedule: give one number for all steps.");
     }
     for (const auto& [step, value] : given.entries()) check_value(option, value);
+  }
+  if (compression == Compression::kOneBitAdam && !options.warmup_steps.has_value()) {
+    throw ConfigError(
+        "reef::shard was given compression one_bit_adam without warmup_steps: give the steps before ranks "
+        "exchange momentum, 15 to 20 percent of all.");
   }
 }
 

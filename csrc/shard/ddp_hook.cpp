@@ -36,6 +36,12 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
     throw ConfigError("reef::DdpHook was given parameter " + name + ", which is on " + tensor.device().str() +
                       ": it exchanges gradients on the CPU. Take reef::shard, or a hook of torch's.");
   }
+  if (options.compression == Compression::kOneBitAdam) {
+    throw ConfigError(
+        "reef::DdpHook was given compression one_bit_adam, which gives a momentum to an optimizer that a "
+        "hook "
+        "does not know: take reef::shard, or another compression.");
+  }
   check_options(CallsMade::kDdpHookBegins, parameters, options, ranks);
 }
 
@@ -55,6 +61,7 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
   name = "DDP hook " + std::to_string(first);
 
   // Backward comes to the last first.
+  std::vector<Tensor> tensors;
   std::vector<ShardItem> laid_out;
   std::map<at::ScalarType, int> kinds;
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
@@ -62,6 +69,7 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
     item_of.emplace(tensor.unsafeGetTensorImpl(), laid_out.size());
     divided.parameters.push_back({parameter, tensor});
     const int kind = kinds.emplace(tensor.scalar_type(), static_cast<int>(kinds.size())).first->second;
+    tensors.push_back(tensor);
     laid_out.push_back({tensor.numel(), static_cast<std::int64_t>(tensor.element_size()), kind});
   }
   divided.layout = plan_shards(laid_out, group->getSize(), options.bucket_bytes);
@@ -77,7 +85,8 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
     }
     to_come.push_back(of_bucket.size());
   }
-  if (options.compression == Compression::kAuto) prices = choose_compression(group, divided.layout, options);
+  if (options.compression == Compression::kAuto)
+    prices = choose_compression(group, divided.layout, tensors, options);
   for (const auto& [parameter, tensor] : parameters) claimed.add(tensor);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const int number = first + 1 + static_cast<int>(i);

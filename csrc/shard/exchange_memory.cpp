@@ -30,6 +30,14 @@ void ExchangeMemory::remember(const std::string& name, std::int64_t number) {
   numbers_in_step_[name] = number;
 }
 
+void ExchangeMemory::replace(std::size_t bucket, const std::string& name, Tensor tensor) {
+  if (tensor.defined()) {
+    kept_[{bucket, name, 0}] = std::move(tensor);
+  } else {
+    kept_.erase({bucket, name, 0});
+  }
+}
+
 void ExchangeMemory::leave_out(std::size_t bucket, std::int64_t first, std::int64_t elements, int slice) {
   for (const RememberedTensor& what : tensors_) {
     if (what.extent == RememberedTensor::Extent::kFactor) {

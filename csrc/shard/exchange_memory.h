@@ -60,6 +60,9 @@ class ExchangeMemory {
   /// memory's from now on.
   void remember(std::size_t bucket, const std::string& name, at::Tensor tensor, std::int64_t first = 0);
   void remember(const std::string& name, std::int64_t number);
+  /// In its place at once, whether this step is used or not: what ranks remember together is the same, in
+  /// another form.
+  void replace(std::size_t bucket, const std::string& name, at::Tensor tensor);
 
   /// Of so many elements of the bucket, from `first` on, which are a parameter's, no rank uses this step:
   /// what there was stays. Slice number `slice` is this rank's.

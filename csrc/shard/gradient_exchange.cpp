@@ -9,6 +9,7 @@
 #include "shard/gtop_k_tree_exchange.h"
 #include "shard/native_exchange.h"
 #include "shard/ok_top_k_exchange.h"
+#include "shard/one_bit_adam_exchange.h"
 #include "shard/ordered_exchange.h"
 #include "shard/power_sgd_exchange.h"
 #include "shard/qsgd_exchange.h"
@@ -65,6 +66,8 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(const ProcessGroupPtr& 
       return make(type_identity<OkTopKExchange>());
     case Compression::kDgc:
       return make(type_identity<DgcExchange>());
+    case Compression::kOneBitAdam:
+      return make(type_identity<OneBitAdamExchange>());
     case Compression::kAuto:  // shard() has made another of it
     case Compression::kNone:
       break;

@@ -56,6 +56,8 @@ class GradientExchange {
   /// Whether ranks have used what has been exchanged since the step began; if not, what is remembered is what
   /// it was before. Nothing is under way; the next step begins after it.
   virtual void end_step(bool used);
+  /// Whether what comes of this step's buckets is a momentum, and no gradient.
+  virtual bool gives_momentum() const { return false; }
   /// While nothing is under way. What is thrown from now on says in which step it was.
   virtual void begin_step(std::int64_t step) { ranks_.begin_step(step); }
   /// Whether calls of this and of others of its group may run at the same time, and in any order.

@@ -29,6 +29,11 @@ void refuse_divided(const DividedParameters& all, const std::string& what) {
 
 Shard::LocalSums::LocalSums(Shard& shard) : parts_(*shard.parts_) {
   refuse_divided(parts_.divided, "local_sums");
+  if (parts_.options.compression == Compression::kOneBitAdam) {
+    throw ConfigError(
+        "local_sums was called with compression one_bit_adam, whose optimizer steps by what ranks exchange: "
+        "shard with another compression.");
+  }
   if (parts_.local_sums++ == 0) parts_.reducer->set_local(true);
 }
 Shard::LocalSums::~LocalSums() {

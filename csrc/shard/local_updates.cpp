@@ -58,6 +58,8 @@ void check(const LocalUpdatesOptions& options, std::size_t parameters) {
                ", which has a momentum of its own, and outer_momentum",
            number_text(options.outer_momentum), "outer_momentum 0, or another compression");
   }
+  if (options.compression == Compression::kOneBitAdam)
+    refuse("compression", "one_bit_adam", "one that gives gradients, and no momentum");
 }
 
 // Throws ConfigError, on all ranks, with the first line that differs.
@@ -165,6 +167,11 @@ void LocalUpdates::Rounds::check_new() const {
   if (parts.begin_round)
     throw ConfigError("reef::LocalUpdates was given a shard that has one: end that first.");
   check_no_update();
+  if (parts.options.compression == Compression::kOneBitAdam) {
+    throw ConfigError(
+        "reef::LocalUpdates was given a shard with compression one_bit_adam, whose optimizer steps by what "
+        "ranks exchange in each step: shard with another compression.");
+  }
   for (std::size_t i = 0; i < parts.names.size(); ++i) {
     const at::ScalarType dtype = parts.parameters[i].scalar_type();
     if (has_momentum(options.compression) && dtype != at::kFloat) {

@@ -1,5 +1,7 @@
 #include "shard/lossy_exchange.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -30,6 +32,21 @@ void LossyExchange::take(std::size_t bucket, const char* name, const Tensor& val
   if (!before.defined()) return;
   values.add_(before);
   memory().remember(bucket, name, Tensor());
+}
+
+void LossyExchange::clear_between_parameters(const GradientBucket& bucket, std::int64_t first,
+                                             const Tensor& values) {
+  const std::int64_t last = first + values.numel();
+  std::int64_t begin = first;
+  const auto clear_until = [&](std::int64_t end) {
+    end = std::min(end, last);
+    if (begin < end) values.narrow(0, begin - first, end - begin).zero_();
+  };
+  for (const GradientBucket::Place& place : bucket.places) {
+    clear_until(place.offset);
+    begin = std::max(begin, place.offset + c10::multiply_integers(place.shape));
+  }
+  clear_until(last);
 }
 
 // What was held back is a part of what each rank adds, once among all.

@@ -31,6 +31,9 @@ class LossyExchange : public GradientExchange {
 
   /// Adds what is remembered by this name, of which nothing is left then.
   void take(std::size_t bucket, const char* name, const at::Tensor& values);
+  /// Zeros, in `values`, which are the bucket's from element `first` on.
+  static void clear_between_parameters(const GradientBucket& bucket, std::int64_t first,
+                                       const at::Tensor& values);
   /// The sum (or mean) in the order of ranks, with all that was held back.
   void add_up_as_it_is(const GradientBucket& bucket);
 

@@ -166,10 +166,15 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
   if (old.gatherer) old.gatherer->gather();
   const ShardOptions options = old.options;
   std::optional<ExchangePrices> prices = std::move(old.prices);
+  const std::shared_ptr<GivenMomentum> momentum = old.momentum;
   const ProcessGroupPtr group = old.divided.group;
   parts_.reset();
   *this = Shard(parameters, buffers, group, options, std::move(module_now));
   parts_->prices = std::move(prices);
+  if (momentum && !has_parts(options)) {  // optimizers and gradients are the same
+    parts_->momentum->is_given = momentum->is_given.load();
+    parts_->momentum->has_optimizer = momentum->has_optimizer.load();
+  }
   try {
     StateOfExchange exchange(parts_->divided, *parts_->reducer);
     exchange.load(exchange.resharded({held_back}));

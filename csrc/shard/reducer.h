@@ -14,6 +14,7 @@
 
 #include "autograd/outermost_graph.h"
 #include "distributed/comm_lane.h"
+#include "given_momentum.h"
 #include "reef/shard.h"
 #include "reef/shard_layout.h"
 #include "shard/dtypes.h"
@@ -56,6 +57,8 @@ class Reducer final : public ExchangedParameters {
   void when_reduced(std::function<void(bool over_ranks)> reduced) { reduced_ = std::move(reduced); }
   /// Called before gradients of parts are given.
   void when_giving(std::function<void()> giving) { giving_ = std::move(giving); }
+  /// Who gives momentum to an optimizer of its own: each pass begins without gradients then.
+  void give_momentum_by(std::shared_ptr<GivenMomentum> momentum) { momentum_ = std::move(momentum); }
   /// Of parameters that ranks gather in backward: see Gatherer. Without it a pass that fails on one rank
   /// leaves the others waiting where parameters are divided.
   struct Gathers {
@@ -172,6 +175,7 @@ class Reducer final : public ExchangedParameters {
   [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
   void end_step(bool used = true);
   void give_gradients(const std::vector<bool>& used);
+  void check_momentum() const;
   void end_pass() noexcept;
 
   std::shared_ptr<Reducer*> self_ = std::make_shared<Reducer*>(this);  ///< for hooks, which may outlive it
@@ -187,6 +191,7 @@ class Reducer final : public ExchangedParameters {
   std::function<void()> reducing_ = [] {};
   std::function<void(bool)> reduced_ = [](bool) {};
   std::function<void()> giving_ = [] {};
+  std::shared_ptr<GivenMomentum> momentum_;
   Gathers gathers_;
   std::mutex mutex_;
   std::int64_t step_ = 0;

@@ -175,6 +175,34 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
   }
 }
 
+// What a pass gives is a momentum, or is followed by one: neither may be added to what an earlier pass gave.
+void Reducer::check_momentum() const {
+  if (!momentum_) return;
+  const std::string who = "rank " + std::to_string(group_->getRank()) + ": ";
+  if (lines_[0].exchange->gives_momentum() && !momentum_->has_optimizer) {
+    throw ConfigError(who +
+                      "the warm-up of compression one_bit_adam is over, and .grad would be a momentum, for "
+                      "which these parameters have no optimizer: make an optim::OneBitAdam of the shard's "
+                      "parameters() before.");
+  }
+  const auto refuse = [&](const Item& item) {
+    throw ConfigError(
+        who + "parameter " + item.parameter.name +
+        " has a gradient of an earlier pass, to which compression one_bit_adam cannot add: clear "
+        "gradients before each pass that is reduced, and accumulate in no_sync.");
+  };
+  for (const Part& part : parts_) {
+    const Item& item = items_[part.piece.item];
+    const Tensor& gradient = part.tensor.grad();
+    const bool is_old = gradient.defined() && !gradient.is_same(part.stand_in);
+    if (is_old && item.before != Before::kCleared && !lent_) refuse(item);
+  }
+  if (has_parts()) return;
+  for (const Item& item : items_) {
+    if ((item.sum != Sum::kNone ? item.kept : item.parameter.tensor.grad()).defined()) refuse(item);
+  }
+}
+
 void Reducer::clear_as_the_module() {
   // A step beside the end of a pass is that of a DelayedUpdate, for which the pass waits.
   const std::unique_lock lock(mutex_, std::try_to_lock);

@@ -139,6 +139,7 @@ bool Reducer::reduce(bool has_batch) {
   std::exception_ptr wrong;
   try {
     reducing_();
+    check_momentum();
   } catch (const std::exception& error) {
     wrong = std::current_exception();
     why_ = reason(message_of(error));
@@ -160,6 +161,7 @@ bool Reducer::reduce(bool has_batch) {
   forget_sums();
   giving_();
   lent_ = false;
+  if (momentum_) momentum_->is_given = lines_[0].exchange->gives_momentum();
   give_gradients(used);
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (used[i]) continue;

@@ -20,6 +20,7 @@
 #include "shard/dtypes.h"
 #include "shard/gatherer.h"
 #include "shard/module_now.h"
+#include "shard/one_bit_adam_exchange.h"
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
 #include "shard/shared_memory.h"
@@ -156,6 +157,13 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   parts_->module_now = std::move(module_now);
   parts_->options = options;
   parts_->divided = {reduced, layout, options.stage != Stage::kReplicate, group};
+  const auto give_momentum = [&] {
+    if (options.compression != Compression::kOneBitAdam) return;
+    parts_->momentum =
+        std::make_shared<GivenMomentum>(options.compression_options.beta1.at(0, OneBitAdamExchange::kBeta1));
+    for (const Tensor& parameter : parts_->parameters) parts_->with_momentum.add(parameter, parts_->momentum);
+    parts_->reducer->give_momentum_by(parts_->momentum);
+  };
   if (!has_parts(options)) {
     for (auto it = reduced.rbegin(); it != reduced.rend(); ++it) {
       parts_->parameters.push_back(it->tensor);
@@ -166,6 +174,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
     reducer.when_reduced([parts = parts_.get()](bool over_ranks) {
       if (over_ranks) parts->make_alike(parts->divided.group);
     });
+    give_momentum();
     return;
   }
   parts_->gatherer = options.stage == Stage::kParameters
@@ -187,6 +196,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   for (const ReducedParameter& one : parts_->divided.parameters)
     parts_->memory.push_back(one.tensor.storage());
   reducer.set_parts(gatherer.parts());
+  give_momentum();
   if (options.stage == Stage::kParameters && gatherer.answer()) {
     reducer.answer_gathers({[&gatherer] { gatherer.answer(); }, [&gatherer] { gatherer.tell_failed(); },
                             [&gatherer] { gatherer.abandon_pass(); }});

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "given_momentum.h"
 #include "reef/shard.h"
 #include "shard/agreement.h"
 #include "shard/frozen16.h"
@@ -80,6 +81,8 @@ struct Shard::Parts {
   std::unique_ptr<Gatherer> gatherer;
   std::optional<NormsOfParts> norms;  ///< where parts are not whole
   std::optional<Reducer> reducer;
+  std::shared_ptr<GivenMomentum> momentum;  ///< one_bit_adam: of these parameters
+  ParametersOfMomentum with_momentum;
   int no_sync = 0;
   int local_sums = 0;
   UpdateBeside* update = nullptr;

@@ -47,6 +47,10 @@ enum class Compression : std::uint8_t {
   /// kTopK with a momentum of its own, which each rank adds up before it chooses (Deep Gradient Compression,
   /// 1712.01887): the optimizer is to have none.
   kDgc,
+  /// The mean for `warmup_steps`, and from then on each rank's momentum as signs, with the mean magnitude of
+  /// each 512 elements: `.grad` becomes the momentum, which optim::OneBitAdam steps by (1-bit Adam,
+  /// 2102.02888).
+  kOneBitAdam,
 };
 
 /// A number that may change with the steps, or none.
@@ -89,6 +93,11 @@ struct CompressionOptions {
   /// kDgc: what a rank gives to a bucket's sum or mean is scaled to a norm of max_norm / sqrt(P) at most,
   /// where P ranks (or copies) do. Above 0; by default nothing is scaled.
   StepSchedule max_norm = {};
+  /// kOneBitAdam, which needs it: steps that ranks use before they exchange momentum; one whole number from 1
+  /// on. 15 to 20 percent of all steps in the paper.
+  StepSchedule warmup_steps = {};
+  /// kOneBitAdam: of the momentum, and the optimizer's; one number from 0 to below 1, by default 0.9.
+  StepSchedule beta1 = {};
 };
 
 /// Whether it makes gradients on devices smaller, and not only those on the CPU.

@@ -153,6 +153,18 @@ struct AdamWOptions : AdamFamilyOptions<AdamWOptions> {
   AdamWOptions(double rate) : AdamWOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
 };
 
+/// Tang et al. 2021 (2102.02888), the parameter decayed. For parameters() of a Shard with
+/// Compression::kOneBitAdam and the same beta1: AdamW in its warm-up; then `.grad` is the momentum m, the
+/// second moment v stays as it is, and w = (1 - lr weight_decay) w - lr m / (sqrt(v) + eps), without
+/// corrections. An element whose v is 0 then has one of infinity: m steps it no more. Float32 states, no
+/// amsgrad. Throws ConfigError for other parameters, and other optimizers do for these.
+struct OneBitAdamOptions : AdamFamilyOptions<OneBitAdamOptions> {
+  static constexpr const char* kRule = "one_bit_adam";
+  static constexpr bool kDecoupled = true;
+  OneBitAdamOptions() : AdamFamilyOptions(1e-3, 0) {}
+  OneBitAdamOptions(double rate) : OneBitAdamOptions() { lr(rate); }  // NOLINT(google-explicit-constructor)
+};
+
 struct SGDOptions : Options<SGDOptions> {
   static constexpr const char* kRule = "sgd";
   static constexpr bool kDecoupled = false;
@@ -352,6 +364,7 @@ class Rule : public Optimizer {
 
 using Adam = Rule<AdamOptions>;
 using AdamW = Rule<AdamWOptions>;
+using OneBitAdam = Rule<OneBitAdamOptions>;
 using SGD = Rule<SGDOptions>;
 using Lion = Rule<LionOptions>;
 using RMSprop = Rule<RMSpropOptions>;

@@ -29,11 +29,11 @@ class Net(torch.nn.Module):
     """Layers that are used in another order than they are defined, so torch lays its buckets out anew after a step or two;
     one of them in another dtype."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, precise: torch.dtype = torch.float64) -> None:
         super().__init__()
         torch.manual_seed(rank)
         self.last, self.first = torch.nn.Linear(40, 24), torch.nn.Linear(24, 40)
-        self.precise = torch.nn.Linear(40, 7, dtype=torch.float64)
+        self.precise = torch.nn.Linear(40, 7, dtype=precise)
         self.norm, self.middle = torch.nn.LayerNorm(40), torch.nn.Linear(40, 40, bias=False)
         self.still = torch.nn.Parameter(torch.ones(40), requires_grad=False)
 
@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
         x = self.first(x) * self.still
         x = self.norm(x) if "n" in layers else x
         x = torch.tanh(self.middle(x)) if "m" in layers else x
-        more = self.precise(x.double()).mean() if "d" in layers else 0
+        more = self.precise(x.to(self.precise.weight.dtype)).mean() if "d" in layers else 0
         return self.last(x).pow(2).mean() + more
 
 
@@ -65,7 +65,7 @@ class Run:
     """A module that trains by the hook, or by reef.shard."""
 
     def __init__(self, group, compression: reef.Compression, *, by_hook: bool, **of_torch) -> None:
-        self.net = Net(group.rank())
+        self.net = Net(group.rank(), torch.float32) if compression.method == "dgc" else Net(group.rank())
         self.rank = group.rank()
         if by_hook:
             self.model = DistributedDataParallel(self.net, process_group=group, bucket_cap_mb=TORCH_BUCKET_MIB, **of_torch)
@@ -89,7 +89,7 @@ class Run:
 
 def equals(group) -> None:
     """Every method, with what torch's wrapper can do about buckets and passes."""
-    for name, view, passes in itertools.product(compressions.names(), (False, True), (1, 2)):
+    for name, view, passes in itertools.product(compressions.of_gradients(), (False, True), (1, 2)):
         compression = compressions.small(name)
         where = f"{name}, gradient_as_bucket_view {view}, {passes} passes"
         hooked = Run(group, compression, by_hook=True, gradient_as_bucket_view=view)
@@ -112,7 +112,7 @@ def layers_of(step: int, rank: int) -> str:
 def unused(group) -> None:
     """Of what no rank has used in a pass there is no gradient, and what is held back stays; so it does where torch knows from
     the first pass what is used."""
-    for name in compressions.names():
+    for name in compressions.of_gradients():
         for view in (False, True):
             ways = {
                 "found": (dict(find_unused_parameters=True), layers_of),
@@ -191,7 +191,7 @@ def resumes(group, folder: Path) -> None:
     """A run that is saved and goes on in a new wrapper, whose first buckets are others, is bit for bit one that was not; and
     a state goes from one face to the other."""
     rank, ranks = group.rank(), group.size()
-    for name in compressions.names():
+    for name in compressions.of_gradients():
         compression = compressions.small(name)
         whole = Run(group, compression, by_hook=True)
         for number in range(3):
@@ -241,6 +241,8 @@ def refuses(group) -> None:
     refused(lambda: reef.ddp_hook(model, compression="top-k"), "is none of")
     refused(lambda: reef.ddp_hook(model, allow=["exact"]), "allow, and compression none")
     refused(lambda: reef.ddp_hook(model, bucket_bytes=0), "bucket_bytes 0")
+    refused(lambda: reef.ddp_hook(model, compression=compressions.small("one_bit_adam")), "gives a momentum to an optimizer")
+    refused(lambda: reef.ddp_hook(model, compression="dgc"), "precise.weight, which has gradients of Double")
     refused(lambda: reef.ddp_hook(wrap(torch.nn.Embedding(5, 4, sparse=True))), "sparse gradients")
     refused(lambda: reef.ddp_hook(wrap(torch.nn.Linear(3, 3).half()), compression="bfloat16"), "is of Half, and a compression")
     if group.size() > 1:

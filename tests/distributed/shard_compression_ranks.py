@@ -144,6 +144,8 @@ def killed(group: torch.distributed.ProcessGroup, victim: int, seconds: float) -
     net.all = torch.nn.ParameterList(torch.zeros(256, 300) for _ in range(8))
     sharded = reef.shard(net, group, compression=compressions.small(METHOD), bucket_bytes="512KiB")
     given = [torch.randn(256, 300) for _ in net.all]
+    if METHOD == "one_bit_adam":
+        reef.optim.OneBitAdam(sharded.parameters())  # who alone is given momentum
 
     def step() -> None:
         for p in net.all:

@@ -15,7 +15,7 @@ ROWS = [("equals", 1), ("equals", 2), ("equals", 3), ("equals", 4), ("unused", 1
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     def run_one(row):
-        return run_ranks([PROGRAM, row[0], str(tmp_path_factory.mktemp(row[0]))], row[1], grace=300)
+        return run_ranks([PROGRAM, row[0], str(tmp_path_factory.mktemp(row[0]))], row[1])
 
     return {row: found for first in range(0, len(ROWS), 4) for row, found in beside_each_other(run_one, ROWS[first : first + 4]).items()}
 
@@ -28,6 +28,6 @@ def test_every_rank_ends_as_it_should(runs, scene, ranks):
 
 
 def test_a_rank_that_is_killed_is_named():
-    result = run_ranks([PROGRAM, "killed"], 3, grace=300)
+    result = run_ranks([PROGRAM, "killed"], 3)
     assert [rank.ok for rank in result.ranks] == [True, True, False], result.report()
     assert result.ranks[2].signal == 9, result.report()

@@ -30,7 +30,7 @@ def test_a_rank_that_is_killed_within_an_exchange_is_named_by_every_method():
     """At a moment of chance, which a report says."""
     rows = [(name, random.randrange(3), round(random.uniform(0, 0.4), 4)) for name in compressions.names()]
     for first in range(0, len(rows), 3):
-        runs = beside_each_other(lambda row: run_ranks([PROGRAM, "killed", *map(str, row)], 3, grace=300), rows[first : first + 3])
+        runs = beside_each_other(lambda row: run_ranks([PROGRAM, "killed", *map(str, row)], 3), rows[first : first + 3])
         for row, result in runs.items():
             victim = row[1]
             assert result.ranks[victim].signal == 9, f"{row}: {result.report()}"

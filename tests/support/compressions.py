@@ -4,7 +4,7 @@ import re
 
 import reef
 
-SMALL = {"density": 0.1, "rank": 2, "bits": 4, "seed": 3}
+SMALL = {"density": 0.1, "rank": 2, "bits": 4, "seed": 3, "warmup_steps": 2}
 
 
 def names() -> list[str]:
@@ -14,6 +14,11 @@ def names() -> list[str]:
     except ValueError as error:
         return [name for name in re.findall(r'"(\w+)"', str(error)) if name != "auto"]
     raise AssertionError("a compression without a name was not refused")
+
+
+def of_gradients() -> list[str]:
+    """Those by which a gradient arrives, and no momentum for an optimizer of its own."""
+    return [name for name in names() if name != "one_bit_adam"]
 
 
 def small(name: str) -> reef.Compression:

@@ -25,7 +25,8 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
   for (const Compression compression :
        {Compression::kNone, Compression::kBFloat16, Compression::kFloat16, Compression::kQsgd,
         Compression::kSign, Compression::kPowerSgd, Compression::kPowerSgdAlternating, Compression::kTopK,
-        Compression::kGTopK, Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc}) {
+        Compression::kGTopK, Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc,
+        Compression::kOneBitAdam}) {
     EXPECT_EQ(compression_named(name_of(compression)), compression);
   }
   const std::string told = refusal([] { compression_named("top-k"); });
@@ -92,6 +93,12 @@ TEST(Compression, WhatAMethodDoesNotTakeIsRefused) {
       {Compression::kTopK, {.momentum = 0.9}, "momentum, which compression topk does not take"},
       {Compression::kAuto, {.momentum = 0.9}, "momentum, which compression auto does not take"},
       {Compression::kAuto, {.max_norm = 1}, "max_norm, which compression auto does not take"},
+      {Compression::kOneBitAdam, {.warmup_steps = 1, .beta1 = 0}, nullptr},
+      {Compression::kOneBitAdam, {.beta1 = 0.9}, "without warmup_steps"},
+      {Compression::kOneBitAdam, {.warmup_steps = 0}, "warmup_steps 0: give a whole number from 1"},
+      {Compression::kOneBitAdam, {.warmup_steps = {{0, 1}, {5, 2}}}, "warmup_steps with a schedule"},
+      {Compression::kOneBitAdam, {.warmup_steps = 1, .beta1 = 1}, "beta1 1: give a number from 0"},
+      {Compression::kAuto, {.warmup_steps = 1}, "warmup_steps, which compression auto does not take"},
       {Compression::kTopK, {.density = std::numeric_limits<double>::quiet_NaN()}, "density nan: give"},
   };
   for (const auto& row : rows) {

@@ -21,7 +21,7 @@ class Compression:
 
     method: str = "none"
     """``"auto"`` (see ``shard``), ``"none"``, ``"bfloat16"``, ``"float16"``, ``"qsgd"``, ``"sign"``, ``"powersgd"``, ``"powersgd_alternating"``,
-    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"``, ``"oktopk"`` or ``"dgc"``."""
+    ``"topk"``, ``"gtopk"``, ``"gtopk_tree"``, ``"oktopk"``, ``"dgc"`` or ``"one_bit_adam"``."""
     density: Scheduled | None = None
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
     bits: Scheduled | None = None
@@ -34,6 +34,10 @@ class Compression:
     """``"dgc"``: what is left of a rank's momentum in each step; from 0 to less than 1, by default 0.9. The optimizer is to have none."""
     max_norm: Scheduled | None = None
     """``"dgc"``: what a rank gives to a bucket's sum or mean is scaled to a norm of ``max_norm / sqrt(P)`` at most; by default nothing is."""
+    warmup_steps: int | None = None
+    """``"one_bit_adam"``, which needs it: steps before ranks exchange momentum, 15 to 20 percent of all."""
+    beta1: float | None = None
+    """``"one_bit_adam"``: of the momentum, and of its ``reef.optim.OneBitAdam``; by default 0.9."""
 
     def __post_init__(self) -> None:
         torch.ops.reef.check_compression(self.method, *self._options())

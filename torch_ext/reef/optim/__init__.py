@@ -24,6 +24,7 @@ from .gradient_release import GradientRelease
 from .lamb import LAMB
 from .lars import LARS
 from .lion import Lion
+from .one_bit_adam import OneBitAdam
 from .optimizer import MASTERS, STATES, NonFiniteGradient, Optimizer
 from .rmsprop import RMSprop
 from .sgd import SGD
@@ -42,6 +43,7 @@ __all__ = [
     "GradientRelease",
     "Lion",
     "NonFiniteGradient",
+    "OneBitAdam",
     "Optimizer",
     "RMSprop",
 ]

@@ -98,6 +98,7 @@ class Optimizer(torch.optim.Optimizer):
                         f"{type(self).__name__}: {name_of(group, index)} is in the group already; give each parameter once"
                     )
                 seen.add(p)
+            self._check_exchange(group)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -151,6 +152,11 @@ class Optimizer(torch.optim.Optimizer):
         where = self._where(group)
         check_options(where, group, self.defaults)
         check_names(where, group, self.defaults)
+        self._check_exchange(group)
+
+    def _check_exchange(self, group: dict[str, Any]) -> None:
+        """Whether gradients are, or become, the momentum of reef.Compression("one_bit_adam"), and the rule takes that."""
+        torch.ops.reef.optim_check_exchange(self._rule, group["state"], self._numbers(group), group["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:

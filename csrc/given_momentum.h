@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+namespace reef {
+
+/// Between the exchange of one_bit_adam and the optimizer of its parameters, which must know of each gradient
+/// whether it is one, or a momentum.
+struct GivenMomentum {
+  explicit GivenMomentum(double of_exchange) : beta1(of_exchange) {}
+  const double beta1;
+  std::atomic<bool> is_given{false};       ///< what the last pass gave as gradients is a momentum
+  std::atomic<bool> has_optimizer{false};  ///< an optim::OneBitAdam has been made of the parameters
+};
+
+/// Parameters whose gradients are exchanged by one_bit_adam, as long as this lives. It keeps nothing of them:
+/// its owner does.
+class ParametersOfMomentum {
+ public:
+  ParametersOfMomentum() = default;
+  ~ParametersOfMomentum();
+  ParametersOfMomentum(const ParametersOfMomentum&) = delete;
+  ParametersOfMomentum& operator=(const ParametersOfMomentum&) = delete;
+
+  void add(const at::Tensor& parameter, std::shared_ptr<GivenMomentum> momentum);
+
+ private:
+  std::vector<const c10::TensorImpl*> parameters_;
+};
+
+/// Nothing for parameters that have gradients as ever.
+std::shared_ptr<GivenMomentum> given_momentum_of(const at::Tensor& parameter);
+
+/// Throws ConfigError, as `who`, for a parameter whose gradient must stay as it was exchanged: the momentum
+/// that ranks remember would be another.
+void refuse_momentum(const char* who, const at::Tensor& parameter);
+
+}  // namespace reef

@@ -1,0 +1,66 @@
+#include "optim/one_bit_adam.h"
+
+#include <limits>
+#include <string>
+
+#include "given_momentum.h"
+#include "reef/error.h"
+
+namespace reef::optim {
+
+using at::Tensor;
+
+void check_exchange(std::string_view rule, std::string_view state, const OptimHyper& hyper,
+                    at::TensorList parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto momentum = given_momentum_of(parameters[i]);
+    const auto refuse = [&](const std::string& what) {
+      throw ConfigError(std::string(rule) + ": parameter " + std::to_string(i) + " " + what);
+    };
+    if (!is_one_bit_adam(rule)) {
+      if (momentum != nullptr)
+        refuse(
+            "is of a shard with compression one_bit_adam, whose gradients become a momentum after the "
+            "warm-up; make an optim::OneBitAdam of its parameters, or shard with another compression");
+      continue;
+    }
+    if (momentum == nullptr)
+      refuse(
+          "is of no shard with compression one_bit_adam, which makes the momentum; give parameters() of such "
+          "a shard, while it is there, or take AdamW");
+    if (hyper.beta1 != momentum->beta1) {
+      refuse("has a beta1 of " + std::to_string(hyper.beta1) + ", and the compression of its shard one of " +
+             std::to_string(momentum->beta1) + "; give both the same");
+    }
+    if (state != "float32")
+      refuse("has states in " + std::string(state) +
+             ", and a second moment that stays as it is must not be rounded; give float32");
+    if (hyper.amsgrad != 0) refuse("has amsgrad, which this rule has not; leave it out");
+    momentum->has_optimizer = true;
+  }
+}
+
+bool gets_momentum(const Tensor& parameter) {
+  const auto momentum = given_momentum_of(parameter);
+  if (momentum == nullptr) {
+    throw ConfigError(
+        "one_bit_adam: a parameter is of no shard with compression one_bit_adam; give parameters() of such a "
+        "shard, while it is there");
+  }
+  return momentum->is_given;
+}
+
+void step_by_momentum(const OptimHyper& hyper, kernels::OptimConstants& constants) {
+  constants.gain1 = 1;
+  constants.decay2 = 1;
+  constants.gain2 = 0;
+  constants.rate = static_cast<float>(-hyper.lr);
+  constants.correction = 1;
+}
+
+void hold_without_moment(const Tensor& second) {
+  if (second.numel() == 0 || second.min().item<float>() > 0) return;
+  second.masked_fill_(second.eq(0), std::numeric_limits<float>::infinity());
+}
+
+}  // namespace reef::optim
