@@ -83,6 +83,7 @@ bench: build
 quality: build
 	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/optim_quality.py --build $(BUILD) --results benchmarks/QUALITY.md
 	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/local_updates_quality.py --results benchmarks/QUALITY.md
+	@PYTHONPATH=$(BUILD)/python $(PYTHON) benchmarks/compress_quality.py --results benchmarks/QUALITY.md
 
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 format:
