@@ -1,5 +1,5 @@
 """reef.ddp_hook among real processes (tests/distributed/ddp_hook_ranks.py is each rank): bit for bit reef.shard, for every
-compression that there is."""
+compression by which a gradient arrives."""
 
 from pathlib import Path
 
@@ -14,8 +14,10 @@ ROWS = [("equals", 1), ("equals", 2), ("equals", 3), ("equals", 4), ("unused", 1
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    folders = {row: str(tmp_path_factory.mktemp(row[0])) for row in ROWS}  # not by several threads
+
     def run_one(row):
-        return run_ranks([PROGRAM, row[0], str(tmp_path_factory.mktemp(row[0]))], row[1])
+        return run_ranks([PROGRAM, row[0], folders[row]], row[1])
 
     return {row: found for first in range(0, len(ROWS), 4) for row, found in beside_each_other(run_one, ROWS[first : first + 4]).items()}
 
