@@ -16,23 +16,23 @@ using at::Tensor;
 using kernels::ExactSum;
 
 // Not `momentum`, which in a state of LocalUpdates is the outer one, and the same on all ranks.
-constexpr const char* kMomentum = "momentum_of_rank";
+constexpr const char* kMomentumOfRank = "momentum_of_rank";
 constexpr double kShareLeft = 0.9;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
 DgcExchange::DgcExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
-    : TopKExchange(
-          group, number, slices, options, "dgc",
-          {{kMomentum, RememberedTensor::Ranks::kMomentum, extent_of_residual(group, slices, options)}}),
+    : TopKExchange(group, number, slices, options, "dgc",
+                   {{kMomentumOfRank, RememberedTensor::Ranks::kMomentum,
+                     extent_of_residual(group, slices, options)}}),
       momentum_(options.compression_options.momentum),
       max_norm_(options.compression_options.max_norm) {}
 
 Tensor DgcExchange::addend(std::size_t bucket, const Tensor& gradient, const RanksAmong& among) {
   const double scale = clipping(gradient, among);
   const Tensor clipped = scale < 1 ? gradient.mul(scale) : gradient;
-  const Tensor before = memory().tensor(bucket, kMomentum);
+  const Tensor before = memory().tensor(bucket, kMomentumOfRank);
   return before.defined() ? before.mul(momentum_.at(used_steps(), kShareLeft)).add_(clipped)
                           : clipped.clone();
 }
@@ -45,7 +45,7 @@ void DgcExchange::added(std::size_t bucket, const Tensor& addend, const SparseGr
     finite = finite && std::isfinite(each.value);
   }
   if (!finite) addend.masked_fill_(addend.isfinite().logical_not(), 0);
-  memory().remember(bucket, kMomentum, addend);
+  memory().remember(bucket, kMomentumOfRank, addend);
 }
 
 // By what a gradient is multiplied. One that is not finite stays as it is, and is told.

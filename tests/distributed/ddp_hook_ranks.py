@@ -284,6 +284,10 @@ def told(group, begin: Callable[[Run], None], text: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, run.net.parameters(), strict=True))
     run.hook.sharded_state_dict()  # of the step before
     refused(lambda: run.hook._native.exchange(torch.zeros(1), [], False), text, dist.DistError)
+    # Who ends now is gone, which others would be told in place of what they wait for here.
+    store = group_store()
+    store.set(f"told {group.rank()}", "")
+    store.wait([f"told {rank}" for rank in range(last)])
     return None
 
 
@@ -301,7 +305,8 @@ def fails(group) -> None:
 
         run.hook._native = Cut()
         refused(lambda: run.step(2), "other elements than its parameters")
-        reef.barrier(group) if group.size() == 1 else refused(lambda: reef.barrier(group), "", dist.DistError)
+        refused(lambda: reef.barrier(group), "", dist.DistError)
+        group_store().wait([f"told {rank}" for rank in range(group.rank())])
 
     told(group, begin, "the end of the backward pass of step 3 of DDP hook 1 on rank")
 
@@ -313,6 +318,7 @@ def leaves(group) -> None:
         run.net.norm.weight.register_hook(lambda _: 1 // 0)
         refused(lambda: run.step(2), "", ZeroDivisionError)
         refused(lambda: reef.barrier(group), "", dist.DistError)
+        group_store().wait([f"told {rank}" for rank in range(group.rank())])
 
     told(group, begin, "reef::barrier")
 

@@ -29,7 +29,7 @@ def test_every_rank_ends_as_it_should(runs, scene, ranks):
     assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks), result.report()
 
 
-def test_a_rank_that_is_killed_is_named():
-    result = run_ranks([PROGRAM, "killed"], 3)
+def test_a_rank_that_is_killed_is_named(tmp_path):
+    result = run_ranks([PROGRAM, "killed", str(tmp_path)], 3)
     assert [rank.ok for rank in result.ranks] == [True, True, False], result.report()
     assert result.ranks[2].signal == 9, result.report()
