@@ -10,63 +10,66 @@
 
 namespace reef {
 
-/// What gradients are made smaller by, to travel. Each but kNone gives up the bits of one process; ranks stay
-/// alike, bit for bit. docs/compress.md has their bytes, classes and uses.
+/// How gradients travel between ranks. All methods but kNone give results that differ from those of one
+/// process, but the ranks stay equal to each other, bit for bit. docs/compress.md has the bytes, the class
+/// and the use of each.
 enum class Compression : std::uint8_t {
+  /// Sends gradients as they are.
   kNone,
-  /// What shard() finds to be the fastest of the others here: it measures and prices them (price_exchange.h).
+  /// Takes the fastest of the other methods: shard() measures the link and prices them (price_exchange.h).
   kAuto,
-  /// They travel as bfloat16. What rounding takes from a gradient is held back on its rank and added to the
-  /// next one (error feedback), so that nothing is lost.
+  /// Rounds to bfloat16. A rank keeps what rounding takes away and adds it to its next gradient (error
+  /// feedback), so nothing is lost.
   kBFloat16,
-  /// As float16, which is finer, and has no numbers from 65520 on: those arrive as infinities.
+  /// Rounds to float16, which is finer. Values from 65520 on arrive as infinities.
   kFloat16,
-  /// Levels of 2 to 8 bits, chosen by chance so that the mean is right (QSGD, 1610.02132): unbiased, so
-  /// nothing is held back.
+  /// Rounds to levels of 2 to 8 bits at random, such that the mean is right (QSGD, 1610.02132). It is
+  /// unbiased, so nothing is held back.
   kQsgd,
-  /// Signs, with the mean magnitude of each 512 elements; the rest is held back (signSGD with error feedback,
-  /// 1901.09847).
+  /// Sends signs and the mean magnitude of every 512 elements, and holds back the rest (signSGD with error
+  /// feedback, 1901.09847).
   kSign,
-  /// Factors of a low rank in place of matrices (PowerSGD, 1905.13727); the rest is held back, vectors go as
-  /// they are.
+  /// Sends two factors of low rank in place of each matrix and holds back the rest (PowerSGD, 1905.13727).
+  /// Vectors are sent as they are.
   kPowerSgd,
-  /// The left and the right factor in turn, one in a step: half the bytes (GradZip, Cho et al. 2019).
+  /// Sends only one of the two factors in each step, left and right alternating, for half the bytes (GradZip,
+  /// Cho et al. 2019).
   kPowerSgdAlternating,
-  /// Of each bucket a rank sends its largest elements to all others, and holds back the rest (Aji and
-  /// Heafield 2017; Stich 2018).
+  /// Sends the largest elements of each bucket to all other ranks and holds back the rest (Aji and Heafield
+  /// 2017; Stich 2018).
   kTopK,
-  /// The largest sums of all ranks' largest elements, merged between pairs of ranks (gTop-k, 1901.04359, with
-  /// a butterfly in place of its tree): what a merge drops is held back on exactly one rank.
+  /// Keeps the largest sums of all ranks' largest elements, which pairs of ranks merge (gTop-k, 1901.04359,
+  /// with a butterfly in place of its tree). Exactly one rank holds back what a merge drops.
   kGTopK,
-  /// gTop-k as it was published: merged up a tree and broadcast. It LOSES what a merge drops of an element
-  /// that other ranks keep; it is here to be compared with.
+  /// Merges up a tree and broadcasts, as gTop-k was published. It LOSES what a merge drops of an element that
+  /// other ranks keep, and is here for comparison.
   kGTopKTree,
-  /// The largest sums of all ranks' largest elements, as kGTopK, but exactly those: each rank adds up a
-  /// region of the elements (Ok-Topk, 2201.07598).
+  /// Keeps exactly the largest sums of all ranks' largest elements: each rank adds up one region of the
+  /// elements (Ok-Topk, 2201.07598).
   kOkTopK,
-  /// kTopK with a momentum of its own, which each rank adds up before it chooses (Deep Gradient Compression,
-  /// 1712.01887): the optimizer is to have none.
+  /// Sends the largest elements of a momentum that each rank accumulates before it selects (Deep Gradient
+  /// Compression, 1712.01887). Use an optimizer without momentum.
   kDgc,
-  /// The mean for `warmup_steps`, and from then on each rank's momentum as signs, with the mean magnitude of
-  /// each 512 elements: `.grad` becomes the momentum, which optim::OneBitAdam steps by (1-bit Adam,
-  /// 2102.02888).
+  /// Sends the mean for `warmup_steps`, then signs of each rank's momentum with the mean magnitude of every
+  /// 512 elements. `.grad` is then a momentum, for optim::OneBitAdam alone (1-bit Adam, 2102.02888).
   kOneBitAdam,
 };
 
-/// A number that may change with the steps, or none.
+/// The value of an option, which may change with the steps; or no value.
 class REEF_API StepSchedule {
  public:
-  /// From this step on (the first is 0), this value.
+  /// The step from which on the value holds (the first step is 0), and the value.
   using Entry = std::pair<std::int64_t, double>;
   StepSchedule() = default;
   StepSchedule(double value)
       : StepSchedule({{0, value}}) {}  // NOLINT(google-explicit-constructor): {.density = 0.01}
   StepSchedule(std::initializer_list<Entry> entries) : StepSchedule(std::vector<Entry>(entries)) {}
-  /// Throws ConfigError unless the first is of step 0, and steps increase.
+  /// Throws ConfigError unless the first entry is of step 0 and the steps increase.
   explicit StepSchedule(std::vector<Entry> entries);
 
   bool has_value() const { return !entries_.empty(); }
-  /// In a step: of the last entry that has begun; `otherwise`, if it has no value.
+  /// Gives the value in a step, which is that of the last entry that has begun, or `otherwise` if there is no
+  /// value.
   double at(std::int64_t step, double otherwise) const;
   const std::vector<Entry>& entries() const { return entries_; }
 
@@ -74,48 +77,51 @@ class REEF_API StepSchedule {
   std::vector<Entry> entries_;
 };
 
-/// What a method may be told. What it does not take is refused; what is left out is the method's default.
+/// Options of the methods. A method refuses those that it does not take and has defaults for the others.
 struct CompressionOptions {
-  /// kTopK, kGTopK, kGTopKTree, kOkTopK, kDgc: of a bucket's elements, which share a rank sends, rounded up
-  /// to whole elements. More than 0, at most 1; by default 0.001. Small ones need a warm-up: `{{0, 0.25},
-  /// {100, 0.0625}, {200, 0.001}}`.
+  /// kTopK, kGTopK, kGTopKTree, kOkTopK, kDgc: the share of a bucket's elements that a rank sends, rounded up
+  /// to whole elements. More than 0 and at most 1; 0.001 by default. A small share needs a warm-up, as
+  /// `{{0, 0.25}, {100, 0.0625}, {200, 0.001}}`.
   StepSchedule density = {};
-  /// kQsgd: of an element; from 2 to 8, by default 8.
+  /// kQsgd: the bits of an element, from 2 to 8; 8 by default.
   StepSchedule bits = {};
-  /// kPowerSgd, kPowerSgdAlternating: of the factors, which for a matrix is at most its rows and its columns;
-  /// from 1 to 65536, by default 4.
+  /// kPowerSgd, kPowerSgdAlternating: the rank of the factors, from 1 to 65536; 4 by default. For a matrix it
+  /// is at most the number of its rows and of its columns.
   StepSchedule rank = {};
-  /// kQsgd, kPowerSgd, kPowerSgdAlternating: what chooses the random numbers, the same on all ranks; one
-  /// whole number from 0 to 2^53, by default 0.
+  /// kQsgd, kPowerSgd, kPowerSgdAlternating: the seed of the random numbers, the same on all ranks; one whole
+  /// number from 0 to 2^53, 0 by default.
   StepSchedule seed = {};
-  /// kDgc: what is left of a rank's momentum in each step. From 0 to less than 1, by default 0.9.
+  /// kDgc: the factor by which a rank's momentum decays in each step. From 0 to less than 1; 0.9 by default.
   StepSchedule momentum = {};
-  /// kDgc: what a rank gives to a bucket's sum or mean is scaled to a norm of max_norm / sqrt(P) at most,
-  /// where P ranks (or copies) do. Above 0; by default nothing is scaled.
+  /// kDgc: the largest norm of a bucket's gradient, times 1 / sqrt(P) for each of P ranks (or copies): a
+  /// larger contribution to the sum or mean is scaled down to it. Above 0; by default nothing is scaled.
   StepSchedule max_norm = {};
-  /// kOneBitAdam, which needs it: steps that ranks use before they exchange momentum; one whole number from 1
-  /// on. 15 to 20 percent of all steps in the paper.
+  /// kOneBitAdam, which requires it: the number of steps before ranks exchange momentum; one whole number
+  /// from 1 on. The paper takes 15 to 20 percent of all steps.
   StepSchedule warmup_steps = {};
-  /// kOneBitAdam: of the momentum, and the optimizer's; one number from 0 to below 1, by default 0.9.
+  /// kOneBitAdam: beta1 of the momentum, which must be the optimizer's; one number from 0 to below 1, 0.9 by
+  /// default.
   StepSchedule beta1 = {};
 };
 
-/// Whether it makes gradients on devices smaller, and not only those on the CPU.
+/// Tells whether the method compresses gradients on devices, and not only those on the CPU.
 REEF_API bool compresses_on_devices(Compression compression);
-/// Whether it adds up a momentum, which an optimizer above it would add up once more.
+/// Tells whether the method accumulates a momentum, which an optimizer with momentum would do once more.
 REEF_API bool has_momentum(Compression compression);
 
-/// "gtopk"; and the one of this name. Throws ConfigError that lists the names.
+/// Gives the name of a method, as "gtopk".
 REEF_API const char* name_of(Compression compression);
+/// Gives the method of this name. Throws ConfigError, which lists the names, if there is none.
 REEF_API Compression compression_named(const std::string& name);
 
 /// Throws ConfigError for an option that the method does not take, or a value that it cannot have.
 REEF_API void check_compression(Compression compression, const CompressionOptions& options);
-/// Of these, those that the method takes.
+/// Gives those of the options that the method takes.
 REEF_API CompressionOptions options_taken(Compression compression, const CompressionOptions& options);
-/// "gtopk with density 0.25, from step 100 on 0.001": alike for what is alike.
+/// Formats a method and its options, as "gtopk with density 0.25, from step 100 on 0.001". Equal options have
+/// equal texts, and only those.
 REEF_API std::string compression_text(Compression compression, const CompressionOptions& options);
-/// By name, for other languages. Throws ConfigError for a name that no option has.
+/// Sets the option of this name, for bindings. Throws ConfigError if there is none.
 REEF_API void set_compression_option(CompressionOptions& options, const std::string& name,
                                      StepSchedule value);
 

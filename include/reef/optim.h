@@ -154,10 +154,10 @@ struct AdamWOptions : AdamFamilyOptions<AdamWOptions> {
 };
 
 /// Tang et al. 2021 (2102.02888), the parameter decayed. For parameters() of a Shard with
-/// Compression::kOneBitAdam and the same beta1: AdamW in its warm-up; then `.grad` is the momentum m, the
-/// second moment v stays as it is, and w = (1 - lr weight_decay) w - lr m / (sqrt(v) + eps), without
-/// corrections. An element whose v is 0 then has one of infinity: m steps it no more. Float32 states, no
-/// amsgrad. Throws ConfigError for other parameters, and other optimizers do for these.
+/// Compression::kOneBitAdam and the same beta1. In its warm-up this is AdamW. From then on `.grad` is the
+/// momentum m, the second moment v stays as it is, and w = (1 - lr weight_decay) w - lr m / (sqrt(v) + eps)
+/// without bias corrections; an element whose v is 0 then is not stepped by m any longer. States are float32,
+/// and there is no amsgrad. Throws ConfigError for other parameters, as other optimizers do for these.
 struct OneBitAdamOptions : AdamFamilyOptions<OneBitAdamOptions> {
   static constexpr const char* kRule = "one_bit_adam";
   static constexpr bool kDecoupled = true;
