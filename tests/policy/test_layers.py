@@ -13,7 +13,7 @@ LAYER_0 = {
     "include/reef/async_updates.h", "include/reef/bytes.h", "include/reef/category.h", "include/reef/compression.h", "include/reef/chain_profile.h", "include/reef/chain_solver.h", "include/reef/error.h", "include/reef/export.h",
     "include/reef/link.h", "include/reef/price_exchange.h", "include/reef/rendezvous.h", "include/reef/schedule.h", "include/reef/shard_layout.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
     "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/factor_rank.h", "csrc/kernels/packed_levels.h", "csrc/gather_order.cpp", "csrc/gather_order.h", "csrc/gathered_room.cpp", "csrc/gathered_room.h", "csrc/high_water.h", "csrc/json.cpp", "csrc/json.h", "csrc/round_up.h", "csrc/utf8.h",
-    "csrc/distributed/call_order.cpp", "csrc/distributed/call_order.h", "csrc/distributed/link.cpp", "csrc/distributed/rendezvous.cpp", "csrc/distributed/slice_chunks.h", "csrc/price_exchange.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
+    "csrc/distributed/call_order.cpp", "csrc/distributed/call_order.h", "csrc/distributed/link.cpp", "csrc/distributed/rendezvous.cpp", "csrc/distributed/slice_chunks.h", "csrc/distributed/price_exchange.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "shard"}
