@@ -126,7 +126,7 @@ def run_rank(kind: str) -> None:
     torch.set_num_threads(1)
     group = reef.init_process_group(timeout_seconds=300)
     torch.manual_seed(group.rank())
-    # Alone, a gradient of as many elements as entries is sent whole.
+    # To measure the exchange without selection, a small gradient is sent with density 1.
     whole = kind == "whole"
     elements, density = (ELEMENTS, DENSITY) if whole else (int(ELEMENTS * DENSITY), 1.0)
     shape = SHAPE if whole else (elements,)

@@ -9,10 +9,7 @@ import argparse
 import datetime
 import json
 import math
-import os
-import socket
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +21,7 @@ sys.path.insert(0, str(HERE.parent / "examples" / "python"))
 import bytelm_corpus  # noqa: E402
 import bytelm_model  # noqa: E402
 import reef  # noqa: E402
+from logged_runs import learning_rate, measure  # noqa: E402
 from result_sections import write_section  # noqa: E402
 
 RANKS, SEEDS = 4, 3
@@ -129,14 +127,6 @@ class Digits:
 TASKS = {task.name: task for task in (Digits, Bytelm)}
 
 
-def learning_rate(step: int, steps: int, largest: float) -> float:
-    """Linear warm-up over the first twentieth, then a cosine down to a tenth."""
-    warm_up = max(1, steps // 20)
-    if step < warm_up:
-        return largest * (step + 1) / warm_up
-    return largest * (0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
-
-
 def train(group, run: dict) -> tuple[float, int]:
     """The task's result, and bytes that this rank has sent of gradients."""
     task = TASKS[run["task"]](run["seed"])
@@ -165,32 +155,8 @@ def work(runs: list[dict]) -> None:
             print(json.dumps({**run, "result": result, "sent": sent}), flush=True)
 
 
-def measure(runs: list[dict], log: Path | None) -> list[dict]:
-    """Those that are in the log, and the others, trained now."""
-
-    def key(run: dict) -> str:
-        return json.dumps([run["task"], run["method"], run["lr"], run["seed"]])
-
-    known = {key(row): row for row in (json.loads(line) for line in log.read_text().splitlines())} if log and log.exists() else {}
-    missing = [run for run in runs if key(run) not in known]
-    if missing:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        where = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        line = [sys.executable, __file__, "--work", json.dumps(missing)]
-        ranks = [subprocess.Popen(line, env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                                  stdout=subprocess.PIPE if rank == 0 else None) for rank in range(RANKS)]  # fmt: skip
-        for text in ranks[0].stdout:
-            print(text, end="", flush=True)
-            row = json.loads(text)
-            known[key(row)] = row
-            if log:
-                with log.open("a") as kept:
-                    kept.write(text)
-        if any(rank.wait() for rank in ranks):
-            sys.exit("a rank has failed")
-    return [known[key(run)] for run in runs]
+def measured(runs: list[dict], log: Path | None) -> list[dict]:
+    return measure([__file__], RANKS, runs, lambda run: json.dumps([run["task"], run["method"], run["lr"], run["seed"]]), log)
 
 
 def table(task, best: dict[str, list[dict]], tried: list[dict]) -> list[str]:
@@ -233,10 +199,10 @@ def main() -> None:
     for name in options.tasks:
         task = TASKS[name]
         tuning = [{"task": name, "method": method, "lr": lr, "seed": 0} for method in METHODS for lr in task.learning_rates]
-        tried = measure(tuning, options.log)
+        tried = measured(tuning, options.log)
         chosen = {method: min((row for row in tried if row["method"] == method), key=lambda row: row["result"]) for method in METHODS}
         again = [{"task": name, "method": method, "lr": row["lr"], "seed": seed} for method, row in chosen.items() for seed in range(SEEDS)]
-        found = measure(again, options.log)
+        found = measured(again, options.log)
         lines += table(task, {method: [row for row in found if row["method"] == method] for method in METHODS}, tried)
     if options.results:
         write_section(options.results, "\n".join(lines))

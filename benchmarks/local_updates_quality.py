@@ -12,10 +12,7 @@ import datetime
 import functools
 import json
 import math
-import os
-import socket
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +24,7 @@ sys.path.insert(0, str(HERE.parent / "examples" / "python"))
 import bytelm_corpus  # noqa: E402
 import bytelm_model  # noqa: E402
 import reef  # noqa: E402
+from logged_runs import learning_rate, measure  # noqa: E402
 from result_sections import write_section  # noqa: E402
 
 RANKS, LOCAL_STEPS, SEEDS, VALIDATED = 2, 50, 3, 256
@@ -43,14 +41,6 @@ OUTER = {
 STREAMING, IN_PARTS = "DiLoCo in 2 parts, beside 5 steps", {"parts": 2, "overlap_steps": 5, "mixing": 0.5}
 """With the rates that are best for DiLoCo."""
 SECTION = "# What rounds of local steps cost in quality"
-
-
-def learning_rate(step: int, steps: int, largest: float) -> float:
-    """Linear warm-up over the first twentieth, then a cosine down to a tenth."""
-    warm_up = max(1, steps // 20)
-    if step < warm_up:
-        return largest * (step + 1) / warm_up
-    return largest * (0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
 
 
 class Training:
@@ -124,33 +114,13 @@ def work(runs: list[dict], steps: int) -> None:
             print(json.dumps({**run, "loss": loss, "sent": sent, "steps": steps}), flush=True)
 
 
-def measure(runs: list[dict], steps: int, log: Path | None) -> list[dict]:
-    """Those that are in the log, and the others, trained now."""
+def measured(runs: list[dict], steps: int, log: Path | None) -> list[dict]:
+    """Of so many steps."""
 
     def key(run: dict) -> str:
-        return json.dumps([run["name"], run["outer"], run["lr"], run["seed"]])
+        return json.dumps([run["name"], run["outer"], run["lr"], run["seed"], run.get("steps", steps)])
 
-    rows = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
-    known = {key(row): row for row in rows if row["steps"] == steps}
-    missing = [run for run in runs if key(run) not in known]
-    if missing:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        where = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        line = [sys.executable, __file__, "--steps", str(steps), "--work", json.dumps(missing)]
-        ranks = [subprocess.Popen(line, env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                                  stdout=subprocess.PIPE if rank == 0 else None) for rank in range(RANKS)]  # fmt: skip
-        for text in ranks[0].stdout:
-            print(text, end="", flush=True)
-            row = json.loads(text)
-            known[key(row)] = row
-            if log:
-                with log.open("a") as kept:
-                    kept.write(text)
-        if any(rank.wait() for rank in ranks):
-            sys.exit("a rank has failed")
-    return [known[key(run)] for run in runs]
+    return measure([__file__, "--steps", str(steps)], RANKS, runs, key, log)
 
 
 def markdown(best: dict[str, list[dict]], tried: list[dict], steps: int) -> str:
@@ -195,12 +165,12 @@ def main() -> None:
         return work(json.loads(options.work), options.steps)
     tuning = [{"name": name, "outer": outer, "lr": lr, "seed": 0}
               for name, outers in OUTER.items() for outer in outers for lr in LEARNING_RATES]  # fmt: skip
-    tried = measure(tuning, options.steps, options.log)
+    tried = measured(tuning, options.steps, options.log)
     chosen = {name: min((row for row in tried if row["name"] == name), key=lambda row: row["loss"]) for name in OUTER}
     chosen[STREAMING] = {**chosen["DiLoCo"], "outer": {**chosen["DiLoCo"]["outer"], **IN_PARTS}}
     again = [{"name": name, "outer": row["outer"], "lr": row["lr"], "seed": seed}
              for name, row in chosen.items() for seed in range(SEEDS)]  # fmt: skip
-    found = measure(again, options.steps, options.log)
+    found = measured(again, options.steps, options.log)
     best = {name: [row for row in found if row["name"] == name] for name in chosen}
     if options.results:
         write_section(options.results, markdown(best, tried, options.steps))
