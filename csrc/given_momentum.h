@@ -8,8 +8,8 @@
 
 namespace reef {
 
-/// Between the exchange of one_bit_adam and the optimizer of its parameters, which must know of each gradient
-/// whether it is one, or a momentum.
+/// A record that the exchange of one_bit_adam shares with the optimizer of its parameters, which must know
+/// whether what it is given is a gradient or a momentum.
 struct GivenMomentum {
   explicit GivenMomentum(double of_exchange) : beta1(of_exchange) {}
   const double beta1;
@@ -32,7 +32,7 @@ class ParametersOfMomentum {
   std::vector<const c10::TensorImpl*> parameters_;
 };
 
-/// Nothing for parameters that have gradients as ever.
+/// Gives the record of a parameter, or nothing if its gradients are gradients only.
 std::shared_ptr<GivenMomentum> given_momentum_of(const at::Tensor& parameter);
 
 /// Throws ConfigError, as `who`, for a parameter whose gradient must stay as it was exchanged: the momentum

@@ -60,7 +60,7 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
       check_agreement(CallsMade::kDdpHookBegins, parameters, {}, group, options, wrong, exchanges);
   name = "DDP hook " + std::to_string(first);
 
-  // Backward comes to the last first.
+  // Backward reaches the last parameters first.
   std::vector<Tensor> tensors;
   std::vector<ShardItem> laid_out;
   std::map<at::ScalarType, int> kinds;

@@ -1,4 +1,4 @@
-// A pass of backward: gradients come in buckets of torch's, and go through the hook's own.
+// One pass of backward: gradients arrive in torch's buckets and travel in the hook's own.
 #include <ATen/ops/zeros.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -87,7 +87,7 @@ void DdpHook::Parts::put(const Tensor& buffer, c10::ArrayRef<Tensor> given) {
   }
 }
 
-// On a lane.
+// Exchanges one bucket. Runs on a lane.
 void DdpHook::Parts::run(std::size_t bucket) {
   const CategoryScope communication(Category::kCommunication);
   const at::ScalarType dtype = dtype_of_sums(places[bucket].front().item);

@@ -48,7 +48,7 @@ void DgcExchange::added(std::size_t bucket, const Tensor& addend, const SparseGr
   memory().remember(bucket, kMomentumOfRank, addend);
 }
 
-// By what a gradient is multiplied. One that is not finite stays as it is, and is told.
+// Gives the factor that clips a gradient. One that is not finite is left alone, and arrives as such.
 double DgcExchange::clipping(const Tensor& gradient, const RanksAmong& among) {
   const double max_norm = max_norm_.at(used_steps(), kNoLimit);
   if (max_norm == kNoLimit) return 1;

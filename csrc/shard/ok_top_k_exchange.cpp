@@ -11,12 +11,12 @@ namespace {
 
 using at::Tensor;
 
-// Of its sums a rank tells every s-th largest, so many for each rank at most. Each stands for s that are as
-// large, and what ranks do not know of each other's sums is less than s for each of them, k / 4 altogether.
+// How many of its sums a rank tells at most, for each rank: every s-th largest. Each stands for s sums that
+// are as large or larger, so ranks miss less than s sums of each other, k / 4 altogether.
 constexpr std::size_t kToldForEachRank = 4;
 constexpr std::uint32_t kNoBoundary = std::numeric_limits<std::uint32_t>::max();
 
-// Between which a rank has as many entries each; none, if it has no entries.
+// Proposes boundaries between which this rank has equally many entries, or none if it has no entries.
 std::vector<std::uint32_t> proposed_boundaries(const SparseGradient& own, std::size_t ranks) {
   std::vector<std::uint32_t> proposed;
   for (std::size_t number = 1; number < ranks; ++number)
@@ -24,7 +24,7 @@ std::vector<std::uint32_t> proposed_boundaries(const SparseGradient& own, std::s
   return proposed;
 }
 
-// The mean of what ranks have proposed, one after another.
+// Averages the boundaries that all ranks have proposed, which are given one rank after another.
 std::vector<std::uint32_t> agreed_boundaries(const std::vector<std::uint32_t>& proposed, std::size_t ranks) {
   std::vector<std::uint32_t> agreed;
   for (std::size_t number = 0; number + 1 < ranks; ++number) {
@@ -53,7 +53,7 @@ std::vector<SparseGradient> regions_of(const SparseGradient& own,
   return regions;
 }
 
-// Places in the list of what all ranks have, one after another.
+// A range of places in the list of all ranks' entries, one rank after another.
 struct Range {
   std::size_t first, last;
   Range common(const Range& other) const {

@@ -32,13 +32,13 @@ class OkTopKExchange final : public SparseExchange {
  private:
   SparseGradient sum(const SparseGradient& own, std::size_t k, const RanksAmong& among,
                      const Residual& residual) override;
-  /// Of the region that is this rank's.
+  /// Adds up what all ranks have in this rank's region.
   SparseGradient sums_of_region(const SparseGradient& own, const RanksAmong& among);
-  /// Of the sums of its region, those that may be among the `k` largest of all.
+  /// Gives those sums of this rank's region that may be among the `k` largest of all.
   SparseGradient candidates(SparseGradient sums, std::size_t k, const RanksAmong& among);
-  /// What all ranks have, one region after another: each rank sends as much as another.
+  /// Gathers the entries of all ranks, one region after another, such that each rank sends equally many.
   SparseGradient gathered_evenly(const SparseGradient& own, const RanksAmong& among);
-  /// Numbers of all ranks, in their order; each gives as many.
+  /// All-gathers equally many numbers of each rank, in the order of ranks.
   std::vector<std::uint32_t> told(const char* name, const std::vector<std::uint32_t>& own,
                                   const RanksAmong& among);
 };

@@ -44,7 +44,7 @@ OneBitAdamExchange::OneBitAdamExchange(const ProcessGroupPtr& group, int number,
       warmup_steps_(static_cast<std::int64_t>(options.compression_options.warmup_steps.at(0, 1))),
       beta1_(options.compression_options.beta1.at(0, kBeta1)) {}
 
-// What has begun goes on, whatever a loaded state's warm-up was.
+// An exchange of momentum that has begun goes on, whatever warm-up a loaded state had.
 bool OneBitAdamExchange::gives_momentum() const {
   return memory().number(kMomentumSteps) > 0 || used_steps() >= warmup_steps_;
 }
@@ -71,7 +71,7 @@ void OneBitAdamExchange::exchange(const GradientBucket& bucket) {
   bucket.own.copy_(divided() && !has_copies() ? ranks().own_slice(now) : now);
 }
 
-// Of the mean, in the warm-up.
+// Accumulates the momentum of the mean gradient during the warm-up.
 void OneBitAdamExchange::follow(const GradientBucket& bucket) {
   const Tensor mean = divided() ? bucket.own : ranks().own_slice(bucket.flat);
   Tensor before = memory().tensor(bucket.number, kMomentumOfSlice);
@@ -80,8 +80,8 @@ void OneBitAdamExchange::follow(const GradientBucket& bucket) {
   memory().remember(bucket.number, kMomentumOfSlice, at::where(at::isfinite(now), now, before));
 }
 
-// Ranks come to it alike, whatever they have: a state that was saved between two buckets of this step has
-// each element in one of the two forms.
+// All ranks call it, whatever momentum they have: in a state that was saved between two buckets of this step
+// an element's momentum is either a slice's or whole.
 void OneBitAdamExchange::gather_momentum(const GradientBucket& bucket) {
   const Tensor of_slice = memory().tensor(bucket.number, kMomentumOfSlice);
   const Tensor before = memory().tensor(bucket.number, kMomentum);
@@ -98,7 +98,7 @@ Tensor OneBitAdamExchange::momentum_before(const GradientBucket& bucket, const T
   return before.defined() ? before : at::zeros_like(like);
 }
 
-// The sum of so many ranks' momentum, of the sum of their gradients.
+// Gives the sum of so many ranks' momentum from the sum of their gradients.
 Tensor OneBitAdamExchange::momentum_of_ranks(const Tensor& before, const Tensor& gradient, int ranks) const {
   return before.mul(beta1_ * ranks).add_(gradient.mul(1 - beta1_));
 }
@@ -108,8 +108,8 @@ void OneBitAdamExchange::remember_momentum(const GradientBucket& bucket, const T
   memory().remember(bucket.number, kMomentum, at::where(at::isfinite(now), now, before));
 }
 
-// Of values, which are the bucket's from element `first` on, and what was held back. Holds back what it
-// loses.
+// Encodes values, which are the bucket's from element `first` on, together with what was held back, and holds
+// back what the code loses.
 Tensor OneBitAdamExchange::code_of(const GradientBucket& bucket, const char* residual, const Tensor& values,
                                    std::int64_t first, int slices) {
   take(bucket.number, residual, values);

@@ -87,7 +87,7 @@ std::vector<Tensor> addends(const Row& row, int step, std::int64_t elements, dou
   return all;
 }
 
-/// One process in the place of all ranks. Dense, over whole buckets.
+/// Computes in one process what all ranks should have, with dense vectors over whole buckets.
 class Oracle {
  public:
   Oracle(const Row& row, std::int64_t elements) : row_(row) {

@@ -192,8 +192,9 @@ Tensor held_back(GradientExchange& exchange, const char* name, std::int64_t elem
   return all;
 }
 
-// In each step what arrives, P times, and what both hold back then, are all ranks' momentum and what both
-// held back before: nothing is lost, on the way there or back. Between parameters all stays zero.
+// Nothing is lost on the way to the owners or back: in each step P times what arrives, plus what ranks and
+// owners hold back afterwards, is all ranks' momentum plus what they held back before. What lies between
+// parameters stays zero.
 TEST(OneBitAdamExchange, HoldsBackWhatSignsLoseOnBothWays) {
   if (size() == 1) return;
   int number = 1;
