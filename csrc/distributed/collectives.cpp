@@ -42,7 +42,7 @@ void run(const ProcessGroupPtr& group, const char* name, const std::function<Wor
   }
   try {
     if (heart != nullptr) {
-      heart->wait_for_collective(work);
+      heart->wait_for_collective(work, *group->getBackend(c10::kCPU));
     } else {
       work->wait();
     }

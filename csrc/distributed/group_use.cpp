@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "distributed/connection.h"
 #include "distributed/heartbeat.h"
 #include "distributed/members.h"
 #include "table_at_fork.h"
@@ -31,7 +32,7 @@ GroupUse::~GroupUse() {
   if (known != groups->end() && known->second.expired()) groups->erase(known);
 }
 
-void GroupUse::wait_for_message(const c10::intrusive_ptr<c10d::Work>& work) {
+void GroupUse::wait_for_message(const c10::intrusive_ptr<c10d::Work>& work, int rank) {
   const auto refuse = [] { C10_THROW_ERROR(DistError, "another message of this group has failed"); };
   {
     const std::lock_guard lock(mutex);
@@ -45,8 +46,9 @@ void GroupUse::wait_for_message(const c10::intrusive_ptr<c10d::Work>& work) {
   bool arrived = false;
   try {
     Heartbeat* const heart = heart_of(*group);
-    if (heart != nullptr) heart->wait_for_message(work);
-    arrived = heart != nullptr || work->wait();
+    const auto gloo = group->getBackend(c10::kCPU);
+    if (heart != nullptr) heart->wait_for_message(work, *gloo, rank);
+    arrived = heart != nullptr || wait_connected(*work, *gloo, rank);
   } catch (...) {
     over();
     throw;

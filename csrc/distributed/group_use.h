@@ -25,8 +25,8 @@ struct GroupUse {
   GroupUse(const GroupUse&) = delete;
   GroupUse& operator=(const GroupUse&) = delete;
 
-  /// As work->wait(), of a message, or until fail().
-  void wait_for_message(const c10::intrusive_ptr<c10d::Work>& work);
+  /// As work->wait(), of a message by gloo to or from `rank`, or until fail().
+  void wait_for_message(const c10::intrusive_ptr<c10d::Work>& work, int rank);
   /// Ends all waiting for messages of this group: a rank is known to be gone.
   void fail();
 

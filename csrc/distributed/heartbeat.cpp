@@ -7,11 +7,14 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "distributed/connection.h"
 
 namespace reef {
 namespace {
@@ -50,6 +53,8 @@ struct Heartbeat::Shared {
   bool failed = false;
   std::string stopped_by;
   std::unordered_map<c10d::Work*, int> messages;  ///< that are waited for, by how many
+  std::unordered_map<c10d::Work*, c10d::Backend*>
+      collectives;  ///< that are waited for, and gloo of their group
   int waiting = 0;
   int programs = 0;  ///< of these, the program's own
 
@@ -68,6 +73,16 @@ struct Heartbeat::Shared {
     for (const auto& [work, count] : messages) work->abort();  // its wait() returns false
     changed.notify_all();
   }
+  // With the lock.
+  bool collective_is_cut_off() const {
+    return std::any_of(collectives.begin(), collectives.end(), [](const auto& each) {
+      c10d::Backend& gloo = *each.second;
+      for (int rank = 0; rank < gloo.getSize(); ++rank)
+        if (rank != gloo.getRank() && !is_connected(gloo, rank)) return true;
+      return false;
+    });
+  }
+
   [[noreturn]] static void refuse() {
     throw Silence("a rank gives no sign of life, has failed or does not come here");
   }
@@ -208,12 +223,24 @@ void Heartbeat::run(Watch watch) {
       }
       if (failed) return shared_->fail();
     } catch (const std::exception&) {
-      return;  // the store is closed: ranks end, and those that fail find it out by their connections
+      return run_without_store(interval);  // it is closed: the rank that served it has ended
     }
   }
 }
 
-void Heartbeat::wait_for_message(const WorkPtr& work) {
+// Who waits for a message hears of a rank that fails by the connection. A collective may go on without a rank
+// that has done its part of it and ended, but not for long.
+void Heartbeat::run_without_store(milliseconds interval) {
+  for (int cut_off = 0; cut_off < kBeats;) {
+    std::unique_lock lock(shared_->mutex);
+    shared_->changed.wait_for(lock, interval, [&] { return shared_->closing; });
+    if (shared_->closing || shared_->failed) return;
+    cut_off = shared_->collective_is_cut_off() ? cut_off + 1 : 0;
+  }
+  shared_->fail();
+}
+
+void Heartbeat::wait_for_message(const WorkPtr& work, c10d::Backend& gloo, int rank) {
   {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->failed) Shared::refuse();
@@ -228,7 +255,7 @@ void Heartbeat::wait_for_message(const WorkPtr& work) {
   };
   bool arrived = false;
   try {
-    arrived = work->wait();
+    arrived = wait_connected(*work, gloo, rank);
   } catch (...) {
     over();
     throw;
@@ -236,7 +263,7 @@ void Heartbeat::wait_for_message(const WorkPtr& work) {
   if (over() && !arrived) Shared::refuse();
 }
 
-void Heartbeat::wait_for_collective(const WorkPtr& work) {
+void Heartbeat::wait_for_collective(const WorkPtr& work, c10d::Backend& gloo) {
   const auto done = std::make_shared<bool>(false);
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
@@ -253,7 +280,9 @@ void Heartbeat::wait_for_collective(const WorkPtr& work) {
   {
     std::unique_lock lock(shared_->mutex);
     shared_->count(1);
+    shared_->collectives[work.get()] = &gloo;
     shared_->changed.wait(lock, [&] { return *done || shared_->failed; });
+    shared_->collectives.erase(work.get());
     shared_->count(-1);
     if (!*done) Shared::refuse();
   }

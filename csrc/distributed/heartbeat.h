@@ -14,6 +14,7 @@
 #include "distributed/store.h"
 
 namespace c10d {
+class Backend;
 class Work;
 }  // namespace c10d
 
@@ -43,11 +44,12 @@ class Heartbeat {
     using std::runtime_error::runtime_error;
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// As work->wait(), of a message between two ranks or of a collective; throws Silence as soon as a rank, or
-  /// the store, is known to be silent, any rank to have failed, or ranks to be out of step. The thread with
-  /// which gloo runs a collective goes on waiting, for the group's timeout.
-  void wait_for_message(const WorkPtr& work);
-  void wait_for_collective(const WorkPtr& work);
+  /// As wait_connected(), or work->wait() of a collective in the group with this backend, whichever runs it;
+  /// throws Silence as soon as a rank, or the store, is known to be silent, any rank to have failed, or ranks
+  /// to be out of step. The thread with which gloo runs a collective goes on waiting, for the group's
+  /// timeout.
+  void wait_for_message(const WorkPtr& work, c10d::Backend& gloo, int rank);
+  void wait_for_collective(const WorkPtr& work, c10d::Backend& gloo);
   /// Ends all that this rank waits for: it knows that a rank is gone.
   void fail();
   /// Throws Silence if that has ended: nothing may be sent any more, or ranks that have not heard of it would
@@ -73,6 +75,7 @@ class Heartbeat {
   struct Shared;
   struct Watch;
   void run(Watch watch);
+  void run_without_store(milliseconds interval);
   static void say_left(const Watch& watch);
 
   std::shared_ptr<Shared> shared_;

@@ -49,7 +49,7 @@ struct Route {
     return group().recv(tensors, other, tag);
   }
   void wait(const Works& works) const {
-    for (const auto& work : works) use->wait_for_message(work);
+    for (const auto& work : works) use->wait_for_message(work, other);
   }
   /// What goes wrong on the way is a rank that is gone, and whoever waits for another is told.
   template <class Exchange>

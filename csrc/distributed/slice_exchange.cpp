@@ -12,6 +12,7 @@
 
 #include "alias.h"
 #include "distributed/comm_lane.h"
+#include "distributed/connection.h"
 #include "distributed/group_compat.h"
 #include "distributed/members.h"
 #include "distributed/sigpipe.h"
@@ -43,25 +44,26 @@ Tensor SliceExchange::slice(const Tensor& flat, int number, int count) {
 int SliceExchange::next_tag() { return first_tag_ + calls_++ % kTags; }
 
 // gloo writes to the socket on the thread that calls, if it can.
-SliceExchange::WorkPtr SliceExchange::send(const Tensor& from, int rank, int tag) const {
+SliceExchange::Issued SliceExchange::send(const Tensor& from, int rank, int tag) const {
   const SigpipeBlocked blocked;
   std::vector<Tensor> tensors = {from};
-  return group_->send(tensors, rank, tag);
+  return {group_->send(tensors, rank, tag), rank};
 }
 
-SliceExchange::WorkPtr SliceExchange::receive(const Tensor& to, int rank, int tag) const {
+SliceExchange::Issued SliceExchange::receive(const Tensor& to, int rank, int tag) const {
   const SigpipeBlocked blocked;
   std::vector<Tensor> tensors = {to};
-  return group_->recv(tensors, rank, tag);
+  return {group_->recv(tensors, rank, tag), rank};
 }
 
 void SliceExchange::wait(const Works& works) const {
   Heartbeat* const heart = heart_of(*group_);
-  for (const auto& work : works) {
+  const auto gloo = group_->getBackend(c10::kCPU);
+  for (const auto& [work, rank] : works) {
     if (heart != nullptr) {
-      heart->wait_for_message(work);
+      heart->wait_for_message(work, *gloo, rank);
     } else {
-      work->wait();
+      wait_connected(*work, *gloo, rank);
     }
   }
 }
@@ -73,7 +75,7 @@ void SliceExchange::run(const std::string& name, const Tensor& flat,
   name_failures(name, [&] {
     issue(works);  // a connection that is known to be gone is refused here already
     if (by_messages(*group_, flat.device())) return wait(works);
-    for (const auto& work : works) work->wait();
+    for (const auto& each : works) each.work->wait();
   });
   used_by_this_stream(flat);
 }
@@ -128,7 +130,7 @@ void SliceExchange::all_to_all(const char* name, const Tensor& from, const Tenso
     Tensor sent = from;
     Tensor received = to;
     run(name, received, [&](Works& works) {
-      works.push_back(compat::all_to_all(*group_, received, sent, elements_for(among, own.numel())));
+      works.push_back({compat::all_to_all(*group_, received, sent, elements_for(among, own.numel()))});
     });
     return used_by_this_stream(from);
   }
@@ -173,7 +175,7 @@ void SliceExchange::transfer(const char* name, const std::vector<Transfer>& sent
   const std::vector<std::int64_t> elements = elements_of(received);
   Tensor to = at::empty({std::accumulate(elements.begin(), elements.end(), std::int64_t{0})}, options);
   run(name, to, [&](Works& works) {
-    works.push_back(compat::all_to_all(*group_, to, from, elements, elements_of(sent)));
+    works.push_back({compat::all_to_all(*group_, to, from, elements, elements_of(sent))});
   });
   used_by_this_stream(from);
   std::int64_t begin = 0;
@@ -193,11 +195,11 @@ void SliceExchange::gather(const char* name, const Tensor& flat, const RanksAmon
     Tensor from = own;
     run(name, flat, [&](Works& works) {
       if (among.count == all_.count) {
-        works.push_back(compat::all_gather(*group_, to, from));
+        works.push_back({compat::all_gather(*group_, to, from)});
         return;
       }
       from = own.repeat({among.count});
-      works.push_back(compat::all_to_all(*group_, to, from, elements_for(among, own.numel())));
+      works.push_back({compat::all_to_all(*group_, to, from, elements_for(among, own.numel()))});
     });
     return;
   }

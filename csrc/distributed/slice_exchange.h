@@ -93,13 +93,16 @@ class SliceExchange {
 
   /// What exchanges are made of. An exchange of several messages takes a tag for them, issues them inside
   /// run(), and says what it has sent.
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Works = std::vector<WorkPtr>;
+  struct Issued {
+    c10::intrusive_ptr<c10d::Work> work;
+    int rank = -1;  ///< to or from which a message goes; -1: a collective of the backend
+  };
+  using Works = std::vector<Issued>;
   /// Issues, waits for all works that have been issued, and says of what is thrown that it was `name`.
   void run(const std::string& name, const at::Tensor& flat, const std::function<void(Works&)>& issue) const;
   int next_tag();
-  WorkPtr send(const at::Tensor& from, int rank, int tag) const;
-  WorkPtr receive(const at::Tensor& to, int rank, int tag) const;
+  Issued send(const at::Tensor& from, int rank, int tag) const;
+  Issued receive(const at::Tensor& to, int rank, int tag) const;
   void wait(const Works& works) const;  ///< for messages
   /// For the backend's all-to-all: so many elements for and from each of these ranks, none for others.
   std::vector<std::int64_t> elements_for(const RanksAmong& among, std::int64_t each) const;

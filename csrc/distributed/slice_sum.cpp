@@ -131,7 +131,7 @@ void SliceSum::add_all(const Tensor& flat, const Tensor& own, Over over, Reducti
   std::vector<std::int64_t> elements;  // none: alike for all ranks
   if (among.count < ranks_.all().count) elements = ranks_.elements_for(among, own.numel());
   ranks_.run(kReduceScatter, flat, [&](Works& works) {
-    works.push_back(compat::all_to_all(*ranks_.group(), received, from, elements));
+    works.push_back({compat::all_to_all(*ranks_.group(), received, from, elements)});
   });
   std::vector<Tensor> parts;
   for (int number = 0; number < among.count; ++number) {

@@ -170,10 +170,14 @@ class Meeting {
     }
   }
 
-  /// When nobody waits here any more.
-  void leave() {
-    if (own_keys_) own_keys_->delete_own_keys();
-    if (failed_) store_->deleteKey(kFailed);
+  /// Tidies up when nobody waits here any more. A rank that serves the store may have ended since, and its
+  /// keys with it: whatever waits for that rank next is told.
+  void leave() noexcept {
+    try {
+      if (own_keys_) own_keys_->delete_own_keys();
+      if (failed_) store_->deleteKey(kFailed);
+    } catch (const std::exception&) {
+    }
   }
 
  private:

@@ -11,6 +11,7 @@ struct TagSpace {
   static constexpr int kAgreement = 0;        ///< the number of the exchange by which ranks agree
   static constexpr int kFirstFree = 1;        ///< the numbers from here on are given out
   static constexpr int kMessages = kExchanges + kNumbers * kPerNumber;  ///< of reef::send and reef::receive
+  static constexpr int kNeverSent = kMessages + kPerNumber;             ///< of what nobody sends
 };
 
 }  // namespace reef

@@ -33,7 +33,7 @@ void NativeExchange::reduce_scatter(const GradientBucket& bucket) {
     return;
   }
   ranks().run("the reduce-scatter of gradients", from, [&](SliceExchange::Works& works) {
-    works.push_back(compat::reduce_scatter(*ranks().group(), to, from));
+    works.push_back({compat::reduce_scatter(*ranks().group(), to, from)});
   });
   if (reduction() == Reduction::kMean) to.div_(others + 1);
   ranks().count_sent(others * static_cast<std::int64_t>(to.nbytes()));

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import reef
 
 VICTIM = 1
+LONG = 8_000_000  # elements of a message that is nearly always under way
 
 
 def refusal(call) -> str:
@@ -159,17 +160,19 @@ def die(way: str) -> None:
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     # Stopped, with connections that stay open; it goes on when the others have said so.
-    subprocess.Popen(["sh", "-c", f"sleep 14; kill -CONT {os.getpid()}"])
+    then = "sleep 2; kill -KILL" if way == "stop, then kill" else "sleep 14; kill -CONT"
+    subprocess.Popen(["sh", "-c", f"{then} {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def fault(where: str, way: str) -> None:
+def fault(where: str, way: str, number: str) -> None:
     """The victim is gone at `where`; the others go on to what they wait in, and say what they are told."""
-    group = reef.init_process_group(heartbeat_seconds=2 if way == "stop" else 10, timeout_seconds=120)
+    victim = int(number)
+    group = reef.init_process_group(heartbeat_seconds=2 if way == "stop" else 10, timeout_seconds=900)
     rank, size = group.rank(), group.size()
-    lost = rank == VICTIM
-    others = [each for each in range(size) if each != VICTIM]
-    pair = reef.subgroup(group, [size - 1, VICTIM])
+    lost = rank == victim
+    others = [each for each in range(size) if each != victim]
+    pair = reef.subgroup(group, [size - 1, victim])
     deep = None if pair is None else reef.subgroup(pair, [1, 0])
     last = rank == size - 1
     try:
@@ -183,22 +186,48 @@ def fault(where: str, way: str) -> None:
                 threading.Timer(0.3, lambda: die(way)).start()
             while True:
                 ring(group, 50000)
+        if where == "while a collective goes on":
+            if lost:
+                threading.Timer(0.3, lambda: die(way)).start()
+            while True:
+                reef.all_reduce([torch.ones(LONG)], group)
         if lost:
             die(way)
         if where == "before a subgroup":
             reef.subgroup(group, others)
         elif where == "before it sends":
-            reef.receive(VICTIM, group)
+            reef.receive(victim, group)
         elif where == "before it receives":
-            reef.send(torch.ones(3_000_000), VICTIM, group)
+            reef.send(torch.ones(3_000_000), victim, group)
         elif where == "with messages under way":
-            for message in [reef.isend(torch.ones(9), VICTIM, group), reef.ireceive(VICTIM, group)]:
+            for message in [reef.isend(torch.ones(9), victim, group), reef.ireceive(victim, group)]:
                 message.wait()
         elif where == "in a subgroup":
             reef.all_reduce([torch.ones(3)], pair) if last else reef.barrier(group)
         elif where == "in a subgroup of a subgroup":
             reef.receive(0, deep) if last else reef.barrier(group)
         raise AssertionError("nobody missed the one that is gone")
+    except dist.DistError as error:
+        print("told:", str(error).splitlines()[0])
+
+
+def half_through(of: str, number: str, path: str) -> None:
+    """The victim sends long messages, stops within one of them, and then ends."""
+    if of == "torch":
+        dist.init_process_group("gloo")
+    group = dist.group.WORLD if of == "torch" else reef.init_process_group(
+        heartbeat_seconds=0 if of == "without heartbeat" else 10,
+        **({"rank": int(os.environ["RANK"]), "world_size": 2, "store": f"file://{path}"} if of == "file" else {}),
+    )
+    victim = int(number)
+    values = torch.zeros(LONG)
+    if group.rank() == victim:
+        threading.Timer(0.5, lambda: die("stop, then kill")).start()
+        while True:
+            reef.send(values, 1 - victim, group)
+    try:
+        while True:
+            reef.receive_into(values, victim, group)
     except dist.DistError as error:
         print("told:", str(error).splitlines()[0])
 
@@ -268,7 +297,7 @@ def comes_late() -> None:
         assert reef.receive(1, group).item() == 1
 
 
-SCENES = {scene.__name__: scene for scene in (face, in_a_file, by_torch, fault, others_end_early, without_sockets, late,
+SCENES = {scene.__name__: scene for scene in (face, in_a_file, by_torch, fault, half_through, others_end_early, without_sockets, late,
                                             comes_late)}
 
 if __name__ == "__main__":

@@ -39,30 +39,50 @@ def test_over_groups_of_torch_distributed(debug):
     assert result.ok, result.report()
 
 
-FAULTS = [
-    ("before a subgroup", "kill"), ("before it sends", "kill"), ("before it receives", "kill"),
-    ("with messages under way", "kill"), ("in a subgroup", "kill"), ("in a subgroup of a subgroup", "kill"),
-    ("while groups come up", "kill"), ("while messages go", "kill"), ("before it sends", "stop"),
-    ("in a subgroup", "stop"), ("in a subgroup of a subgroup", "stop"),
+PLACES = [
+    "before a subgroup", "before it sends", "before it receives", "with messages under way", "in a subgroup",
+    "in a subgroup of a subgroup", "while groups come up", "while messages go", "while a collective goes on",
 ]  # fmt: skip
+STOPPED = ["before it sends", "in a subgroup", "in a subgroup of a subgroup"]
+FAULTS = [
+    *((where, "kill", victim) for victim in (0, 1) for where in PLACES),  # rank 0 serves the store
+    *((where, "stop", 1) for where in STOPPED),
+]
 
 
 @pytest.fixture(scope="module")
 def with_a_rank_that_is_gone():
-    return beside_each_other(lambda row: run(3, "fault", *row), FAULTS)
+    results = {}
+    for first in range(0, len(FAULTS), 7):
+        results |= beside_each_other(lambda row: run(3, "fault", *map(str, row)), FAULTS[first : first + 7])
+    return results
 
 
-@pytest.mark.parametrize(("where", "way"), FAULTS)
-def test_a_rank_that_is_gone_is_named_by_its_rank_in_the_world(with_a_rank_that_is_gone, where, way):
-    result = with_a_rank_that_is_gone[where, way]
-    for rank in (0, 2):
+@pytest.mark.parametrize(("where", "way", "victim"), FAULTS)
+def test_a_rank_that_is_gone_is_named_by_its_rank_in_the_world(with_a_rank_that_is_gone, where, way, victim):
+    result = with_a_rank_that_is_gone[where, way, victim]
+    for rank in {0, 1, 2} - {victim}:
         text = told(result, rank)
-        assert re.search(rf"^told: rank {rank} of 3.* failed: rank 1 \(process ", text), text
+        assert re.search(rf"^told: rank {rank} of 3.* failed: rank {victim} \(process ", text), text
         assert ("it is stopped" if way == "stop" else "is gone") in text, text
     member = told(result, 2)
     if "in a subgroup" in where:
         own = 0 if where == "in a subgroup" else 1
         assert f"rank 2 of 3 (rank {own} of 2 in a subgroup)" in member, member
+
+
+HALF_THROUGH = [(of, victim) for of in ("reef", "torch", "file", "without heartbeat") for victim in (0, 1)]
+
+
+def test_who_waits_for_a_message_that_is_half_through_is_told_when_its_rank_ends(tmp_path):
+    """gloo tells nobody, so they would wait for the group's timeout, which comes after the test's deadline."""
+    for first in range(0, len(HALF_THROUGH), 4):
+        rows = HALF_THROUGH[first : first + 4]
+        runs = beside_each_other(lambda row: run(2, "half_through", row[0], str(row[1]), str(tmp_path / f"{row[0]}{row[1]}")), rows)
+        for (of, victim), result in runs.items():
+            text = told(result, 1 - victim)
+            named = "a rank is gone or stuck" if of == "torch" else f"rank {victim} (process "
+            assert named in text, (of, victim, text)
 
 
 def test_who_ends_early_is_not_missed_by_the_others_nor_named_for_them():
