@@ -61,7 +61,7 @@ std::vector<NonFiniteElements> NonFiniteSearch::of_all_ranks(
     const std::function<Tensor(const Tensor&)>& largest) const {
   const auto items = static_cast<std::int64_t>(names.size());
   const std::int64_t count = ranks.all().count;
-  const Tensor own = at::zeros({2 * count, items}, at::kLong);
+  const Tensor own = at::zeros({2 * count * items}, at::kLong);
   auto* const of_rank = own.mutable_data_ptr<std::int64_t>() + 2 * ranks.all().place * items;
   for (const Found& found : found_) {
     add_by_item(found.in_own, /*first=*/0, found.places, of_rank);

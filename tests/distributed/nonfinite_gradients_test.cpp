@@ -19,8 +19,8 @@ constexpr int kWarmUp = 2;
 constexpr float kValues[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                              -std::numeric_limits<float>::infinity()};
 /// Of the net, in its order: those that all ranks use in even steps.
-const std::vector<std::string> kUsed = {"even",      "tokens.weight", "norm.weight", "norm.bias",
-                                        "up.weight", "up.bias",       "down.weight", "down.bias"};
+const std::vector<std::string> kUsed = {"even",      "tied",    "norm.weight", "norm.bias",
+                                        "up.weight", "up.bias", "down.weight", "down.bias"};
 
 struct Row {
   Compression method;
@@ -67,7 +67,7 @@ class Spoiled {
   };
   explicit Spoiled(const Net& net) {
     for (const auto& item : net->named_parameters()) {
-      if (item.key() == "tied" || !item.value().requires_grad()) continue;
+      if (item.key() == "tokens.weight" || !item.value().requires_grad()) continue;
       item.value().register_hook([this, name = item.key()](const Tensor& gradient) {
         const auto found = now.find(name);
         if (found == now.end()) return gradient;
@@ -126,7 +126,7 @@ void expect_equal(const std::vector<Tensor>& found, const std::vector<Tensor>& e
 std::map<std::string, Tensor> remembered(const Shard& sharded) {
   const OptimizerState::Communication own = sharded.communication();
   std::map<std::string, Tensor> all;
-  for (const auto& [name, number] : own.numbers) all["number " + name] = torch::tensor(number);
+  for (const auto& [name, number] : own.numbers) all["number " + name] = torch::tensor(number.toInt());
   for (const auto& [name, values] : own.of_ranks.front().second) {
     for (const auto& [key, value] : values) all[name + " " + key] = value.toTensor().clone();
   }
@@ -165,7 +165,7 @@ TEST(NonFiniteGradients, LeaveNoTrace) {
     {
       Shard sharded = shard(*expected, group(), row.options());
       const Optimizer optimizer = optimizer_of(row, sharded);
-      for (int step = 0; step < 5; ++step) {
+      for (int step = 0; step < kSteps; ++step) {
         backward(expected, *optimizer, step);
         optimizer->step();
       }
@@ -174,7 +174,7 @@ TEST(NonFiniteGradients, LeaveNoTrace) {
     Spoiled spoiled(net);
     Shard sharded = shard(*net, group(), row.options());
     const Optimizer optimizer = optimizer_of(row, sharded);
-    for (int step = 0; step < 5; ++step, ++turn.number) {
+    for (int step = 0; step < kSteps; ++step, ++turn.number) {
       const std::string text = row.text() + ", step " + std::to_string(step) + ", " + turn.what().parameter +
                                " on rank " + std::to_string(turn.of_rank());
       const auto before = remembered(sharded);
@@ -218,9 +218,9 @@ TEST(NonFiniteGradients, AreAllNamedOnAllRanks) {
     }
     spoiled.now.clear();
     spoiled.now["down.weight"] = {"down.weight", kValues[2], 20 + rank()};
-    if (rank() == size() - 1) spoiled.now["tokens.weight"] = {"tokens.weight", kValues[0], 300};
+    if (rank() == size() - 1) spoiled.now["tied"] = {"tied", kValues[0], 300};
     net->forward(batch(Ranks::kAlike, rank(), 2)).backward();
-    std::vector<NonFiniteElements> expected = {{"tokens.weight", size() - 1, 300}, {"up.bias", 0, 5}};
+    std::vector<NonFiniteElements> expected = {{"tied", size() - 1, 300}, {"up.bias", 0, 5}};
     for (int of = 0; of < size(); ++of) expected.push_back({"down.weight", of, 20 + of});
     EXPECT_EQ(text_of(sharded.nonfinite_gradients()), text_of(expected)) << row.text();
     expect_void(sharded, row.text());
@@ -240,7 +240,7 @@ TEST(NonFiniteGradients, AreSeenByOptimizersAndScalers) {
         has_momentum ? optimizer_of(row, sharded)
                      : std::make_shared<optim::AdamW>(sharded.parameters(), optim::AdamWOptions(1e-2));
     GradScaler scaler({.init_scale = 4}, group());
-    for (int step = 0; step < 4; ++step, ++turn.number) {
+    for (int step = 0; step < 2; ++step, ++turn.number) {
       const std::string text = row.text() + ", step " + std::to_string(step);
       backward(net, *optimizer, step);
       optimizer->step();
