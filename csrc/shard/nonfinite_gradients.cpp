@@ -42,12 +42,22 @@ void add_by_item(const Tensor& blocks, std::int64_t first, c10::ArrayRef<FlatPla
 void NonFiniteSearch::exchange(GradientExchange& by, const GradientBucket& bucket) {
   Found& found = found_[bucket.number];
   found.places = bucket.places;
-  found.in_own = nonfinite_blocks(bucket.flat);
-  by.exchange(bucket);
+  found.in_own = found.in_result = Tensor();
   const bool has_all = bucket.own.numel() == bucket.flat.numel();
   const Tensor slice = has_all ? by.ranks().own_slice(bucket.own) : bucket.own;
   found.first = by.ranks().copy().place * slice.numel();
-  found.in_result = nonfinite_blocks(slice);
+  using Where = GradientBucket::Where;
+  const auto look = [&](Where where) {
+    (where == Where::kFlat ? found.in_own : found.in_result) =
+        nonfinite_blocks(where == Where::kFlat ? bucket.flat : slice);
+  };
+  if (by.finds_nonfinite(bucket)) {
+    by.exchange({bucket.number, bucket.flat, bucket.own, bucket.places, look});
+    return;
+  }
+  look(Where::kFlat);
+  by.exchange(bucket);
+  look(Where::kOwn);
 }
 
 bool NonFiniteSearch::any() const {
