@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "kernels/count_nonfinite.h"
-#include "reef/numerics.h"
 #include "reef/shard_layout.h"
 
 namespace reef {
@@ -18,7 +17,10 @@ using at::Tensor;
 /// Of each 256 elements, which are one parameter's: how many are not finite. Undefined if it is known at once
 /// that none is; a device is not waited for.
 Tensor nonfinite_blocks(const Tensor& values) {
-  if (values.is_cpu() && kernels::float_format(values) && count_nonfinite(values) == 0) return {};
+  const auto format = kernels::float_format(values);
+  if (values.is_cpu() && format &&
+      kernels::cpu::count_nonfinite(values.const_data_ptr(), values.numel(), *format) == 0)
+    return {};
   return at::isfinite(values).logical_not_().view({values.numel() / kShardAlignment, kShardAlignment}).sum(1);
 }
 
