@@ -87,6 +87,7 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
   }
   if (options.compression == Compression::kAuto)
     prices = choose_compression(group, divided.layout, tensors, options);
+  if (options.compression != Compression::kNone) search.emplace(places.size());
   for (const auto& [parameter, tensor] : parameters) claimed.add(tensor);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const int number = first + 1 + static_cast<int>(i);
@@ -132,6 +133,15 @@ void DdpHook::load_state(const std::vector<OptimizerState::Communication>& given
   agree(parts_->divided, [&] { parts_->rest(); });
   StateOfExchange exchange(parts_->divided, *parts_);
   exchange.load(exchange.resharded(given));
+}
+
+const std::vector<NonFiniteElements>& DdpHook::nonfinite_gradients() const {
+  if (!parts_->search) {
+    throw ConfigError(
+        "nonfinite_gradients() was called on a reef::DdpHook without a compression, where what is not finite "
+        "arrives as it is: look for it in the gradients (reef::count_nonfinite).");
+  }
+  return parts_->nonfinite;
 }
 
 Compression DdpHook::compression() const { return parts_->options.compression; }

@@ -16,6 +16,7 @@
 #include "reef/ddp_hook.h"
 #include "shard/agreement.h"
 #include "shard/gradient_exchange.h"
+#include "shard/nonfinite_gradients.h"
 #include "shard/shard_parts.h"
 
 namespace reef {
@@ -38,6 +39,7 @@ struct DdpHook::Parts final : ExchangedParameters {
   void put(const at::Tensor& buffer, c10::ArrayRef<at::Tensor> given);
   void run(std::size_t bucket);
   void finish();
+  void look_for_nonfinite();
   void end_pass(const std::optional<at::Tensor>& used);
   void end_step(bool used);
   void rest();
@@ -82,6 +84,9 @@ struct DdpHook::Parts final : ExchangedParameters {
   std::vector<std::size_t> to_come;              ///< of each bucket, so many
   std::size_t next_bucket = 0;                   ///< the first that has not been sent
   std::size_t come = 0;                          ///< gradients
+  std::optional<NonFiniteSearch> search;         ///< with a compression
+  std::vector<NonFiniteElements> nonfinite;
+  bool is_void = false;  ///< the pass, since something was not finite
 
   std::array<Line, 2> lines;  ///< the last: their work uses the others
 };

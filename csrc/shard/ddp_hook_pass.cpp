@@ -1,6 +1,8 @@
 // One pass of backward: gradients arrive in torch's buckets and travel in the hook's own.
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -99,7 +101,13 @@ void DdpHook::Parts::run(std::size_t bucket) {
     }
   };
   each([](const Tensor& values, const Tensor& place) { place.copy_(values); });
-  line_of(bucket).exchange->exchange({bucket, flat.tensor(), flat.tensor(), places[bucket]});
+  GradientExchange& exchange = exchange_of(bucket);
+  const GradientBucket whole{bucket, flat.tensor(), flat.tensor(), places[bucket]};
+  if (search) {
+    search->exchange(exchange, whole);
+  } else {
+    exchange.exchange(whole);
+  }
   each([](const Tensor& values, const Tensor& place) { values.copy_(place); });
 }
 
@@ -107,9 +115,26 @@ void DdpHook::Parts::run(std::size_t bucket) {
 void DdpHook::Parts::finish() {
   note_call(*divided.group, "the end of the backward pass of step " + std::to_string(step), name);
   for (const Line& line : lines) line.lane->wait_all();
+  if (search) look_for_nonfinite();
   for (Item& item : items) item.values.reset();
   buffers.clear();
   during = During::kWhole;
+}
+
+// A pass in which something was not finite is void on all ranks: its gradients are NaN.
+void DdpHook::Parts::look_for_nonfinite() {
+  const auto largest = [&](const Tensor& values) {
+    lines[0].lane->submit([&] { lines[0].exchange->ranks().largest(values); });
+    lines[0].lane->wait_all();
+    return values;
+  };
+  is_void = largest(at::full({1}, search->any() ? 1 : 0, at::kByte)).item<std::uint8_t>() != 0;
+  nonfinite.clear();
+  if (!is_void) return;
+  std::vector<std::string> names;
+  for (const ReducedParameter& one : divided.parameters) names.push_back(one.name);
+  nonfinite = search->of_all_ranks(names, lines[0].exchange->ranks(), largest);
+  for (Item& item : items) item.values.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
 void DdpHook::Parts::end_pass(const std::optional<Tensor>& used) {
@@ -128,7 +153,7 @@ void DdpHook::Parts::end_pass(const std::optional<Tensor>& used) {
       exchange_of(bucket).leave_out(bucket, flat_place_of(i).offset, divided.parameters[i].tensor.numel());
     }
   }
-  end_step(/*used=*/true);
+  end_step(/*used=*/!is_void);
   for (Item& item : items) item.has_come = false;
   for (std::size_t bucket = 0; bucket < to_come.size(); ++bucket) to_come[bucket] = places[bucket].size();
   next_bucket = 0;

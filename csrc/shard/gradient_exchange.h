@@ -4,6 +4,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct GradientBucket {
   at::Tensor flat;          ///< all of it
   at::Tensor own;           ///< where the result goes: `flat` itself, or this rank's slice, in `flat` or not
   c10::ArrayRef<Place> places;  ///< of its parameters, in order
+  /// Told, by a method that says so (finds_nonfinite()), of something that is not finite: in `flat`, which is
+  /// still as it was given, or in `own`, which is what has come of it.
+  enum class Where : std::uint8_t { kFlat, kOwn };
+  std::function<void(Where)> nonfinite_found = {};
 };
 
 /// What becomes of a full bucket: one method by which the ranks make one gradient of theirs. It may need
@@ -48,6 +53,8 @@ class GradientExchange {
   /// `bucket.own` becomes the gradient of all ranks, on devices by the current stream; what else is in `flat`
   /// is undefined afterwards. Throws RankFailed.
   virtual void exchange(const GradientBucket& bucket) = 0;
+  /// Whether exchange() tells of what is not finite in this bucket, since it looks at all elements anyway.
+  virtual bool finds_nonfinite(const GradientBucket& /*bucket*/) const { return false; }
   /// No rank uses this step for so many elements of the bucket, from `first` on: those of a parameter that
   /// has no gradient on any. Before end_step().
   void leave_out(std::size_t bucket, std::int64_t first, std::int64_t elements) {

@@ -82,6 +82,7 @@ Reducer::Reducer(std::vector<ReducedParameter> parameters, ShardLayout layout, P
     const Tensor& first = like(bucket);
     if (!has_parts() && stays_in_heap(number, layout_.buckets.size(), first.device())) bucket.make(first);
   }
+  if (options_.compression != Compression::kNone) search_.emplace(buckets_.size());
   end_step(/*used=*/false);
 }
 
@@ -185,7 +186,12 @@ void Reducer::send(std::size_t number) {
   const std::uint64_t ticket = line.lane->submit(
       [this, &line, number, host, sent = std::move(sent), reduced = std::move(reduced)] {
         const CategoryScope communication(Category::kCommunication);
-        line.exchange->exchange({number, sent->tensor(), reduced->tensor(), buckets_[number].places()});
+        const GradientBucket whole{number, sent->tensor(), reduced->tensor(), buckets_[number].places()};
+        if (search_) {
+          search_->exchange(*line.exchange, whole);
+        } else {
+          line.exchange->exchange(whole);
+        }
         if (host.defined()) host.copy_(reduced->tensor(), /*non_blocking=*/true);
       },
       used);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "shard/dtypes.h"
 #include "shard/flat_bucket.h"
 #include "shard/gradient_exchange.h"
+#include "shard/nonfinite_gradients.h"
 
 namespace reef {
 
@@ -77,6 +79,8 @@ class Reducer final : public ExchangedParameters {
   void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
   std::int64_t step() const { return step_; }
+  /// What was not finite in the last pass whose gradients have been given: see Shard::nonfinite_gradients().
+  const std::vector<NonFiniteElements>& nonfinite() const { return nonfinite_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;
   GradientExchange& exchange_of(std::size_t bucket) override { return *line_of(bucket).exchange; }
@@ -163,9 +167,11 @@ class Reducer final : public ExchangedParameters {
     std::vector<bool> used;  ///< for each item, whether a rank has a gradient of it
     bool abandoned;          ///< by some rank
     bool has_batch;          ///< some rank
+    bool nonfinite;          ///< something that some rank has sent or received
   };
   Heard hear_of(bool abandons, bool has_batch);
   bool reduce(bool has_batch);
+  std::vector<NonFiniteElements> who_is_not_finite();
   void forget_gathers();
   void note_pass();
   int who_abandons(bool abandons);
@@ -174,7 +180,7 @@ class Reducer final : public ExchangedParameters {
   void keep_sums();
   [[noreturn]] void leave_pass(int by_rank, const std::exception_ptr& wrong);
   void end_step(bool used = true);
-  void give_gradients(const std::vector<bool>& used);
+  void give_gradients(const std::vector<bool>& used, bool is_void);
   void check_momentum() const;
   void end_pass() noexcept;
 
@@ -207,6 +213,8 @@ class Reducer final : public ExchangedParameters {
   std::string why_;          ///< this rank has abandoned a pass last
   std::uint8_t clears_ = 0;  ///< a sum over the parts whose gradients were cleared after passes in no_sync
   bool lent_ = false;        ///< gradients of parts
+  std::optional<NonFiniteSearch> search_;  ///< with a compression
+  std::vector<NonFiniteElements> nonfinite_;
   std::size_t next_bucket_ = 0;  ///< the first that has not been sent
   struct Line {
     std::unique_ptr<GradientExchange> exchange;

@@ -1,6 +1,7 @@
 // What becomes of .grad: of parameters, and of the parts that have gradients in their place.
 #include <ATen/core/grad_mode.h>
 
+#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -144,13 +145,18 @@ void Reducer::leave_out(Item& item) {
   place.zero_();
 }
 
-void Reducer::give_gradients(const std::vector<bool>& used) {
+// Those of a pass that is void are NaN: what has come of them counts for nothing.
+void Reducer::give_gradients(const std::vector<bool>& used, bool is_void) {
+  const auto make_void = [&](const Tensor& reduced) {
+    if (is_void) reduced.fill_(std::numeric_limits<double>::quiet_NaN());
+  };
   if (!has_parts()) {
     for (std::size_t i = 0; i < items_.size(); ++i) {
       if (!used[i]) continue;
       Item& item = items_[i];
       Tensor& gradient = item.parameter.tensor.mutable_grad();
       const Tensor place = place_of(item);
+      make_void(place);
       const Tensor& before = item.sum != Sum::kNone ? item.kept : gradient;
       if (before.defined()) place.add_(before);
       gradient = place;
@@ -166,6 +172,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
         sharded() ? layout_.begin(piece.bucket, layout_.place_of(group_->getRank()).slice) : 0;
     const Tensor reduced =
         alias(buckets_[piece.bucket].own(), piece.offset - begin, part.tensor.sizes(), part.tensor.strides());
+    make_void(reduced);
     Tensor& gradient = part.tensor.mutable_grad();
     if (gradient.defined()) {
       gradient.add_(reduced);

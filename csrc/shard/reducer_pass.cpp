@@ -157,19 +157,22 @@ bool Reducer::reduce(bool has_batch) {
     end_step(/*used=*/false);
     return false;
   }
+  std::vector<NonFiniteElements> nonfinite;
+  if (heard.nonfinite) nonfinite = who_is_not_finite();
   for (FlatBucket& bucket : buckets_) bucket.settle();
   forget_sums();
-  giving_();
+  giving_();  // an update that is under way may look at what was not finite
+  nonfinite_ = std::move(nonfinite);
   lent_ = false;
   if (momentum_) momentum_->is_given = lines_[0].exchange->gives_momentum();
-  give_gradients(used);
+  give_gradients(used, /*is_void=*/heard.nonfinite);
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (used[i]) continue;
     const FlatPlace& place = flat_place_of(i);
     const std::size_t bucket = items_[i].bucket;
     exchange_of(bucket).leave_out(bucket, place.offset, c10::multiply_integers(place.shape));
   }
-  end_step();
+  end_step(/*used=*/!heard.nonfinite);
   reduced_(/*over_ranks=*/true);
   return true;
 }
@@ -214,8 +217,9 @@ void Reducer::finish_locally() {
   for (FlatBucket& bucket : buckets_) bucket.settle();
   forget_sums();
   giving_();
+  nonfinite_.clear();
   lent_ = false;
-  give_gradients(used);
+  give_gradients(used, /*is_void=*/false);
   reduced_(/*over_ranks=*/false);
 }
 
@@ -293,6 +297,14 @@ void Reducer::await(CommLane& lane, std::uint64_t ticket) {
   while (!lane.wait_for(ticket, kAnswersEvery)) gathers_.answer();
 }
 
+// Gives it alike on all ranks, of which one has sent or received something that is not finite.
+std::vector<NonFiniteElements> Reducer::who_is_not_finite() {
+  std::vector<std::string> names;
+  for (const Item& item : items_) names.push_back(item.parameter.name);
+  return search_->of_all_ranks(names, lines_[0].exchange->ranks(),
+                               [this](const Tensor& own) { return largest(own); });
+}
+
 // Gives the lowest rank that abandons the pass, or the ranks' number if none does.
 int Reducer::who_abandons(bool abandons) {
   const int ranks = group_->getSize();
@@ -303,13 +315,17 @@ int Reducer::who_abandons(bool abandons) {
 // Throws ConfigError, on all ranks, if they disagree on which sums there are.
 Reducer::Heard Reducer::hear_of(bool abandons, bool has_batch) {
   const std::size_t items = items_.size();
-  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 4}, at::kByte);
+  Tensor flags = at::zeros({static_cast<std::int64_t>(items) + 5}, at::kByte);
   auto* const own = flags.mutable_data_ptr<std::uint8_t>();
   for (std::size_t i = 0; i < items; ++i) own[i] = items_[i].sum != Sum::kNone ? 1 : 0;
   own[items] = abandons ? 1 : 0;
   own[items + 1] = has_batch ? 1 : 0;
   own[items + 2] = clears_;
   own[items + 3] = static_cast<std::uint8_t>(~clears_);
+  if (search_) {
+    for (const Line& line : lines_) await(*line.lane, CommLane::kAll);
+    own[items + 4] = search_->any() ? 1 : 0;
+  }
   flags = largest(flags);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   const bool alike = all[items + 2] == static_cast<std::uint8_t>(~all[items + 3]);
@@ -322,7 +338,7 @@ Reducer::Heard Reducer::hear_of(bool abandons, bool has_batch) {
         "so they disagree on what has been added up, and this pass is abandoned: clear the gradients of the "
         "same parts on all ranks, those without elements, too.");
   }
-  return {std::vector<bool>(all, all + items), all[items] != 0, all[items + 1] != 0};
+  return {std::vector<bool>(all, all + items), all[items] != 0, all[items + 1] != 0, all[items + 4] != 0};
 }
 
 void Reducer::end_pass() noexcept {

@@ -228,6 +228,15 @@ void Shard::gather() {
   if (parts_->gatherer) parts_->gatherer->gather();
 }
 
+const std::vector<NonFiniteElements>& Shard::nonfinite_gradients() const {
+  if (compression() == Compression::kNone) {
+    throw ConfigError(
+        "nonfinite_gradients() was called on a shard without a compression, where what is not finite arrives "
+        "as it is: look for it in the gradients (reef::count_nonfinite).");
+  }
+  return parts_->reducer->nonfinite();
+}
+
 void Shard::clear_gradients() { parts_->reducer->clear_as_the_module(); }
 
 std::int64_t Shard::resident_bytes() const {

@@ -65,8 +65,11 @@ void SparseExchange::Residual::add(const SparseGradient& entries) const {
 }
 
 void SparseExchange::exchange(const GradientBucket& bucket) {
-  if (ranks().all().count == 1 || !is_float_on_cpu(bucket.flat)) return exchange_as_it_is(bucket);
-  exchange_sparse(bucket);
+  if (takes_largest(bucket)) {
+    exchange_sparse(bucket);
+  } else {
+    exchange_as_it_is(bucket);
+  }
 }
 
 Tensor SparseExchange::addend(std::size_t /*bucket*/, const Tensor& gradient, const RanksAmong& /*among*/) {
@@ -100,6 +103,12 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const SparseGradient own = kernels::take_largest(
       to_add.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
+  const auto tell_of_nonfinite = [&](const SparseGradient& entries, GradientBucket::Where where) {
+    const auto finite = [](const SparseEntry& each) { return std::isfinite(each.value); };
+    if (bucket.nonfinite_found && !std::all_of(entries.begin(), entries.end(), finite))
+      bucket.nonfinite_found(where);
+  };
+  tell_of_nonfinite(own, GradientBucket::Where::kFlat);
   added(bucket.number, to_add, own);
   const SparseGradient all = sum(own, k, among, Residual(left));
   memory().remember(bucket.number, kHeldBack, left);
@@ -113,6 +122,7 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
     const std::int64_t place = static_cast<std::int64_t>(each.index) - begin;
     if (place >= 0 && place < own_elements) to[place] = each.value / divisor;
   }
+  tell_of_nonfinite(all, GradientBucket::Where::kOwn);
 }
 
 SparseGradient SparseExchange::transfer(const char* name, const SparseGradient& entries, std::size_t k,

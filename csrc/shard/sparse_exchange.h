@@ -25,6 +25,10 @@ class SparseExchange : public LossyExchange {
   SparseExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                  const char* method, std::vector<RememberedTensor> more = {});
   void exchange(const GradientBucket& bucket) final;
+  /// What is not finite is taken first. With copies it may have been another rank's.
+  bool finds_nonfinite(const GradientBucket& bucket) const final {
+    return takes_largest(bucket) && !has_copies();
+  }
 
  protected:
   /// What a rank holds back.
@@ -63,6 +67,9 @@ class SparseExchange : public LossyExchange {
                                      const RanksAmong& among);
 
  private:
+  bool takes_largest(const GradientBucket& bucket) const {
+    return ranks().all().count > 1 && is_float_on_cpu(bucket.flat);
+  }
   void exchange_as_it_is(const GradientBucket& bucket);
   void exchange_sparse(const GradientBucket& bucket);
 

@@ -58,6 +58,10 @@ class REEF_API DdpHook {
   /// parameters.
   void end_pass(const std::optional<at::Tensor>& used = std::nullopt);
 
+  /// Whose gradients were not finite in the last pass that is whole: see Shard::nonfinite_gradients(). What
+  /// is held back is what it was before once that pass has ended. Throws ConfigError without a compression.
+  const std::vector<NonFiniteElements>& nonfinite_gradients() const;
+
   /// What is held back, between passes: of this rank, in its memory; of all ranks, on every rank or rank 0
   /// alone; and in place of it, of any number of states, which say it of all ranks of a run, however many
   /// those were. A rank that gives none gets what rank 0 gives. Where exchanges have failed, it is that of

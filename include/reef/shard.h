@@ -13,6 +13,7 @@
 #include "reef/collectives.h"
 #include "reef/compression.h"
 #include "reef/export.h"
+#include "reef/nonfinite_gradients.h"
 #include "reef/optimizer_state.h"
 #include "reef/price_exchange.h"
 
@@ -248,6 +249,14 @@ class REEF_API Shard {
   /// own_optimizer_state() gives for this rank, once that optimizer has loaded the rest.
   OptimizerState::Communication communication() const;
   void load_communication(const OptimizerState::Communication& own);
+
+  /// Whose gradients were not finite in the last pass that was reduced, by parameter, in the module's order
+  /// and that of ranks; the same on all ranks, and empty if all were finite. Such a pass is void: all its
+  /// gradients are NaN, on all ranks, and what is held back (ShardOptions::compression) is, bit for bit, what
+  /// it was before. So leave the step out (GradScaler does, and optimizers of reef::optim throw
+  /// NonFiniteGradient), clear the gradients, and go on with the next batch. Throws ConfigError without a
+  /// compression, where gradients arrive as they are: look at these.
+  const std::vector<NonFiniteElements>& nonfinite_gradients() const;
 
   /// Clears the gradients of parts whose parameters' gradients were cleared (module.zero_grad()), which the
   /// next backward does by itself: to be called where a step comes before that. Python's optimizers do.

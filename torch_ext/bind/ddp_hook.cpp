@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compression_options.h"
+#include "nonfinite_gradients.h"
 #include "optimizer_state.h"
 #include "reef/error.h"
 
@@ -37,6 +38,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
               bool is_last) { self->hook().exchange(buffer, parameters, is_last); })
       .def("end_pass",
            [](const Hook& self, const std::optional<at::Tensor>& used) { self->hook().end_pass(used); })
+      .def("nonfinite_gradients",
+           [](const Hook& self) { return reef::bind::data_of(self->hook().nonfinite_gradients()); })
       .def("state", [](const Hook& self) { return reef::bind::data_of(self->hook().state()); })
       .def("full_state",
            [](const Hook& self, bool rank0_only) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compression_options.h"
+#include "nonfinite_gradients.h"
 #include "optimizer_state.h"
 #include "python_function.h"
 #include "reduction.h"
@@ -101,6 +102,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                 module_now(check_now, buffers_now, buffer_names));
           })
       .def("has_ended", [](const Self& self) { return self->shard.has_ended(); })
+      .def("nonfinite_gradients",
+           [](const Self& self) { return reef::bind::data_of(self->shard.nonfinite_gradients()); })
       .def("clear_gradients", [](const Self& self) { self->shard.clear_gradients(); })
       .def("agree", [](const Self& self, const std::string& failed,
                        const std::string& rule) { self->shard.agree_with_ranks(failed, rule); })

@@ -30,6 +30,7 @@ from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, ca
 from .linear_scaling import LinearScaling
 from .link import Link, LinkFit, LinkSample, bound_link, fit_link, measure_link
 from .local_updates import LocalUpdates
+from .nonfinite_gradients import NonFiniteElements
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
@@ -100,6 +101,7 @@ __all__ = [
     "LocalUpdates",
     "Message",
     "MixedPrecision",
+    "NonFiniteElements",
     "ParameterServer",
     "Part",
     "Peak",

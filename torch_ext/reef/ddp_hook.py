@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .bytes import parse_bytes
 from .compression import Compression, as_compression
+from .nonfinite_gradients import NonFiniteElements, _elements_of, _refuse_step
 from .price_exchange import ExchangePrices, _prices
 from .process_group import _boxed
 from .shard_state import communication_of, held
@@ -23,6 +25,8 @@ class DdpHook:
     def __init__(self, native: torch.ScriptObject, model: DistributedDataParallel) -> None:
         self._native = native
         self._model = weakref.ref(model)
+        self._refuses_steps = native.compression() != "none"
+        _live.add(self)
         # Not as Python frees it: whoever waits for an exchange then would hold the lock that its end may need.
         self._end = weakref.finalize(self, native.close)
 
@@ -48,6 +52,14 @@ class DdpHook:
         model = self._model()
         finds_unused = model is not None and (model.find_unused_parameters or model.static_graph)
         self._native.end_pass(model.reducer._get_local_used_map() if finds_unused else None)
+
+    def nonfinite_gradients(self) -> list[NonFiniteElements]:
+        """Whose gradients were not finite in the last pass, by parameter, in the module's order and that of ranks; the same on
+        all ranks, and empty if all were finite. Such a pass is void: all its gradients are NaN, on all ranks, and what is
+        held back is, bit for bit, what it was before. ``optimizer.step()`` then raises ``reef.optim.NonFiniteGradient`` on all
+        ranks, and has changed nothing; a ``GradScaler`` leaves the step out. Go on with the next batch. Raises ValueError
+        without a compression, where gradients arrive as they are."""
+        return _elements_of(self._native.nonfinite_gradients())
 
     def state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
         """What all ranks hold back, after backward: save it beside the states of the module and the optimizer. On ranks other
@@ -82,6 +94,7 @@ class DdpHook:
     def close(self) -> None:
         """Waits for an exchange that is running, and gives up what is held back. The model cannot run backward any more:
         wrap its module anew."""
+        self._refuses_steps = False
         self._end()
 
     @property
@@ -99,6 +112,22 @@ class DdpHook:
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients."""
         return self._native.sent_bytes()
+
+
+_live: weakref.WeakSet[DdpHook] = weakref.WeakSet()
+_hooks: list[Any] = []  # of all optimizers, from the first of these on
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Refuses a step of gradients that are void."""
+    for hook in list(_live):
+        found = hook.nonfinite_gradients() if hook._refuses_steps else []
+        model = hook._model()
+        if not found or model is None:
+            continue
+        exchanged = {id(p) for p in model.module.parameters()}
+        if any(id(p) in exchanged for group in optimizer.param_groups for p in group["params"]):
+            _refuse_step(optimizer, found)
 
 
 def _dict_of(data: tuple[Any, ...]) -> dict[str, Any]:
@@ -145,6 +174,8 @@ def ddp_hook(
         *compression._options(), list(allow),
     )  # fmt: skip
     hook = DdpHook(native, model)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
     model.register_comm_hook(None, hook._exchange)
     model.register_forward_pre_hook(hook._end_pass)
     return hook

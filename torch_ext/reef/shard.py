@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ._function import number_of
 from .bytes import parse_bytes
 from .compression import Compression, as_compression
+from .nonfinite_gradients import NonFiniteElements, _elements_of, _refuse_step
 from .part import part_of, whole_shape_of
 from .price_exchange import ExchangePrices, _prices
 from .shard_module import Look
@@ -317,6 +318,15 @@ class Shard:
     def _names(self) -> dict[int, str]:
         return {id(p): name for p, name in zip(self.parameters(), self.names(), strict=True)}
 
+    def nonfinite_gradients(self) -> list[NonFiniteElements]:
+        """Whose gradients were not finite in the last pass that was reduced, by parameter, in the module's order and that of
+        ranks; the same on all ranks, and empty if all were finite. Such a pass is void: all its gradients are NaN, on all
+        ranks, and what is held back (``compression``) is, bit for bit, what it was before. ``optimizer.step()`` then raises
+        ``reef.optim.NonFiniteGradient`` on all ranks, and has changed nothing; a ``GradScaler`` leaves the step out.
+        Clear the gradients, and go on with the next batch. Raises ValueError without a compression, where gradients arrive as
+        they are."""
+        return _elements_of(self._shard.nonfinite_gradients())
+
     @property
     def resident_bytes(self) -> int:
         """How many bytes of gathered parameters may stay now (stage ``"parameters"``); the same on all ranks."""
@@ -340,14 +350,16 @@ class Shard:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Clears what the module's zero_grad() has cleared, and refuses an optimizer that would treat parts as if they were
-    whole parameters."""
+    """Clears what the module's zero_grad() has cleared, and refuses a step of gradients that are void, and an optimizer that
+    would treat parts as if they were whole parameters."""
     stepped = (_shard_that_steps.get(id(p)) for group in optimizer.param_groups for p in group["params"])
     shards = {known for known in stepped if known is not None}
     for native in (known() for known in shards):
         if native is not None and native.shard is not None:
             native.shard.clear_gradients()
             native.look.check()  # all of its parameters may be others, which no pass has reduced
+            if native.shard.compression() != "none":
+                _refuse_step(optimizer, _elements_of(native.shard.nonfinite_gradients()))
     if shards:
         refuse_whole_rules(optimizer)
 
