@@ -191,11 +191,12 @@ void Reducer::check_momentum() const {
         " has a gradient of an earlier pass, to which compression one_bit_adam cannot add: clear "
         "gradients before each pass that is reduced, and accumulate in no_sync.");
   };
+  if (lent_) return;  // an update has them
   for (const Part& part : parts_) {
     const Item& item = items_[part.piece.item];
     const Tensor& gradient = part.tensor.grad();
     const bool is_old = gradient.defined() && !gradient.is_same(part.stand_in);
-    if (is_old && item.before != Before::kCleared && !lent_) refuse(item);
+    if (is_old && item.before != Before::kCleared) refuse(item);
   }
   if (has_parts()) return;
   for (const Item& item : items_) {
@@ -216,8 +217,9 @@ void Reducer::clear_as_the_module() {
   }
 }
 
-// Of parameters whose gradients the program has cleared.
+// Of parameters whose gradients the program has cleared. What is lent is the update's.
 void Reducer::clear_parts() {
+  if (lent_) return;
   for (Part& part : parts_) {
     if (items_[part.piece.item].before == Before::kCleared) part.tensor.mutable_grad().reset();
   }
