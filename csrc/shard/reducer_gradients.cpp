@@ -154,6 +154,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
       const Tensor& before = item.sum != Sum::kNone ? item.kept : gradient;
       if (before.defined()) place.add_(before);
       gradient = place;
+      if (momentum_) momentum_->note(item.parameter.tensor);
     }
     return;
   }
@@ -172,6 +173,7 @@ void Reducer::give_gradients(const std::vector<bool>& used) {
     } else {
       gradient = reduced.to(part.tensor.scalar_type());
     }
+    if (momentum_) momentum_->note(part.tensor);
   }
 }
 
