@@ -1,11 +1,16 @@
 #include "given_momentum.h"
 
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "reef/error.h"
 #include "table_at_fork.h"
+#include "tier/hash.h"
+#include "typed_operator.h"
 
 namespace reef {
 namespace {
@@ -16,7 +21,37 @@ TableAtFork<Table>& with_momentum() {
   return *all;
 }
 
+// An operator, so that whoever watches operators (a budget) sees that it reads.
+std::int64_t hash_of_gradient(const at::Tensor& dense) {
+  return static_cast<std::int64_t>(hash_bytes(dense.const_data_ptr(), dense.nbytes()));
+}
+
+std::uint64_t hash_of(const at::Tensor& gradient) {
+  static const auto op = typed_operator<decltype(hash_of_gradient)>("reef::hash_of_gradient");
+  return static_cast<std::uint64_t>(op.call(gradient));
+}
+
 }  // namespace
+
+void GivenMomentum::note(const at::Tensor& parameter) {
+  noted_[parameter.unsafeGetTensorImpl()] = hash_of(parameter.grad());
+}
+
+bool GivenMomentum::has_noted(const at::Tensor& parameter, const at::Tensor& gradient) const {
+  const auto found = noted_.find(parameter.unsafeGetTensorImpl());
+  if (found == noted_.end() || gradient.scalar_type() != parameter.scalar_type()) return false;
+  if (gradient.strides() == parameter.strides()) return found->second == hash_of(gradient);
+  return found->second == hash_of(at::empty_like(parameter, gradient.options()).copy_(gradient));
+}
+
+void GivenMomentum::go_on_from(const GivenMomentum& before, const std::vector<at::Tensor>& parameters) {
+  is_given = before.is_given.load();
+  has_optimizer = before.has_optimizer.load();
+  for (const at::Tensor& parameter : parameters) {
+    if (const auto found = before.noted_.find(parameter.unsafeGetTensorImpl()); found != before.noted_.end())
+      noted_.insert(*found);
+  }
+}
 
 void ParametersOfMomentum::add(const at::Tensor& parameter, std::shared_ptr<GivenMomentum> momentum) {
   parameters_.push_back(parameter.unsafeGetTensorImpl());
@@ -42,3 +77,7 @@ void refuse_momentum(const char* who, const at::Tensor& parameter) {
 }
 
 }  // namespace reef
+
+TORCH_LIBRARY_FRAGMENT(reef, m) { m.def("hash_of_gradient(Tensor dense) -> int"); }
+
+TORCH_LIBRARY_IMPL(reef, CPU, m) { m.impl("hash_of_gradient", &reef::hash_of_gradient); }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "optim/one_bit_adam.h"
+#include "optim/operators.h"
 #include "optim/options.h"
 #include "reef/error.h"
 #include "reef/optim.h"
@@ -127,6 +128,13 @@ void Optimizer::check_these(std::size_t group, const std::vector<std::size_t>& i
                         "when the optimizer is made, or begin without a state");
     }
   }
+  if (!is_one_bit_adam(rule_) || indices.empty()) return;
+  std::vector<Tensor> parameters, gradients;
+  for (const std::size_t i : indices) {
+    parameters.push_back(param_groups_[group].params()[i]);
+    gradients.push_back(parameters.back().grad());
+  }
+  ops::check_given(/*has_states=*/!state_.empty(), parameters, gradients);
 }
 
 }  // namespace reef::optim

@@ -1,6 +1,8 @@
 #include "optim/one_bit_adam.h"
 
 #include <limits>
+#include <memory>
+#include <sstream>
 #include <string>
 
 #include "given_momentum.h"
@@ -40,15 +42,39 @@ void check_exchange(std::string_view rule, std::string_view state, const OptimHy
   }
 }
 
-bool gets_momentum(const Tensor& parameter) {
-  const auto momentum = given_momentum_of(parameter);
-  if (momentum == nullptr) {
-    throw ConfigError(
-        "one_bit_adam: a parameter is of no shard with compression one_bit_adam; give parameters() of such a "
-        "shard, while it is there");
-  }
-  return momentum->is_given;
+namespace {
+
+std::shared_ptr<GivenMomentum> record_of(const Tensor& parameter) {
+  auto momentum = given_momentum_of(parameter);
+  if (momentum != nullptr) return momentum;
+  throw ConfigError(
+      "one_bit_adam: a parameter is of no shard with compression one_bit_adam; give parameters() of such a "
+      "shard, while it is there");
 }
+
+}  // namespace
+
+void check_given(bool has_states, at::TensorList parameters, at::TensorList gradients) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto momentum = record_of(parameters[i]);
+    if (momentum->is_given && !has_states) {
+      throw ConfigError(
+          "one_bit_adam: the warm-up is over, and this optimizer has no second moment of any parameter, so "
+          "no momentum would step one: make it before the warm-up, or load its state "
+          "(load_optimizer_state() of the shard)");
+    }
+    if (momentum->has_noted(parameters[i], gradients[i])) continue;
+    std::ostringstream shape;
+    shape << parameters[i].sizes();
+    throw ConfigError(
+        "one_bit_adam: the gradient of a parameter of shape " + shape.str() +
+        " is not what the last pass that was reduced has given it, and the momentum that ranks remember is "
+        "of "
+        "that: between this pass and the step change no gradient, by clipping, a scale or otherwise");
+  }
+}
+
+bool gets_momentum(const Tensor& parameter) { return record_of(parameter)->is_given; }
 
 void step_by_momentum(const OptimHyper& hyper, kernels::OptimConstants& constants) {
   constants.gain1 = 1;

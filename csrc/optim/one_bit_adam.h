@@ -21,6 +21,11 @@ constexpr bool is_one_bit_adam(std::string_view rule) { return rule == "one_bit_
 void check_exchange(std::string_view rule, std::string_view state, const OptimHyper& hyper,
                     at::TensorList parameters);
 
+/// Checks the gradients that a step of this rule is about to use. Throws ConfigError for one that is not, bit
+/// for bit, what the last pass has given; and for a momentum where the optimizer has no states of any
+/// parameter (not `has_states`), so that no momentum would step one.
+void check_given(bool has_states, at::TensorList parameters, at::TensorList gradients);
+
 /// Tells whether the parameter's gradient is a momentum. Throws ConfigError if no exchange has recorded it.
 bool gets_momentum(const at::Tensor& parameter);
 

@@ -207,6 +207,12 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
   const c10::Device device = given.device();
   const at::TensorOptions counters = at::TensorOptions().dtype(at::kLong).device(device);
   Tensor nonfinite = at::zeros({static_cast<std::int64_t>(count)}, counters);
+  const auto is_there = [](const std::optional<Tensor>& tensor) { return tensor && tensor->defined(); };
+  if (is_one_bit_adam(rule_name) && (is_there(grad_scale) || is_there(found_inf))) {
+    throw ConfigError(
+        "one_bit_adam: gradients are scaled, and the momentum of scales that change is none; step without a "
+        "GradScaler");
+  }
   if (says_skip(found_inf)) return nonfinite;
   std::vector<OptimWork> works = works_of(given);
   const OptimRule rule = given.rule();
@@ -218,12 +224,6 @@ Tensor optim_step(const std::string& rule_name, const std::string& state, const 
     works[static_cast<std::size_t>(i)].begins = true;
   }
   if (is_one_bit_adam(rule_name)) {
-    if (grad_scale && grad_scale->defined()) {
-      throw ConfigError(
-          "one_bit_adam: gradients are scaled, and the momentum of scales that change is none; step without "
-          "a "
-          "GradScaler");
-    }
     check_exchange(rule_name, state, given.hyper, parameters);
     for (std::size_t i = 0; i < count; ++i) works[i].gets_momentum = gets_momentum(parameters[i]);
   }
@@ -292,12 +292,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "Tensor? grad_scale=None) -> Tensor");
   m.def("optim_check_exchange(str rule, str state, float[] numbers, Tensor[] parameters) -> ()",
         &reef::optim::optim_check_exchange);
+  m.def("optim_check_given(bool has_states, Tensor[] parameters, Tensor[] gradients) -> ()");
   m.def("optim_slice_bytes(Device device) -> int", &reef::optim::optim_slice_bytes);
   m.def("optim_state_names(str rule, float[] numbers) -> str[]", &reef::optim::optim_state_names);
 }
 
 TORCH_LIBRARY_IMPL(reef, CPU, m) {
   m.impl("optim_step_", &reef::optim::optim_step);
+  m.impl("optim_check_given", &reef::optim::check_given);
   m.impl("optim_squares", &reef::optim::optim_squares);
 }
 TORCH_LIBRARY_IMPL(reef, CUDA, m) {
@@ -328,6 +330,11 @@ Tensor squares(const std::string& rule, const std::string& state, const std::str
   static const auto op = typed_operator<decltype(optim_squares)>("reef::optim_squares");
   return op.call(rule, state, master, parameters, gradients, states, masters, steps, numbers, std::nullopt,
                  std::nullopt);
+}
+
+void check_given(bool has_states, at::TensorList parameters, at::TensorList gradients) {
+  static const auto op = typed_operator<decltype(optim::check_given)>("reef::optim_check_given");
+  op.call(has_states, parameters, gradients);
 }
 
 std::int64_t slice_bytes(c10::Device device) { return optim_slice_bytes(device); }

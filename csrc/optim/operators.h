@@ -23,6 +23,8 @@ at::Tensor step(const std::string& rule, const std::string& state, const std::st
 at::Tensor squares(const std::string& rule, const std::string& state, const std::string& master,
                    at::TensorList parameters, at::TensorList gradients, at::TensorList states,
                    at::TensorList masters, at::TensorList steps, at::ArrayRef<double> numbers);
+/// Checks gradients of one_bit_adam: check_given() in one_bit_adam.h.
+void check_given(bool has_states, at::TensorList parameters, at::TensorList gradients);
 /// Codes and scales of a state that is zero.
 std::tuple<at::Tensor, at::Tensor> state(const at::Tensor& parameter, const std::string& state,
                                          bool is_signed);

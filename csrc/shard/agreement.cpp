@@ -80,7 +80,8 @@ std::string shard_name(int first_exchange) {
 int check_agreement(const std::string& caller, const Shard::Named& parameters, const Shard::Named& buffers,
                     const ProcessGroupPtr& group, const ShardOptions& options, std::string wrong,
                     GroupTags& numbers) {
-  const c10::Device device = device_of(parameters, &Shard::Named::value_type::second);
+  const c10::Device of_first = device_of(parameters, &Shard::Named::value_type::second);
+  const c10::Device device = of_first.is_meta() ? c10::Device(c10::kCPU) : of_first;  // to say what is wrong
   if (group->getSize() == 1) {
     if (!wrong.empty()) throw ConfigError(wrong);
     numbers = GroupTags::take(group, kExchanges, device);

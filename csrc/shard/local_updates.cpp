@@ -58,6 +58,8 @@ void check(const LocalUpdatesOptions& options, std::size_t parameters) {
                ", which has a momentum of its own, and outer_momentum",
            number_text(options.outer_momentum), "outer_momentum 0, or another compression");
   }
+  if (options.compression == Compression::kAuto)
+    refuse("compression", "auto", "a method, since prices are of exchanges in each step");
   if (options.compression == Compression::kOneBitAdam)
     refuse("compression", "one_bit_adam", "one that gives gradients, and no momentum");
 }

@@ -171,10 +171,8 @@ void Shard::refresh(const Named& parameters, const Named& buffers, ModuleNow mod
   parts_.reset();
   *this = Shard(parameters, buffers, group, options, std::move(module_now));
   parts_->prices = std::move(prices);
-  if (momentum && !has_parts(options)) {  // optimizers and gradients are the same
-    parts_->momentum->is_given = momentum->is_given.load();
-    parts_->momentum->has_optimizer = momentum->has_optimizer.load();
-  }
+  if (momentum && !has_parts(options))  // optimizers and gradients are the same
+    parts_->momentum->go_on_from(*momentum, parts_->parameters);
   try {
     StateOfExchange exchange(parts_->divided, *parts_->reducer);
     exchange.load(exchange.resharded({held_back}));

@@ -160,6 +160,7 @@ void Reducer::give_gradients(const std::vector<bool>& used, bool is_void) {
       const Tensor& before = item.sum != Sum::kNone ? item.kept : gradient;
       if (before.defined()) place.add_(before);
       gradient = place;
+      if (momentum_) momentum_->note(item.parameter.tensor);
     }
     return;
   }
@@ -179,6 +180,7 @@ void Reducer::give_gradients(const std::vector<bool>& used, bool is_void) {
     } else {
       gradient = reduced.to(part.tensor.scalar_type());
     }
+    if (momentum_) momentum_->note(part.tensor);
   }
 }
 
@@ -198,11 +200,12 @@ void Reducer::check_momentum() const {
         " has a gradient of an earlier pass, to which compression one_bit_adam cannot add: clear "
         "gradients before each pass that is reduced, and accumulate in no_sync.");
   };
+  if (lent_) return;  // an update has them
   for (const Part& part : parts_) {
     const Item& item = items_[part.piece.item];
     const Tensor& gradient = part.tensor.grad();
     const bool is_old = gradient.defined() && !gradient.is_same(part.stand_in);
-    if (is_old && item.before != Before::kCleared && !lent_) refuse(item);
+    if (is_old && item.before != Before::kCleared) refuse(item);
   }
   if (has_parts()) return;
   for (const Item& item : items_) {
@@ -223,8 +226,9 @@ void Reducer::clear_as_the_module() {
   }
 }
 
-// Of parameters whose gradients the program has cleared.
+// Of parameters whose gradients the program has cleared. What is lent is the update's.
 void Reducer::clear_parts() {
+  if (lent_) return;
   for (Part& part : parts_) {
     if (items_[part.piece.item].before == Before::kCleared) part.tensor.mutable_grad().reset();
   }

@@ -163,6 +163,8 @@ OptimizerState Shard::own_optimizer_state(const OptimizerState& own, std::vector
   std::vector<OptimizerState::Communication> communication;
   for (OptimizerState& state : given) communication.push_back(std::move(state.communication));
   found.communication = StateOfExchange(all, *parts_->reducer).resharded(communication);
+  // An optimizer that takes it up may touch its parts, of which some ranks have no elements.
+  if (parts_->gatherer && parts_->update == nullptr) parts_->gatherer->expect_step();
   for (std::size_t g = 0; g < own.groups.size(); ++g) {
     Group& group = found.groups.emplace_back(own.groups[g]);
     group.options = options[g].second;

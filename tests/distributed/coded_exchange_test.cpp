@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
+#include "exchanges.h"
 #include "kernels/packed_levels.h"
 #include "kernels/random_key.h"
-#include "reef/process_group.h"
 #include "shard/gradient_exchange.h"
 #include "shard/packed_code.h"
 
@@ -19,13 +18,13 @@ namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 struct Row {
   Compression method;
@@ -45,8 +44,8 @@ struct Row {
   bool holds_back() const { return method == Compression::kSign; }
   std::string text() const {
     return std::string(name_of(method)) + " of " + std::to_string(bits) + " bits, " +
-           (messages ? "" : "without messages, ") + "stage " + std::to_string(static_cast<int>(stage)) +
-           " among " + std::to_string(degree) + " on rank " + std::to_string(rank());
+           (messages ? "" : "without messages, ") + text_of(stage, degree) + " on rank " +
+           std::to_string(rank());
   }
 };
 
@@ -54,8 +53,7 @@ std::vector<Row> rows(bool all_bits = true) {
   std::vector<Row> all;
   for (const bool messages : {true, false}) {
     for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-      for (int degree = 1; degree <= size(); ++degree) {
-        if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+      for (const int degree : degrees(stage)) {
         for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
           all.push_back({Compression::kSign, 1, messages, stage, degree, reduction});
           for (const int bits : {2, 5, 8}) {
@@ -142,12 +140,10 @@ class Oracle {
 // Bit for bit, and bytes exactly. Steps 1 and 3 are abandoned: what comes after them is as if they had not
 // been.
 TEST(CodedExchange, IsWhatOneProcessDoes) {
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
     if (size() == 1) continue;
-    const auto exchange = make_gradient_exchange(row.messages ? group() : without_messages, number++,
-                                                 row.degree, row.options());
+    const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(),
+                                                 next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
     const std::int64_t slice = 256 * 3, elements = slice * row.degree;
     Oracle oracle(row);
@@ -198,10 +194,9 @@ TEST(CodedExchange, IsWhatOneProcessDoes) {
 // between parameters.
 TEST(CodedExchange, SignsHoldBackWhatTheyLose) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.holds_back() || row.reduction != Reduction::kSum || !row.messages) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{256} * row.degree * 5;
     const std::vector<GradientBucket::Place> places = {{0, {100}, {1}}, {256, {elements - 300}, {1}}};
     const auto own_of = [&](const Tensor& flat) {
@@ -239,9 +234,9 @@ TEST(CodedExchange, ErrorsOfRanksAreTheirOwn) {
   if (size() == 1) return;
   const std::int64_t elements = std::int64_t{512} * 200 * size();
   const Tensor same = gradient(0, 0, elements);
-  const auto squares = [&](int ranks_that_have_any, int number) {
+  const auto squares = [&](int ranks_that_have_any) {
     const auto exchange = make_gradient_exchange(
-        group(), number, size(),
+        group(), next_number(), size(),
         {.stage = Stage::kOptimizer, .reduction = Reduction::kSum, .compression = Compression::kQsgd});
     const Tensor flat = rank() < ranks_that_have_any ? same.clone() : torch::zeros_like(same);
     const Tensor own = exchange->ranks().own_slice(flat);
@@ -252,7 +247,7 @@ TEST(CodedExchange, ErrorsOfRanksAreTheirOwn) {
     all_reduce({sum}, group());
     return sum.item<double>();
   };
-  const double of_one = squares(1, 1), of_all = squares(size(), 2);
+  const double of_one = squares(1), of_all = squares(size());
   EXPECT_GT(of_one, 0);
   EXPECT_NEAR(of_all / of_one, size(), 0.1 * size());
 }
@@ -260,10 +255,9 @@ TEST(CodedExchange, ErrorsOfRanksAreTheirOwn) {
 // A step that is not finite says so on all ranks that have the element, and leaves nothing behind.
 TEST(CodedExchange, WhatIsNotFiniteIsToldAndNotKept) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows(/*all_bits=*/false)) {
     if (!row.messages || row.reduction != Reduction::kSum) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{1024} * row.degree;
     const std::vector<GradientBucket::Place> places = {{0, {100}, {1}}, {256, {elements - 256}, {1}}};
     for (const float wrong : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
@@ -293,7 +287,7 @@ TEST(CodedExchange, BitsFollowTheirSchedule) {
   if (size() == 1) return;
   ShardOptions options{.compression = Compression::kQsgd};
   options.compression_options.bits = {{0, 8}, {1, 4}, {3, 2}};
-  const auto exchange = make_gradient_exchange(group(), 1, size(), options);
+  const auto exchange = make_gradient_exchange(group(), next_number(), size(), options);
   const std::int64_t elements = 512 * size();
   std::int64_t before = 0;
   exchange->begin_step(1);
@@ -310,10 +304,9 @@ TEST(CodedExchange, BitsFollowTheirSchedule) {
 
 // What has no code is added up as it is.
 TEST(CodedExchange, OtherDtypesAreAddedUpAsTheyAre) {
-  int number = 1;
   for (const Row& row : rows(/*all_bits=*/false)) {
     if (row.reduction != Reduction::kSum) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     exchange->begin_step(1);
     const std::int64_t elements = std::int64_t{256} * row.degree;
     Tensor expected = torch::zeros({elements}, at::kDouble);

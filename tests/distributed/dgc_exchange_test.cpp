@@ -8,21 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 struct Row {
   bool messages;
@@ -44,9 +43,9 @@ struct Row {
   int place() const { return has_copies() ? rank() / degree : rank(); }
   int slices() const { return has_copies() ? degree : 1; }
   std::string text() const {
-    return compression_text(Compression::kDgc, given) + (messages ? "" : " without messages") + ", stage " +
-           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) +
-           (reduction == Reduction::kMean ? ", mean" : ", sum") + " on rank " + std::to_string(rank());
+    return compression_text(Compression::kDgc, given) + (messages ? "" : " without messages") + ", " +
+           text_of(stage, degree) + (reduction == Reduction::kMean ? ", mean" : ", sum") + " on rank " +
+           std::to_string(rank());
   }
 };
 
@@ -54,8 +53,7 @@ std::vector<Row> rows(const std::vector<CompressionOptions>& given) {
   std::vector<Row> all;
   for (const bool messages : {true, false}) {
     for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-      for (int degree = 1; degree <= size(); ++degree) {
-        if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+      for (const int degree : degrees(stage)) {
         for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
           for (const CompressionOptions& each : given)
             all.push_back({messages, stage, degree, reduction, each});
@@ -186,15 +184,13 @@ class Exchanged {
 
 // Steps 1 and 3 are abandoned: what comes after them is as if they had not been.
 TEST(DgcExchange, IsWhatOneProcessDoes) {
-  const ProcessGroupPtr without_messages = collectives_only(group());
   const std::vector<CompressionOptions> given = {
       {.density = 0.02},
       {.density = {{0, 1}, {1, 0.05}, {2, 0.001}}, .momentum = {{0, 0.75}, {2, 0.5}}},
       {.density = 0.05, .max_norm = {{0, 1500}, {2, 1}}},
       {.density = 0.05, .momentum = 0, .max_norm = 1e30}};
-  int number = 1;
   for (const Row& row : rows(given)) {
-    Exchanged exchange(row, number++, row.messages ? group() : without_messages);
+    Exchanged exchange(row, next_number(), row.messages ? group() : group_without_messages());
     const std::int64_t elements = std::int64_t{256} * row.degree * 3;
     Oracle oracle(row, elements);
     std::int64_t bytes = 0;
@@ -232,10 +228,9 @@ TEST(DgcExchange, IsWhatOneProcessDoes) {
 // for bit: numbers are whole, and mu is a half.
 TEST(DgcExchange, NothingIsLost) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows({{.density = 0.03, .momentum = 0.5}})) {
     if (!row.messages || row.reduction != Reduction::kSum) continue;
-    Exchanged exchange(row, number++, group());
+    Exchanged exchange(row, next_number(), group());
     const std::int64_t elements = std::int64_t{256} * row.degree * 3;
     Tensor gradients = torch::zeros({elements}), momenta = gradients.clone(), masked = gradients.clone();
     Tensor applied = exchange.own_of(torch::zeros({elements})).clone();
@@ -263,10 +258,9 @@ TEST(DgcExchange, NothingIsLost) {
 // Everything is sent and masked at once, so nothing is left of a momentum: the sum in the order of ranks.
 TEST(DgcExchange, WithDensityOneItIsThePlainSum) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows({{.density = 1, .momentum = 0.9}})) {
     if (!row.messages || row.has_copies()) continue;  // within a copy the sum has another order
-    Exchanged exchange(row, number++, group());
+    Exchanged exchange(row, next_number(), group());
     const std::int64_t elements = std::int64_t{256} * row.degree;
     const auto of_rank = [&](int of, int step) { return gradient(of, step, elements) / 7; };
     for (int step = 0; step < 3; ++step) {
@@ -280,10 +274,9 @@ TEST(DgcExchange, WithDensityOneItIsThePlainSum) {
 
 // A step that is not finite says so, and leaves nothing behind, in residuals and momenta, however many.
 TEST(DgcExchange, WhatIsNotFiniteIsToldAndNotKept) {
-  int number = 1;
   for (const Row& row : rows({{.density = 0.02, .max_norm = 100}})) {
     if (!row.messages) continue;
-    Exchanged exchange(row, number++, group());
+    Exchanged exchange(row, next_number(), group());
     const std::int64_t elements = std::int64_t{256} * row.degree;
     for (int step = 0; step < 3; ++step) {
       const Tensor flat = gradient(rank(), step, elements);

@@ -14,36 +14,22 @@
 #include <utility>
 #include <vector>
 
-#include "collectives_only.h"
 #include "distributed/slice_sum.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-const ProcessGroupPtr& group_without_messages() {
-  static const ProcessGroupPtr the_group = collectives_only(group());
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 constexpr Stage kStages[] = {Stage::kReplicate, Stage::kOptimizer, Stage::kGradients, Stage::kParameters};
-
-/// Among how many ranks a stage may divide.
-std::vector<int> degrees(Stage stage) {
-  std::vector<int> all;
-  for (int degree = 1; degree <= size(); ++degree) {
-    if (size() % degree == 0 && (stage != Stage::kReplicate || degree == size())) all.push_back(degree);
-  }
-  return all;
-}
 
 /// Numbers of any magnitude, whose sum depends on its order. Every rank can make every rank's.
 Tensor gradients(int of, std::int64_t elements, at::ScalarType dtype, int step = 0) {
@@ -82,10 +68,9 @@ struct Row {
   ShardOptions options() const { return {.stage = stage, .reduction = reduction, .sum_order = sum_order}; }
   std::string text() const {
     return std::string(sum_order == SumOrder::kNative ? "native" : "ordered") +
-           (messages ? "" : " without messages") + ", stage " + std::to_string(static_cast<int>(stage)) +
-           " among " + std::to_string(degree) + (reduction == Reduction::kMean ? ", mean of " : ", sum of ") +
-           std::to_string(slice_elements) + " of " + c10::toString(dtype) + " on rank " +
-           std::to_string(rank());
+           (messages ? "" : " without messages") + ", " + text_of(stage, degree) +
+           (reduction == Reduction::kMean ? ", mean of " : ", sum of ") + std::to_string(slice_elements) +
+           " of " + c10::toString(dtype) + " on rank " + std::to_string(rank());
   }
   /// What this rank sends, in bytes of a slice.
   std::int64_t sent_slices() const {
@@ -119,10 +104,9 @@ std::vector<Row> rows() {
 }
 
 TEST(GradientExchange, EveryMethodIsTheSumOfAllRanks) {
-  int number = 1;
   for (const Row& row : rows()) {
-    const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(), number++,
-                                                 row.degree, row.options());
+    const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(),
+                                                 next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
     if (size() > 1) {
       EXPECT_EQ(exchange->in_any_order(at::kCPU), row.messages && row.sum_order == SumOrder::kRanks);
@@ -157,12 +141,11 @@ TEST(GradientExchange, EveryMethodIsTheSumOfAllRanks) {
 
 // The level within a copy alone: nothing leaves it.
 TEST(GradientExchange, WithinACopySumsAreThoseOfItsRanks) {
-  int number = 1;
   for (const bool messages : {true, false}) {
     for (const int degree : degrees(Stage::kGradients)) {
       for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
         for (const bool in_place : {true, false}) {
-          SliceExchange ranks(messages ? group() : group_without_messages(), number++, degree);
+          SliceExchange ranks(messages ? group() : group_without_messages(), next_number(), degree);
           SliceSum sum(ranks);
           const std::int64_t elements = std::int64_t{degree} * 256 * 1031;
           const Tensor flat = gradients(rank(), elements, at::kFloat);
@@ -274,13 +257,11 @@ TEST(GradientExchange, AMethodOfItsOwnHasLevelsRoundsShapesAndMemory) {
     for (const auto& place : places) place.of(flat).copy_(place.of(all));
     return flat;
   };
-  int number = 1;
   for (const bool messages : {true, false}) {
     for (const Stage stage : kStages) {
       for (const int degree : degrees(stage)) {
-        const std::string text = "stage " + std::to_string(static_cast<int>(stage)) + " among " +
-                                 std::to_string(degree) + (messages ? "" : ", without messages");
-        RoundedExchange exchange(messages ? group() : group_without_messages(), number++, degree,
+        const std::string text = text_of(stage, degree) + (messages ? "" : ", without messages");
+        RoundedExchange exchange(messages ? group() : group_without_messages(), next_number(), degree,
                                  {.stage = stage, .reduction = Reduction::kSum});
         const bool divided = stage != Stage::kReplicate;
         const int copies = divided ? size() / degree : size();

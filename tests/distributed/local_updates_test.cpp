@@ -2,6 +2,7 @@
 #include "reef/local_updates.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -13,9 +14,12 @@
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/subgroup.h"
+#include "support/config_error.h"
 
 namespace reef::shard_tests {
 namespace {
+
+using test::config_error;
 
 std::vector<Row> rows() {
   std::vector<Row> all;
@@ -321,6 +325,82 @@ TEST(LocalUpdates, WhatCannotBeIsRefusedOnAllRanks) {
   torch::optim::SGD optimizer(with_update.parameters(), torch::optim::SGDOptions(0.1));
   const DelayedUpdate delayed(optimizer, with_update);
   EXPECT_THROW(LocalUpdates{with_update}, ConfigError);
+}
+
+// Methods of compression that outer steps do not take, and shards whose steps these are not: on all ranks,
+// wherever it is found out.
+TEST(LocalUpdates, CompressionsThatCannotBeAreRefused) {
+  const auto refused = [&](Shard& sharded, const std::string& text, const LocalUpdatesOptions& options) {
+    for (const bool everywhere : {true, false}) {
+      const bool is_asked = everywhere || rank() == size() - 1;
+      const std::string said =
+          config_error([&] { LocalUpdates(sharded, is_asked ? options : LocalUpdatesOptions()); });
+      EXPECT_NE(said.find(text), std::string::npos) << "rank " << rank() << ": " << said;
+    }
+  };
+  const auto with = [](Compression compression, double outer_momentum, const CompressionOptions& of = {}) {
+    return LocalUpdatesOptions{
+        .outer_momentum = outer_momentum, .compression = compression, .compression_options = of};
+  };
+  Net net(7);
+  Shard sharded = shard(*net, group());
+  refused(sharded,
+          "compression dgc, which has a momentum of its own, and outer_momentum 0.9: give outer_momentum 0",
+          with(Compression::kDgc, 0.9));
+  refused(sharded, "compression one_bit_adam: give one that gives gradients",
+          with(Compression::kOneBitAdam, 0, {.warmup_steps = 3}));
+  refused(sharded, "compression auto: give a method", with(Compression::kAuto, 0.9));
+
+  torch::nn::Linear wide(4, 4);
+  wide->to(torch::kDouble);
+  Shard of_wide = shard(*wide, group());
+  refused(of_wide, "compression dgc, and parameter weight is of Double: take another compression",
+          with(Compression::kDgc, 0));
+  LocalUpdates(of_wide, with(Compression::kTopK, 0.9)).finish();
+
+  torch::nn::Linear half(4, 4);
+  half->to(torch::kHalf);
+  Shard of_half = shard(*half, group());
+  refused(of_half, "parameter weight is of Half, in which what is held back would be rounded",
+          with(Compression::kTopK, 0.9));
+
+  torch::nn::Linear by_momentum(4, 4);
+  Shard of_momentum =
+      shard(*by_momentum, group(),
+            {.compression = Compression::kOneBitAdam, .compression_options = {.warmup_steps = 3}});
+  const std::string said = config_error([&] { LocalUpdates{of_momentum}; });
+  EXPECT_NE(said.find("a shard with compression one_bit_adam, whose optimizer steps by what ranks exchange"),
+            std::string::npos)
+      << said;
+}
+
+// Steps beside the program are not seen, so whatever looks at parameters refuses: what was there before
+// stays.
+TEST(LocalUpdates, ADelayedUpdateBesideThemIsRefused) {
+  Net net(7);
+  Shard sharded = shard(*net, group(), {.offload = true});
+  torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.1));
+  LocalUpdates updates(sharded, {.local_steps = 3});
+  step(net, optimizer, updates, 0);
+  const OptimizerState state = updates.state();
+  {
+    const DelayedUpdate delayed(optimizer, sharded);
+    const std::vector<std::function<void()>> calls = {
+        [&] { updates.step(); }, [&] { updates.finish(); }, [&] { updates.begin_round(); },
+        [&] { updates.load_state(state); }, [&] { const LocalUpdates another(sharded); }};
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const std::string said = config_error(calls[i]);
+      const bool is_another = i + 1 == calls.size();
+      EXPECT_NE(said.find(is_another ? "a shard that has one" : "beside a DelayedUpdate"), std::string::npos)
+          << i << ": " << said;
+    }
+    EXPECT_EQ(updates.local_step(), 1);
+  }
+  for (int number = 1; number < 3; ++number) step(net, optimizer, updates, number);
+  updates.finish();
+  Tensor own = torch::nn::utils::parameters_to_vector(parameters_of(net)).detach(), first = own.clone();
+  broadcast({first}, group());
+  EXPECT_TRUE(torch::equal(own, first));
 }
 
 // When it has ended, backward reduces gradients again; ranks that have taken other numbers of steps are told.

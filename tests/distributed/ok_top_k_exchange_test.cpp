@@ -9,21 +9,20 @@
 #include <tuple>
 #include <vector>
 
-#include "collectives_only.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 /// Where the large elements are.
 enum class Large {
@@ -53,9 +52,8 @@ struct Row {
   int place() const { return has_copies() ? rank() / degree : rank(); }
   std::string text() const {
     return std::string(messages ? "" : "without messages, ") + "large elements " +
-           std::to_string(static_cast<int>(large)) + ", stage " + std::to_string(static_cast<int>(stage)) +
-           " among " + std::to_string(degree) + ", density " + std::to_string(density) + " on rank " +
-           std::to_string(rank());
+           std::to_string(static_cast<int>(large)) + ", " + text_of(stage, degree) + ", density " +
+           std::to_string(density) + " on rank " + std::to_string(rank());
   }
 };
 
@@ -64,8 +62,7 @@ std::vector<Row> rows() {
   for (const Large large : {Large::kAnywhere, Large::kInFront, Large::kNowhere, Large::kApart}) {
     for (const bool messages : {true, false}) {
       for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-        for (int degree = 1; degree <= size(); ++degree) {
-          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+        for (const int degree : degrees(stage)) {
           for (const double density : {0.001, 0.05, 0.3, 1.0})
             all.push_back({large, messages, stage, degree, density});
         }
@@ -251,10 +248,8 @@ class Exchanged {
 // Steps 1 and 3 are abandoned: what comes after them is as if they had not been.
 TEST(OkTopKExchange, IsWhatOneProcessDoes) {
   if (size() == 1) return;
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
-    Exchanged exchange(row, number++, row.messages ? group() : without_messages,
+    Exchanged exchange(row, next_number(), row.messages ? group() : group_without_messages(),
                        std::int64_t{256} * row.degree);
     for (int step = 0; step < 4; ++step) exchange.step(step, step != 1 && step != 3);
   }
@@ -263,10 +258,9 @@ TEST(OkTopKExchange, IsWhatOneProcessDoes) {
 // Less than 6 k (P - 1) / P words on each rank, where ranks' entries lie alike, and where they are the same.
 TEST(OkTopKExchange, SendsLessThanThePapersBound) {
   if (size() == 1) return;
-  int number = 1;
   for (const Large large : {Large::kAnywhere, Large::kInFront}) {
     const Row row{large, true, Stage::kReplicate, size(), 0.1};
-    Exchanged exchange(row, number++, group(), std::int64_t{256} * 20 * size());
+    Exchanged exchange(row, next_number(), group(), std::int64_t{256} * 20 * size());
     std::int64_t before = 0;
     for (int step = 0; step < 3; ++step) {
       exchange.step(step, /*used=*/true);

@@ -8,26 +8,25 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
+#include "exchanges.h"
 #include "kernels/packed_levels.h"
-#include "reef/process_group.h"
+#include "one_bit_adam_alone.h"
 #include "shard/gradient_exchange.h"
-#include "shard/packed_code.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 constexpr double kBeta1 = 0.8;
 constexpr int kWarmUp = 2;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
 
 struct Row {
   bool messages;
@@ -42,8 +41,7 @@ struct Row {
   bool divided() const { return stage != Stage::kReplicate; }
   int copies() const { return divided() ? size() / degree : 1; }
   std::string text() const {
-    return std::string(messages ? "" : "without messages, ") + "stage " +
-           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) + " on rank " +
+    return std::string(messages ? "" : "without messages, ") + text_of(stage, degree) + " on rank " +
            std::to_string(rank());
   }
 };
@@ -52,8 +50,7 @@ std::vector<Row> rows() {
   std::vector<Row> all;
   for (const bool messages : {true, false}) {
     for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-      for (int degree = 1; degree <= size(); ++degree) {
-        if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+      for (const int degree : degrees(stage)) {
         all.push_back({messages, stage, degree});
       }
     }
@@ -67,75 +64,22 @@ Tensor gradient(int of, int step, std::int64_t elements) {
   return torch::randn({elements}).mul(torch::randn({elements}).mul(2).exp2());
 }
 
-/// What all ranks do, in one process, with all of a bucket.
-struct Oracle {
-  explicit Oracle(const Row& of) : row(of) {}
-
-  /// The `used`-th step that ranks have used.
-  Tensor step(const std::vector<Tensor>& gradients, int used) {
-    if (!momentum.defined()) momentum = torch::zeros_like(gradients[0]);
-    if (used < kWarmUp) {
-      Tensor mean = gradients[0].clone();
-      for (int of = 1; of < size(); ++of) mean.add_(gradients[static_cast<std::size_t>(of)]);
-      mean.div_(size());
-      momentum = momentum.mul(kBeta1).add_(mean.mul(1 - kBeta1));
-      return mean;
-    }
-    const int together = row.copies() > 1 ? row.degree : 1;
-    const int slices = row.divided() ? row.degree : size();
-    residuals.resize(static_cast<std::size_t>(size() / together));
-    Tensor sum;
-    for (int first = 0; first < size(); first += together) {
-      Tensor all = gradients[static_cast<std::size_t>(first)].clone();
-      for (int of = 1; of < together; ++of) all.add_(gradients[static_cast<std::size_t>(first + of)]);
-      all = momentum.mul(kBeta1 * together).add_(all.mul(1 - kBeta1));
-      if (size() == 1) return momentum = all;
-      Tensor& residual = residuals[static_cast<std::size_t>(first / together)];
-      const Tensor said = coded(all, residual, slices);
-      sum = sum.defined() ? sum.add(said) : said;
-    }
-    if (row.copies() == 1) sum = coded(sum, residual_of_sum, slices);
-    return momentum = sum.div(size());
-  }
-
-  Tensor momentum, residual_of_sum;
-  std::vector<Tensor> residuals;  ///< of ranks, or of copies
-
- private:
-  /// What codes say of the values and of what was held back, which becomes what they lose.
-  static Tensor coded(const Tensor& values, Tensor& residual, int slices) {
-    const Tensor all = residual.defined() ? values.add(residual) : values.clone();
-    std::vector<Tensor> said;
-    for (int slice = 0; slice < slices; ++slice) {
-      const Tensor of_slice = SliceExchange::slice(all, slice, slices);
-      const Tensor code = empty_codes(1, of_slice.numel(), /*bits=*/1);
-      kernels::encode_signs(of_slice.mutable_data_ptr<float>(), of_slice.numel(), code_of_slice(code, 0, 1));
-      sum_of_codes(code, 1, /*bits=*/1, said.emplace_back(torch::empty_like(of_slice)));
-    }
-    residual = all;
-    return torch::cat(said);
-  }
-  Row row;
-};
-
 // Bit for bit, and bytes exactly. In the warm-up both are those without compression. Steps 1, 3 and 5 are
 // abandoned, the second of them the first after the warm-up: what comes after is as if they had not been.
 TEST(OneBitAdamExchange, IsWhatOneProcessDoes) {
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
-    const ProcessGroupPtr& of = row.messages ? group() : without_messages;
-    const auto exchange = make_gradient_exchange(of, number++, row.degree, row.options());
-    const auto exact = make_gradient_exchange(of, number++, row.degree, {.stage = row.stage});
+    const ProcessGroupPtr& of = row.messages ? group() : group_without_messages();
+    const auto exchange = make_gradient_exchange(of, next_number(), row.degree, row.options());
+    const auto exact = make_gradient_exchange(of, next_number(), row.degree, {.stage = row.stage});
     const SliceExchange& ranks = exchange->ranks();
     const std::int64_t slice = 256 * 3, elements = slice * row.degree;
-    Oracle oracle(row);
+    OneBitAdamAlone oracle{size(), row.degree, row.divided(), kWarmUp, kBeta1};
     int used_steps = 0;
     for (int step = 0; step < 8; ++step) {
       const bool used = step % 2 == 0 || step == 7;
       std::vector<Tensor> gradients;
       for (int each = 0; each < size(); ++each) gradients.push_back(gradient(each, step, elements));
-      Oracle next = oracle;
+      OneBitAdamAlone next = oracle;
       Tensor expected = next.step(gradients, used_steps);
       const Tensor flat = gradients[static_cast<std::size_t>(rank())].clone(), plain = flat.clone();
       Tensor own = row.divided() ? ranks.own_slice(flat) : flat;
@@ -197,10 +141,9 @@ Tensor held_back(GradientExchange& exchange, const char* name, std::int64_t elem
 // parameters stays zero.
 TEST(OneBitAdamExchange, HoldsBackWhatSignsLoseOnBothWays) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.messages) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{256} * row.degree * 5;
     const std::vector<GradientBucket::Place> places = {{0, {100}, {1}}, {256, {elements - 300}, {1}}};
     Tensor parameters = torch::zeros({elements});
@@ -241,10 +184,9 @@ TEST(OneBitAdamExchange, HoldsBackWhatSignsLoseOnBothWays) {
 // A step that is not finite says so on all ranks that have the element, in both phases; neither momentum nor
 // what is held back has anything of it, and the next step is finite.
 TEST(OneBitAdamExchange, WhatIsNotFiniteIsToldAndNotKept) {
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.messages) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{1024} * row.degree;
     const std::vector<GradientBucket::Place> places = {{0, {elements}, {1}}};
     for (int step = 0; step < 8; ++step) {

@@ -9,22 +9,21 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 using Place = GradientBucket::Place;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
 
 constexpr std::int64_t kElements = std::int64_t{256} * 12 * 4;  // slices of 1 to 4 ranks
 constexpr std::int64_t kWanted = 2;
@@ -58,9 +57,8 @@ struct Row {
   bool has_copies() const { return divided() && degree < size(); }
   int between() const { return has_copies() ? size() / degree : size(); }
   std::string text() const {
-    return std::string(name_of(method)) + (messages ? "" : " without messages") + ", stage " +
-           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) + " on rank " +
-           std::to_string(rank());
+    return std::string(name_of(method)) + (messages ? "" : " without messages") + ", " +
+           text_of(stage, degree) + " on rank " + std::to_string(rank());
   }
 };
 
@@ -69,8 +67,7 @@ std::vector<Row> rows() {
   for (const Compression method : {Compression::kPowerSgd, Compression::kPowerSgdAlternating}) {
     for (const bool messages : {true, false}) {
       for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-        for (int degree = 1; degree <= size(); ++degree) {
-          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+        for (const int degree : degrees(stage)) {
           all.push_back({method, messages, stage, degree});
         }
       }
@@ -165,11 +162,9 @@ std::int64_t step_bytes(const Row& row, int step) {
 // Steps 1 and 3 are abandoned, and are as if they had not been: a twin that never had them has the same bits.
 TEST(PowerSgdExchange, NothingIsLost) {
   if (size() == 1) return;
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
-    const ProcessGroupPtr& over = row.messages ? group() : without_messages;
-    Exchanged exchange(row, number++, over), twin(row, number++, over);
+    const ProcessGroupPtr& over = row.messages ? group() : group_without_messages();
+    Exchanged exchange(row, next_number(), over), twin(row, next_number(), over);
     Tensor had = torch::zeros({kElements}), magnitude = had.clone(), applied = had.clone();
     std::int64_t bytes = 0;
     int used_steps = 0;
@@ -236,10 +231,9 @@ Tensor low_rank_gradient(int of) {
 // What has that rank is exact after two steps; after gradients of zeros, which are no NaN, too.
 TEST(PowerSgdExchange, WhatHasTheRankIsExact) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.messages) continue;
-    Exchanged exchange(row, number++, group());
+    Exchanged exchange(row, next_number(), group());
     Tensor sum = torch::zeros({kElements});
     for (int of = 0; of < size(); ++of) sum += low_rank_gradient(of);
     for (const bool zeros_first : {true, false, true}) {
@@ -259,10 +253,9 @@ TEST(PowerSgdExchange, WhatHasTheRankIsExact) {
 // On one matrix, again and again, what is left tends to what the singular values beyond the rank say.
 TEST(PowerSgdExchange, WhatIsLeftTendsToTheSingularTail) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.messages || row.stage == Stage::kParameters) continue;
-    Exchanged exchange(row, number++, group());
+    Exchanged exchange(row, next_number(), group());
     Tensor sum = torch::zeros({kElements});
     for (int of = 0; of < size(); ++of) sum += gradient(of, 0);
     Tensor found;
@@ -281,11 +274,10 @@ TEST(PowerSgdExchange, WhatIsLeftTendsToTheSingularTail) {
 // A step that is not finite says so, of that matrix alone, and leaves nothing behind.
 TEST(PowerSgdExchange, WhatIsNotFiniteIsToldAndNotKept) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (!row.messages) continue;
     for (const float wrong : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
-      Exchanged exchange(row, number++, group());
+      Exchanged exchange(row, next_number(), group());
       for (int step = 0; step < 3; ++step) {
         const Tensor flat = gradient(rank(), step);
         if (step == 1 && rank() == size() - 1) flat[3] = wrong;

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "exchanges.h"
 #include "reef/collectives.h"
 #include "reef/error.h"
 #include "reef/measure_exchange_work.h"
 #include "reef/measure_link.h"
-#include "reef/process_group.h"
 #include "reef/shard.h"
 #include "shard/gradient_exchange.h"
 
@@ -22,13 +22,10 @@ namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::group;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
 
 /// What every rank has, in order.
 std::vector<double> all_have(const std::vector<double>& numbers) {
@@ -40,7 +37,6 @@ std::vector<double> all_have(const std::vector<double>& numbers) {
 
 // Their own counters, exactly.
 TEST(PriceExchange, BytesAreThoseThatRanksSend) {
-  int number = 1;
   for (const Stage stage : {Stage::kReplicate, Stage::kGradients}) {
     for (const StepSchedule& density : {StepSchedule(), StepSchedule(0.02)}) {
       for (const std::int64_t elements : {1000, 300000}) {
@@ -54,7 +50,7 @@ TEST(PriceExchange, BytesAreThoseThatRanksSend) {
         const std::int64_t padded = (((elements + 255) / 256 * 256 + size() - 1) / size() + 255) / 256 * 256;
         for (const ExchangePrice& price : prices.methods) {
           const auto exchange =
-              make_gradient_exchange(group(), number++, size(),
+              make_gradient_exchange(group(), next_number(), size(),
                                      {.stage = stage,
                                       .compression = price.method,
                                       .compression_options = options_taken(price.method, options)});

@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <vector>
 
 #include "reef/delayed_update.h"
@@ -133,6 +134,41 @@ TEST(ShardDelayed, TheLoopIsAsItWas) {
     }
     for (std::size_t i = 0; i < found[0].size(); ++i)
       EXPECT_TRUE(torch::equal(found[0][i], found[1][i])) << i << ", stage " << static_cast<int>(stage);
+  }
+}
+
+// What a pass that sends nothing, or one that fails, makes of gradients that the module has cleared is no
+// business of the update, which still steps by those that it was lent.
+TEST(ShardDelayed, AnUpdateKeepsItsGradients) {
+  for (const Stage stage : kWhole) {
+    for (const bool fails : {false, true}) {
+      Net net(7);
+      Shard sharded = shard(*net, group(), {.stage = stage, .bucket_bytes = 5000, .offload = true});
+      UpdateBeside update(sharded);
+      net->forward(batch(Ranks::kDiffer, rank(), 0)).backward();
+      update.begin();
+      update.wait_for_parts();
+      std::vector<Tensor> lent;
+      for (const Tensor& part : sharded.parameters()) lent.push_back(part.grad());
+      net->zero_grad();
+      const auto pass = [&](int step) {
+        Tensor loss = net->forward(batch(Ranks::kDiffer, rank(), step));
+        if (fails) loss.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("too large"); });
+        loss.backward();
+      };
+      if (fails) {
+        EXPECT_THROW(pass(1), std::runtime_error);
+      } else {
+        const Shard::NoSync no_sync(sharded);
+        pass(1);
+      }
+      for (std::size_t i = 0; i < lent.size(); ++i) {
+        EXPECT_TRUE(lent[i].defined() == sharded.parameters()[i].grad().defined())
+            << sharded.names()[i] << ", stage " << static_cast<int>(stage) << ", fails: " << fails;
+      }
+      update.end();
+      update.finish();
+    }
   }
 }
 

@@ -8,21 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 #include "shard/gradient_exchange.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 /// Of a rank in a step, of any magnitude: every rank can make every rank's.
 Tensor gradient(int of, int step, std::int64_t elements, at::ScalarType dtype) {
@@ -42,10 +41,9 @@ struct Row {
   bool divided() const { return stage != Stage::kReplicate; }
   int copies() const { return divided() ? size() / degree : 1; }
   std::string text() const {
-    return std::string(name_of(method)) + ", " + (messages ? "" : "without messages, ") + "stage " +
-           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) +
-           (reduction == Reduction::kMean ? ", mean of " : ", sum of ") + c10::toString(dtype) + " on rank " +
-           std::to_string(rank());
+    return std::string(name_of(method)) + ", " + (messages ? "" : "without messages, ") +
+           text_of(stage, degree) + (reduction == Reduction::kMean ? ", mean of " : ", sum of ") +
+           c10::toString(dtype) + " on rank " + std::to_string(rank());
   }
 };
 
@@ -55,8 +53,7 @@ std::vector<Row> rows() {
     const at::ScalarType sent = method == Compression::kBFloat16 ? at::kBFloat16 : at::kHalf;
     for (const bool messages : {true, false}) {
       for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-        for (int degree = 1; degree <= size(); ++degree) {
-          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+        for (const int degree : degrees(stage)) {
           for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
             for (const at::ScalarType dtype : {at::kFloat, at::kDouble, sent, at::kComplexFloat}) {
               const bool known = messages || dtype != at::kComplexFloat;  // to gloo's all-to-all
@@ -112,11 +109,9 @@ class Oracle {
 // Bit for bit, and bytes exactly. Steps 1 and 3 are abandoned: what comes after them is as if they had not
 // been.
 TEST(SixteenBitExchange, IsWhatOneProcessRoundsAndHoldsBack) {
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
-    const auto exchange = make_gradient_exchange(row.messages ? group() : without_messages, number++,
-                                                 row.degree, row.options());
+    const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(),
+                                                 next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
     const std::int64_t elements = std::int64_t{256} * row.degree * 3;
     const auto bytes_of_16_bits = [&](std::int64_t count) {
@@ -166,10 +161,9 @@ TEST(SixteenBitExchange, IsWhatOneProcessRoundsAndHoldsBack) {
 
 // Of whole numbers with 14 bits nothing is lost: what is applied and what is held back is what there was.
 TEST(SixteenBitExchange, WhatIsAppliedAndHeldBackIsWhatThereWas) {
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.dtype != at::kFloat || row.reduction != Reduction::kSum || !row.messages) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{256} * row.degree;
     const auto own_of = [&](const Tensor& flat) {
       return row.divided() ? exchange->ranks().own_slice(flat) : flat;
@@ -202,10 +196,9 @@ TEST(SixteenBitExchange, WhatIsAppliedAndHeldBackIsWhatThereWas) {
 // What is not finite arrives, and is not held back; neither is what was held back for it.
 TEST(SixteenBitExchange, WhatIsNotFiniteIsToldAndNotKept) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.dtype != at::kFloat || row.reduction != Reduction::kSum || !row.messages) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{256} * row.degree;
     const std::vector<float> wrong = {std::nanf(""), std::numeric_limits<float>::infinity(),
                                       std::numeric_limits<float>::max()};

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives_only.h"
-#include "reef/process_group.h"
+#include "exchanges.h"
 #include "shard/gradient_exchange.h"
 #include "shard/sparse_gradient.h"
 
@@ -20,13 +19,13 @@ namespace reef {
 namespace {
 
 using at::Tensor;
-
-const ProcessGroupPtr& group() {
-  static const ProcessGroupPtr the_group = init_process_group();
-  return the_group;
-}
-int rank() { return group()->getRank(); }
-int size() { return group()->getSize(); }
+using exchanges::degrees;
+using exchanges::group;
+using exchanges::group_without_messages;
+using exchanges::next_number;
+using exchanges::rank;
+using exchanges::size;
+using exchanges::text_of;
 
 struct Row {
   Compression method;
@@ -48,9 +47,9 @@ struct Row {
   int among() const { return has_copies() ? size() / degree : size(); }
   int place() const { return has_copies() ? rank() / degree : rank(); }
   std::string text() const {
-    return std::string(name_of(method)) + (messages ? "" : " without messages") + ", stage " +
-           std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree) + ", density " +
-           std::to_string(density) + " on rank " + std::to_string(rank());
+    return std::string(name_of(method)) + (messages ? "" : " without messages") + ", " +
+           text_of(stage, degree) + ", density " + std::to_string(density) + " on rank " +
+           std::to_string(rank());
   }
 };
 
@@ -60,8 +59,7 @@ std::vector<Row> rows() {
        {Compression::kTopK, Compression::kGTopK, Compression::kGTopKTree, Compression::kOkTopK}) {
     for (const bool messages : {true, false}) {
       for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
-        for (int degree = 1; degree <= size(); ++degree) {
-          if (size() % degree != 0 || (stage == Stage::kReplicate && degree != size())) continue;
+        for (const int degree : degrees(stage)) {
           for (const double density : {0.001, 0.02, 1.0})
             all.push_back({method, messages, stage, degree, Reduction::kSum, density});
         }
@@ -182,12 +180,10 @@ Tensor summed_over_ranks(const Tensor& own) {
 // residuals are each rank's own; of gTop-k's merges any rank may hold back what was dropped, so the gradients
 // of its later steps are as large as to leave residuals of one rank alone in the sum.
 TEST(SparseExchange, IsWhatOneProcessDoes) {
-  const ProcessGroupPtr without_messages = collectives_only(group());
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.method == Compression::kOkTopK) continue;  // ok_top_k_exchange_test.cpp
-    const auto exchange = make_gradient_exchange(row.messages ? group() : without_messages, number++,
-                                                 row.degree, row.options());
+    const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(),
+                                                 next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
     const std::int64_t elements = std::int64_t{256} * row.degree * 3;
     const std::int64_t exchanged = row.has_copies() ? elements / row.degree : elements;
@@ -244,10 +240,9 @@ TEST(SparseExchange, IsWhatOneProcessDoes) {
 // What is applied and what is held back is what there was, bit for bit, in every step; the ranks apply the
 // same. The published rule fails this wherever merges are made of merges.
 TEST(SparseExchange, NothingIsLostButByThePublishedRule) {
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.density > 0.5 || size() == 1) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
     const std::int64_t elements = std::int64_t{256} * row.degree * 8;
     Tensor had = torch::zeros({elements}), applied = torch::zeros({elements});
@@ -288,10 +283,9 @@ TEST(SparseExchange, NothingIsLostButByThePublishedRule) {
 // A step that is not finite says so on all ranks, and leaves nothing behind.
 TEST(SparseExchange, WhatIsNotFiniteIsToldAndNotKept) {
   if (size() == 1) return;
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.has_copies() || !row.messages || row.density > 0.5) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     const std::int64_t elements = std::int64_t{256} * row.degree;
     for (int step = 0; step < 2; ++step) {
       exchange->begin_step(step + 1);
@@ -317,7 +311,7 @@ TEST(SparseExchange, DensityFollowsItsSchedule) {
   if (size() == 1) return;
   ShardOptions options{.reduction = Reduction::kSum, .compression = Compression::kTopK};
   options.compression_options.density = {{0, 0.5}, {1, 0.1}, {3, 0.01}};
-  const auto exchange = make_gradient_exchange(group(), 1, size(), options);
+  const auto exchange = make_gradient_exchange(group(), next_number(), size(), options);
   const std::int64_t elements = 1000 * size();
   std::int64_t before = 0;
   exchange->begin_step(1);
@@ -335,10 +329,9 @@ TEST(SparseExchange, DensityFollowsItsSchedule) {
 
 // What cannot be compressed is added up as it is, and what was held back for it is not forgotten.
 TEST(SparseExchange, OtherDtypesAreAddedUpAsTheyAre) {
-  int number = 1;
   for (const Row& row : rows()) {
     if (row.density > 0.01) continue;
-    const auto exchange = make_gradient_exchange(group(), number++, row.degree, row.options());
+    const auto exchange = make_gradient_exchange(group(), next_number(), row.degree, row.options());
     exchange->begin_step(1);
     const std::int64_t elements = std::int64_t{256} * row.degree;
     Tensor expected = torch::zeros({elements}, at::kDouble);

@@ -28,6 +28,16 @@ def test_another_number_of_ranks_goes_on_with_the_same_momentum(saved_by, loaded
     run(loaded_by, "load", str(tmp_path))
 
 
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (3, 1), (2, 2), (4, 3)])
+def test_what_else_a_shard_can_do_is_as_ever(ranks, stage):
+    run(ranks, "together", str(stage))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gradient_that_has_been_changed_is_not_stepped(ranks):
+    run(ranks, "changed")
+
+
 def test_neither_is_used_without_the_other():
     group = reef.init_process_group(rank=0, world_size=1)
     layer = torch.nn.Linear(30, 20)
@@ -58,13 +68,24 @@ def test_neither_is_used_without_the_other():
         backward()
     optimizer = reef.optim.OneBitAdam(sharded.parameters(), betas=(0.8, 0.999))
     backward()
-    optimizer.grad_scale = torch.tensor(2.0)
-    with pytest.raises(ValueError, match="step without a GradScaler"):
+    with pytest.raises(ValueError, match="no second moment of any parameter"):
         optimizer.step()
-    del optimizer.grad_scale
     assert torch.equal(layer.weight, before)
-    optimizer.step()  # the first: of no element a second moment is known
-    assert torch.equal(layer.weight, before)
+    sharded.end()
+
+    sharded = reef.shard(layer, group, compression=reef.Compression("one_bit_adam", warmup_steps=1, beta1=0.8))
+    optimizer = reef.optim.OneBitAdam(sharded.parameters(), betas=(0.8, 0.999))
+    for _ in range(2):  # of both phases
+        backward()
+        before = layer.weight.detach().clone()
+        for scaled in ("grad_scale", "found_inf"):
+            setattr(optimizer, scaled, torch.tensor(2.0))
+            with pytest.raises(ValueError, match="step without a GradScaler"):
+                optimizer.step()
+            delattr(optimizer, scaled)
+        assert torch.equal(layer.weight, before)
+        optimizer.step()
+        assert not torch.equal(layer.weight, before)
     optimizer.param_groups[0]["betas"] = (0.7, 0.999)
     with pytest.raises(ValueError, match="give both the same"):
         optimizer.step()

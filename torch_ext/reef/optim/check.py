@@ -89,6 +89,9 @@ def check_these(optimizer: Optimizer, group: dict[str, Any], indices: list[int],
                 f"{who} has no state {', '.join(sorted(names - state.keys()))}, which an option that was switched on since "
                 "its first step needs; switch it on when the optimizer is made, or begin without a state"
             )
+    if optimizer._rule == "one_bit_adam" and indices:
+        these = [group["params"][index] for index in indices]
+        torch.ops.reef.optim_check_given(any(optimizer.state.values()), these, [p.grad for p in these])
 
 
 def _asked(group: dict[str, Any], p: torch.Tensor) -> tuple[Any, ...]:

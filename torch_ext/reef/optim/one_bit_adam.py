@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim.optimizer import ParamsT
 
@@ -32,3 +34,8 @@ class OneBitAdam(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": False, "maximize": maximize}
         super().__init__(params, defaults, state="float32", master="none", min_quantized_numel=0)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for group in self.param_groups:  # Shard.refresh may have given it new parts, whose exchange must know it
+            self._check_group(group)
+        super().load_state_dict(state_dict)
