@@ -30,7 +30,7 @@ CodedExchange::CodedExchange(const ProcessGroupPtr& group, int number, int slice
       name_("the exchange of gradients in " + std::string(name_of(options.compression))) {}
 
 void CodedExchange::exchange(const GradientBucket& bucket) {
-  if (ranks().all().count == 1 || !encodes(bucket.flat)) return add_up_as_it_is(bucket);
+  if (!travels_as_codes(bucket)) return add_up_as_it_is(bucket);
   if (has_copies()) {
     between_copies(bucket);
   } else {
@@ -41,6 +41,7 @@ void CodedExchange::exchange(const GradientBucket& bucket) {
     clear_between_parameters(bucket, first, bucket.own);
   }
   if (reduction() == Reduction::kMean) bucket.own.div_(ranks().all().count);
+  if (bucket.nonfinite_found) bucket.nonfinite_found(GradientBucket::Where::kOwn);
 }
 
 // Adds what was held back, and holds back what it loses.
@@ -73,6 +74,7 @@ void CodedExchange::between_copies(const GradientBucket& bucket) {
 void CodedExchange::between_ranks(const GradientBucket& bucket) {
   const RanksAmong& all = ranks().all();
   const Tensor codes = code_of({bucket, bucket.flat, /*first=*/0, all.count, /*of_sum=*/false});
+  if (bucket.nonfinite_found && any_nonfinite(codes)) bucket.nonfinite_found(GradientBucket::Where::kFlat);
   const Tensor received = at::empty_like(codes);
   ranks().all_to_all(name_.c_str(), codes, received, all);
   if (divided()) {

@@ -25,6 +25,10 @@ class CodedExchange : public LossyExchange {
   CodedExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                 ExchangeMemory memory);
   void exchange(const GradientBucket& bucket) final;
+  /// The codes say so. With copies they are of a sum, and a device is not waited for.
+  bool finds_nonfinite(const GradientBucket& bucket) const final {
+    return travels_as_codes(bucket) && !has_copies() && bucket.flat.is_cpu();
+  }
 
  protected:
   static ExchangeMemory residuals(const ProcessGroupPtr& group, int slices, const ShardOptions& options,
@@ -49,8 +53,13 @@ class CodedExchange : public LossyExchange {
   virtual at::Tensor encode(const Part& part) = 0;
   /// `to` becomes the sum, in their order, of what so many codes say.
   virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
+  /// Whether codes, on the CPU, say of any element that it is not finite.
+  virtual bool any_nonfinite(const at::Tensor& codes) const = 0;
 
  private:
+  bool travels_as_codes(const GradientBucket& bucket) const {
+    return ranks().all().count > 1 && encodes(bucket.flat);
+  }
   at::Tensor code_of(const Part& part);
   void between_copies(const GradientBucket& bucket);
   void between_ranks(const GradientBucket& bucket);

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "kernels/packed_levels.h"
@@ -22,6 +24,18 @@ void sum_of_codes(const Tensor& codes, int count, int bits, const Tensor& to) {
   std::vector<const std::uint8_t*> parts;
   for (int number = 0; number < count; ++number) parts.push_back(code_of_slice(codes, number, count));
   kernels::sum_of_packed(parts, bits, to.numel(), to.mutable_data_ptr<float>());
+}
+
+// Slices are whole blocks, each of which begins with half its step.
+bool any_nonfinite_block(const Tensor& codes, int bits) {
+  const std::int64_t block_bytes = kernels::packed_bytes(kernels::kLevelBlock, bits);
+  const auto* const packed = codes.const_data_ptr<std::uint8_t>();
+  for (std::int64_t begin = 0; begin < codes.numel(); begin += block_bytes) {
+    float half_step;
+    std::memcpy(&half_step, packed + begin, sizeof half_step);
+    if (!std::isfinite(half_step)) return true;
+  }
+  return false;
 }
 
 }  // namespace reef

@@ -38,4 +38,6 @@ void QsgdExchange::decode(const Tensor& codes, int count, const Tensor& to) cons
   sum_of_codes(codes, count, bits(), to);
 }
 
+bool QsgdExchange::any_nonfinite(const Tensor& codes) const { return any_nonfinite_block(codes, bits()); }
+
 }  // namespace reef

@@ -22,6 +22,7 @@ class QsgdExchange final : public CodedExchange {
   bool holds_back(const at::Tensor&) const override { return false; }
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  bool any_nonfinite(const at::Tensor& codes) const override;
   int bits() const;
 
   StepSchedule bits_;

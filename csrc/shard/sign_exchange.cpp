@@ -22,4 +22,6 @@ void SignExchange::decode(const Tensor& codes, int count, const Tensor& to) cons
   sum_of_codes(codes, count, /*bits=*/1, to);
 }
 
+bool SignExchange::any_nonfinite(const Tensor& codes) const { return any_nonfinite_block(codes, /*bits=*/1); }
+
 }  // namespace reef

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/view_as_real.h>
 
+#include "reef/numerics.h"
+
 namespace reef {
 namespace {
 
@@ -33,5 +35,7 @@ void SixteenBitExchange::decode(const Tensor& codes, int count, const Tensor& to
   sum.copy_(SliceExchange::slice(codes, 0, count));
   for (int number = 1; number < count; ++number) sum.add_(SliceExchange::slice(codes, number, count));
 }
+
+bool SixteenBitExchange::any_nonfinite(const Tensor& codes) const { return count_nonfinite(codes) > 0; }
 
 }  // namespace reef

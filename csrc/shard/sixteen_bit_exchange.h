@@ -21,6 +21,7 @@ class SixteenBitExchange final : public CodedExchange {
   bool holds_back(const at::Tensor& values) const override { return values.scalar_type() != dtype_; }
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  bool any_nonfinite(const at::Tensor& codes) const override;
 
   at::ScalarType dtype_;
 };
