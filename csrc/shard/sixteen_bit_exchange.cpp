@@ -2,7 +2,7 @@
 
 #include <ATen/ops/view_as_real.h>
 
-#include "reef/numerics.h"
+#include "kernels/count_nonfinite.h"
 
 namespace reef {
 namespace {
@@ -36,6 +36,9 @@ void SixteenBitExchange::decode(const Tensor& codes, int count, const Tensor& to
   for (int number = 1; number < count; ++number) sum.add_(SliceExchange::slice(codes, number, count));
 }
 
-bool SixteenBitExchange::any_nonfinite(const Tensor& codes) const { return count_nonfinite(codes) > 0; }
+bool SixteenBitExchange::any_nonfinite(const Tensor& codes) const {
+  const auto format = kernels::float_format(codes);
+  return kernels::cpu::count_nonfinite(codes.const_data_ptr(), codes.numel(), *format) > 0;
+}
 
 }  // namespace reef
