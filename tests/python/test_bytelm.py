@@ -330,15 +330,17 @@ def test_two_ranks_stay_equal_and_equal_one_of_twice_the_batch(face, run, text):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def test_ranks_that_send_less_are_alike_in_both_languages(run, text):
+@pytest.mark.parametrize(("ranks", "density"), [(2, 0.05), (2, 0.001), (4, 0.001), (8, 0.001)])
+def test_ranks_that_send_less_are_alike_in_both_languages(run, text, ranks, density):
     def losses(face, **more):
         log = f"{face}.{len(more)}"
-        result = run_two(command(face) + arguments(data=[text], batch=2, losses=log, optimizer="sgd", threads=1, sample=0, **more))
+        line = command(face) + arguments(data=[text], batch=2, losses=log, optimizer="sgd", threads=1, sample=0, **more)
+        result = run_ranks([str(word) for word in line], ranks=ranks)
         assert result.ok, result.report()
-        assert read_log(log) == read_log(f"{log}.rank1")
+        assert all(read_log(log) == read_log(f"{log}.rank{rank}") for rank in range(1, ranks))
         return [line["loss"] for line in read_log(log)[:-1]]
 
-    sent = {face: losses(face, compression="gtopk", density=0.05) for face in FACES}
+    sent = {face: losses(face, compression="gtopk", density=density) for face in FACES}
     assert sent["cpp"] == pytest.approx(sent["python"], abs=1e-5)
     assert sent["cpp"] != losses("cpp")
 
