@@ -69,8 +69,7 @@ void check_given(bool has_states, at::TensorList parameters, at::TensorList grad
     throw ConfigError(
         "one_bit_adam: the gradient of a parameter of shape " + shape.str() +
         " is not what the last pass that was reduced has given it, and the momentum that ranks remember is "
-        "of "
-        "that: between this pass and the step change no gradient, by clipping, a scale or otherwise");
+        "of that: between this pass and the step change no gradient, by clipping, a scale or otherwise");
   }
 }
 
