@@ -42,6 +42,7 @@ class _Native:
 
     def __init__(self, shard: torch.ScriptObject, look: Look) -> None:
         self.shard: torch.ScriptObject | None = shard
+        self.compresses = shard.compression() != "none"  # and so may find a pass void
         self._stepped: list[int] = []  # ids of what optimizers step, which lives as long as `shard`
         weakref.finalize(self, _forget, self._stepped).atexit = False
         self.take_up(look)
@@ -358,7 +359,7 @@ def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
         if native is not None and native.shard is not None:
             native.shard.clear_gradients()
             native.look.check()  # all of its parameters may be others, which no pass has reduced
-            if native.shard.compression() != "none":
+            if native.compresses:
                 _refuse_step(optimizer, _elements_of(native.shard.nonfinite_gradients()))
     if shards:
         refuse_whole_rules(optimizer)
