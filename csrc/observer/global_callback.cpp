@@ -3,10 +3,23 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 
 #include "deadline.h"
 
 namespace reef {
+namespace {
+
+constexpr std::chrono::seconds kLockIsFree{10};  // by then, unless nobody is there to release it
+
+// As a thread that calls its first operator.
+bool take_lock() {
+  (void)at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  return true;
+}
+
+}  // namespace
 
 void GlobalCallback::add(const at::RecordFunctionCallback& callback) {
   const std::lock_guard lock(mutex_);
@@ -35,7 +48,6 @@ void GlobalCallback::change(const at::RecordFunctionCallback& callback) {
     handle_ = changed();
     return;
   }
-  constexpr std::chrono::seconds kLockIsFree{10};
   const auto handle = within(std::chrono::steady_clock::now() + kLockIsFree, changed);
   TORCH_CHECK(
       handle,
@@ -48,12 +60,27 @@ void GlobalCallback::change(const at::RecordFunctionCallback& callback) {
 // With the lock, so that nothing changes after this thread has looked.
 void GlobalCallback::before_fork() {
   mutex_.lock();
-  (void)at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  take_lock();
 }
 
 void GlobalCallback::after_fork_in_child() {
   forked_ = true;
+  is_unsure_ = true;
   mutex_.unlock();
+}
+
+void GlobalCallback::make_sure() {
+  const std::lock_guard lock(mutex_);
+  if (!is_unsure_) return;
+  if (!within(std::chrono::steady_clock::now() + kLockIsFree, take_lock)) {
+    std::fputs(
+        "reef: this process was forked while another thread of its parent held LibTorch's lock for "
+        "observers. Nobody releases it here, and a backward pass would wait for it for ever, so the process "
+        "ends: fork again, or before threads run operators.\n",
+        stderr);
+    std::abort();
+  }
+  is_unsure_ = false;
 }
 
 }  // namespace reef

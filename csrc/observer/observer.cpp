@@ -57,6 +57,7 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   try {
     begun->in_backward = in_backward();
     begun->records_gradient = !begun->in_backward && records_gradient(call);
+    if (begun->records_gradient) listeners().callback.need_lock();
     for (std::size_t i = 0; i < kMostListeners; ++i) {
       if (all[i] == nullptr || (!op.is_operator && !all[i]->hears_ranges())) continue;
       if (all[i]->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);

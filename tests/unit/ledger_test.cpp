@@ -1,11 +1,18 @@
 // What the ledger says of real programs, against sums that can be done by hand.
 #include "reef/ledger.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <future>
 #include <thread>
+#include <vector>
 
 #include "reef/error.h"
 
@@ -305,6 +312,46 @@ TEST_F(LedgerTest, CountsACudaDeviceByItsOwnStatistics) {
   const std::int64_t before = ledger.live(device).total();
   const at::Tensor t = at::empty({1000}, at::TensorOptions(device));
   EXPECT_EQ(ledger.live(device).total() - before, 4000);
+}
+
+// LibTorch's lock for observers, which other threads hold most of the time here, is taken by a backward pass:
+// a child in which nobody is left to release it ends when it is about to train, and no child hangs.
+TEST_F(LedgerTest, NoForkedChildWaitsForAnObserversLock) {
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!over) const at::ThreadLocalStateGuard takes_it{at::ThreadLocalState()};
+    });
+  }
+  const at::Tensor parameter = torch::ones({2}, at::requires_grad());
+  std::vector<pid_t> children;
+  for (int i = 0; i < 30; ++i) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      (parameter * parameter).sum().backward();
+      ::_exit(parameter.grad().sum().item<float>() == 4 ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  for (const pid_t child : children) {
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = ::waitpid(child, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (ended == 0) {
+      ADD_FAILURE() << "a child hangs";
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+      continue;
+    }
+    const bool is_right = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    EXPECT_TRUE(is_right || (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT)) << status;
+  }
 }
 
 }  // namespace
