@@ -132,10 +132,14 @@ def face() -> None:
     shard_over_a_subgroup(group)
 
 
-def in_a_file(path: str) -> None:
-    group = reef.init_process_group(
+def meet_in_a_file(path: str) -> dist.ProcessGroup:
+    return reef.init_process_group(
         rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), store=f"file://{path}"
     )
+
+
+def in_a_file(path: str) -> None:
+    group = meet_in_a_file(path)
     subgroups(group)
     messages(group)
 
@@ -175,22 +179,17 @@ def fault(where: str, way: str, number: str) -> None:
     pair = reef.subgroup(group, [size - 1, victim])
     deep = None if pair is None else reef.subgroup(pair, [1, 0])
     last = rank == size - 1
+    goes_on = {
+        "while groups come up": lambda: reef.subgroup(group, [2, 0, 1]),
+        "while messages go": lambda: ring(group, 50000),
+        "while a collective goes on": lambda: reef.all_reduce([torch.ones(LONG)], group),
+    }
     try:
-        if where == "while groups come up":
+        if where in goes_on:
             if lost:
                 threading.Timer(0.3, lambda: die(way)).start()
             while True:
-                reef.subgroup(group, [2, 0, 1])
-        if where == "while messages go":
-            if lost:
-                threading.Timer(0.3, lambda: die(way)).start()
-            while True:
-                ring(group, 50000)
-        if where == "while a collective goes on":
-            if lost:
-                threading.Timer(0.3, lambda: die(way)).start()
-            while True:
-                reef.all_reduce([torch.ones(LONG)], group)
+                goes_on[where]()
         if lost:
             die(way)
         if where == "before a subgroup":
@@ -215,10 +214,11 @@ def half_through(of: str, number: str, path: str) -> None:
     """The victim sends long messages, stops within one of them, and then ends."""
     if of == "torch":
         dist.init_process_group("gloo")
-    group = dist.group.WORLD if of == "torch" else reef.init_process_group(
-        heartbeat_seconds=0 if of == "without heartbeat" else 10,
-        **({"rank": int(os.environ["RANK"]), "world_size": 2, "store": f"file://{path}"} if of == "file" else {}),
-    )
+        group = dist.group.WORLD
+    elif of == "file":
+        group = meet_in_a_file(path)
+    else:
+        group = reef.init_process_group(heartbeat_seconds=0 if of == "without heartbeat" else 10)
     victim = int(number)
     values = torch.zeros(LONG)
     if group.rank() == victim:
