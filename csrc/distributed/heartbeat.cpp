@@ -73,7 +73,7 @@ struct Heartbeat::Shared {
     for (const auto& [work, count] : messages) work->abort();  // its wait() returns false
     changed.notify_all();
   }
-  // With the lock.
+  // Returns whether a rank of such a collective's group has closed its connection. The lock must be held.
   bool collective_is_cut_off() const {
     return std::any_of(collectives.begin(), collectives.end(), [](const auto& each) {
       c10d::Backend& gloo = *each.second;

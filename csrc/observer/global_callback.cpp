@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::seconds kLockIsFree{10};  // by then, unless nobody is there to release it
 
-// As a thread that calls its first operator.
+// Takes the lock and releases it, as a thread does that calls its first operator.
 bool take_lock() {
   (void)at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   return true;

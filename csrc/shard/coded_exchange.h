@@ -25,7 +25,8 @@ class CodedExchange : public LossyExchange {
   CodedExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                 ExchangeMemory memory);
   void exchange(const GradientBucket& bucket) final;
-  /// The codes say so. With copies they are of a sum, and a device is not waited for.
+  /// Codes tell whether an element is not finite. With copies they are of a sum, and on a device one would
+  /// have to wait.
   bool finds_nonfinite(const GradientBucket& bucket) const final {
     return travels_as_codes(bucket) && !has_copies() && bucket.flat.is_cpu();
   }

@@ -14,8 +14,8 @@ namespace {
 
 using at::Tensor;
 
-/// Of each 256 elements, which are one parameter's: how many are not finite. Undefined if it is known at once
-/// that none is; a device is not waited for.
+/// Counts, for each 256 elements, which are of one parameter, those that are not finite. Returns an undefined
+/// tensor if it is known at once that there are none; does not wait for a device.
 Tensor nonfinite_blocks(const Tensor& values) {
   const auto format = kernels::float_format(values);
   if (values.is_cpu() && format &&

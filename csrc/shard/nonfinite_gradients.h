@@ -36,7 +36,7 @@ class NonFiniteSearch {
       const std::function<at::Tensor(const at::Tensor&)>& largest) const;
 
  private:
-  /// In a bucket: numbers for each 256 elements, undefined where there is nothing.
+  /// What was found in one bucket: counts for each 256 elements, undefined where there is nothing.
   struct Found {
     c10::ArrayRef<FlatPlace> places;
     at::Tensor in_own;

@@ -26,7 +26,7 @@ void sum_of_codes(const Tensor& codes, int count, int bits, const Tensor& to) {
   kernels::sum_of_packed(parts, bits, to.numel(), to.mutable_data_ptr<float>());
 }
 
-// Slices are whole blocks, each of which begins with half its step.
+// Slices consist of whole blocks, and a block begins with half its step.
 bool any_nonfinite_block(const Tensor& codes, int bits) {
   const std::int64_t block_bytes = kernels::packed_bytes(kernels::kLevelBlock, bits);
   const auto* const packed = codes.const_data_ptr<std::uint8_t>();

@@ -79,7 +79,8 @@ class Reducer final : public ExchangedParameters {
   void clear_as_the_module();
   /// Counted from 1; it ends when gradients have been reduced.
   std::int64_t step() const { return step_; }
-  /// What was not finite in the last pass whose gradients have been given: see Shard::nonfinite_gradients().
+  /// Returns what was not finite in the last pass whose gradients have been given: see
+  /// Shard::nonfinite_gradients().
   const std::vector<NonFiniteElements>& nonfinite() const { return nonfinite_; }
   /// False: the parameter's gradients are no longer heard of, since its memory was replaced.
   bool hears_of(std::size_t item) const;

@@ -226,7 +226,8 @@ void Reducer::clear_as_the_module() {
   }
 }
 
-// Of parameters whose gradients the program has cleared. What is lent is the update's.
+// Clears the gradients of parts whose parameters' gradients the program has cleared. Gradients that are lent
+// belong to the update.
 void Reducer::clear_parts() {
   if (lent_) return;
   for (Part& part : parts_) {

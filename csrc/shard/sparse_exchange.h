@@ -25,7 +25,7 @@ class SparseExchange : public LossyExchange {
   SparseExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options,
                  const char* method, std::vector<RememberedTensor> more = {});
   void exchange(const GradientBucket& bucket) final;
-  /// What is not finite is taken first. With copies it may have been another rank's.
+  /// Elements that are not finite are taken first, so they are seen. With copies they may be another rank's.
   bool finds_nonfinite(const GradientBucket& bucket) const final {
     return takes_largest(bucket) && !has_copies();
   }

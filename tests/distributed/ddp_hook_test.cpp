@@ -266,7 +266,8 @@ TEST(DdpHook, WithoutCountsAllAreUsed) {
   }
 }
 
-// By a hook from a hook, by each rank's own, by all ranks' or by rank 0's; and from and to a shard.
+// A hook resumes from a hook's state (each rank's own, all ranks' or rank 0's) and from a shard's, and a
+// shard from a hook's.
 TEST(DdpHook, GoesOnFromAState) {
   constexpr std::int64_t kBytes = 3000;
   for (const Method& method : methods()) {

@@ -29,7 +29,7 @@ inline int next_number() {
   return TagSpace::kFirstFree + last++ % kGivenOut;
 }
 
-/// Among how many ranks a stage may divide.
+/// Returns the numbers of ranks among which a stage may divide.
 inline std::vector<int> degrees(Stage stage) {
   std::vector<int> all;
   for (int degree = 1; degree <= size(); ++degree) {
@@ -38,7 +38,7 @@ inline std::vector<int> degrees(Stage stage) {
   return all;
 }
 
-/// For what a row says of itself.
+/// Returns how a row names its stage and degree in a failure.
 inline std::string text_of(Stage stage, int degree) {
   return "stage " + std::to_string(static_cast<int>(stage)) + " among " + std::to_string(degree);
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr int kWarmUp = 2;
 constexpr float kValues[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                              -std::numeric_limits<float>::infinity()};
-/// Of the net, in its order: those that all ranks use in even steps.
+/// The net's parameters, in its order, that all ranks use in even steps.
 const std::vector<std::string> kUsed = {"even",      "tied",    "norm.weight", "norm.bias",
                                         "up.weight", "up.bias", "down.weight", "down.bias"};
 
@@ -122,7 +122,7 @@ void expect_equal(const std::vector<Tensor>& found, const std::vector<Tensor>& e
   for (std::size_t i = 0; i < expected.size(); ++i)
     EXPECT_TRUE(torch::equal(found[i], expected[i])) << text << ", " << i;
 }
-/// All that this rank's exchange remembers, by name.
+/// Returns all that this rank's exchange remembers, by name.
 std::map<std::string, Tensor> remembered(const Shard& sharded) {
   const OptimizerState::Communication own = sharded.communication();
   std::map<std::string, Tensor> all;

@@ -158,7 +158,7 @@ def run_together(
     if kind is Checked:
         numbers = sharded.full_optimizer_state_dict(made)["communication"]["numbers"]
         assert numbers == {"steps": steps, "momentum_steps": max(steps - 2, 0)}, numbers
-        # Of parts a rank may have one alone.
+        # A rank may have only one of the parts.
         assert made.momenta > 0 or steps <= 2 or not any(p.numel() for p in sharded.parameters())
     if with_ == "delayed":
         optimizer.close()

@@ -46,7 +46,7 @@ struct Row {
   bool is_divided() const { return stage != Stage::kReplicate; }
   /// The shard gives parameters() memory of their own.
   bool has_parts() const { return is_divided() || offload || masters; }
-  /// That a rank has. Some have fewer than the warm-up has steps, or none.
+  /// Returns how many batches a rank has. Some have fewer than the warm-up has steps, or none.
   int batches(int of) const {
     constexpr int kUneven[] = {kLast, 1, 0, 4};
     return with == With::kJoin ? kUneven[of] : kLast;
@@ -109,7 +109,7 @@ Tensor root_of(const Tensor& values) {
   return roots;
 }
 
-/// All ranks in one process: float32 masters, of which a module is made for each step.
+/// Plays all ranks in one process: keeps float32 masters, and makes a module of them for each step.
 class Alone {
  public:
   explicit Alone(const Row& row) : net(net_of(row)), row_(row) {
@@ -147,7 +147,7 @@ class Alone {
     if (row_.with != With::kDelayedUpdate) seen_ = copies_of_masters();
   }
 
-  /// Of the newest masters.
+  /// Makes the module of the newest masters.
   void make_module() { make_module(copies_of_masters()); }
 
   std::vector<std::string> names;
@@ -317,7 +317,7 @@ TEST(OneBitAdamTogether, IsWhatOneProcessDoes) {
   }
 }
 
-/// Of both phases.
+/// Numbers of steps that end in each of the two phases.
 const int kPhases[] = {1, kWarmUp + 1};
 
 std::vector<Tensor> values_of(const std::vector<Tensor>& parameters) {
@@ -326,7 +326,8 @@ std::vector<Tensor> values_of(const std::vector<Tensor>& parameters) {
   return copies;
 }
 
-// By what torch itself has, and by hand. Where ranks have parts, torch's norm of them is refused before.
+// Gradients are changed by what torch itself offers, and by hand. Where ranks have parts, torch's norm of
+// them is refused before.
 TEST(OneBitAdamTogether, AGradientThatHasBeenChangedIsNotStepped) {
   using torch::nn::utils::clip_grad_norm_;
   using torch::nn::utils::clip_grad_value_;
@@ -390,7 +391,7 @@ TEST(OneBitAdamTogether, SumsOfNoSyncAreNotStepped) {
   }
 }
 
-// Beside the next pass nobody can be told: the error is the next call's.
+// Nobody can be told while the next pass runs, so the next call throws the error.
 TEST(OneBitAdamTogether, ADelayedStepIsRefusedAsAnother) {
   OneRank run({Stage::kGradients, 0, /*offload=*/true, false, With::kDelayedUpdate});
   run.train(0, kWarmUp + 1);
