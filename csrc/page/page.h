@@ -89,7 +89,7 @@ struct Page final : LearnedPage {
   bool untouched = false;             ///< it is in memory, and gets frames when it is touched
   bool counted_away = false;          ///< the ledger does not count its bytes
   bool busy = false;                  ///< a device held its frames when it was to leave
-  bool refused = false;               ///< an access to its storage throws, since the page could not come
+  std::uint32_t refusals = 0;         ///< of storages of its to operators, since it could not come
   bool hashes = false;  ///< its bytes are hashed when they are written, since it may leave clean
   bool keeps = false;   ///< the slot only counts its bytes, and `kept` has them
   c10::DataPtr kept;    ///< kAway: its frames

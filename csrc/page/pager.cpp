@@ -112,7 +112,6 @@ void Pager::stop(std::uint64_t number) {
   pages.clear();
   {
     Decision decision(mutex_);
-    allow_refused(decision);
     if (const std::exception_ptr beside = mover_.take_error(decision); !error) error = beside;
     step_.learner().reset();
     forget_all(decision);
@@ -181,6 +180,7 @@ void Pager::after_fork_in_child() {
   budget_bytes_ = kNoLimit;
   reserved_bytes_ = 0;
   mover_.leave_tiers_alone();
+  refusals_.end_others(&this_threads_frame());
   each_stable([](StableAddress& stable) { stable.after_fork_in_child(); });
   mutex_.unlock();
   each_stable([this](StableAddress& stable) { serve_faults(stable); });

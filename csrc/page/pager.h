@@ -28,6 +28,7 @@
 #include "page/page_table.h"
 #include "page/pager_errors.h"
 #include "page/peaks.h"
+#include "page/refusals.h"
 #include "page/stable_address.h"
 #include "page/step_follower.h"
 #include "reef/addresses.h"
@@ -263,12 +264,11 @@ class Pager final : public AllocationGate, private AtFork {
   void serve(StableAddress& stable, std::uint64_t address, FaultTrouble& trouble);
   void bring_in_touched(StableAddress& stable, const PagePtr& page);
   void note_touched(const PagePtr& page, const Decision& decision);
-  void bring_in(Frame& frame, std::size_t first);
+  void bring_in(Frame& frame, const OperatorCall& call, std::size_t first);
   bool bring_in(const Frame::Use& used);
-  void refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed);
+  void refuse_or_allow(const Frame::Use& used, Refusals::Runner runner, const std::exception_ptr& failed);
   void bring_back();
   void keep_nothing();
-  void allow_refused(const Decision& decision);
   void plan(const std::optional<PlanWanted>& wanted);
   void move_ahead(std::size_t position);
   std::uint64_t alive_bytes(std::uint64_t bytes) const;
@@ -294,8 +294,7 @@ class Pager final : public AllocationGate, private AtFork {
   std::array<std::atomic<StableAddress*>, 2> staying_{};
   std::atomic<StableAddress*> stable_ = nullptr;  ///< that of new pages; nullptr: their addresses go
   FaultSupport faults_;                           ///< that the budget uses
-  /// Pages that could not come, where addresses stay, and their storages, which throw when accessed.
-  std::vector<std::pair<PagePtr, c10::weak_intrusive_ptr<c10::StorageImpl>>> refused_;
+  Refusals refusals_;
   c10::SmallVector<PagePtr, PageTable::kTogether + 1>
       touched_;  ///< the last few that were touched without an operator
   /// Whether an operator may use more than fits, whose pages come when it touches them.

@@ -56,7 +56,7 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     begin_uses(frame, call, what, uses, known, decision);
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
-      all_there &= used.page->way->is_there(*used.page, used.writes) && !used.page->refused;
+      all_there &= used.page->way->is_there(*used.page, used.writes) && used.page->refusals == 0;
       if (all_there && used.writes) used.page->written();
     }
     if (outermost && !frame.used.empty()) {
@@ -66,7 +66,7 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     if (all_there) operator_runs(frame, decision);
   }
   plan(wanted);
-  if (!all_there) bring_in(frame, first);
+  if (!all_there) bring_in(frame, call, first);
 }
 
 // Of the outermost operator.
@@ -135,7 +135,7 @@ void Pager::operator_runs(const Frame& frame, const Decision&) {
   if (frame.depth == 1) step_.operator_runs(alive_bytes(0) - table_.learned_bytes(), needed);
 }
 
-void Pager::bring_in(Frame& frame, std::size_t first) {
+void Pager::bring_in(Frame& frame, const OperatorCall& call, std::size_t first) {
   bool full = false;
   for (std::size_t i = first; i < frame.used.size(); ++i) {
     const Frame::Use& used = frame.used[i];
@@ -146,7 +146,7 @@ void Pager::bring_in(Frame& frame, std::size_t first) {
       failed = std::current_exception();
       if (!frame.failed) frame.failed = failed;
     }
-    refuse_or_allow(used, failed);
+    refuse_or_allow(used, {&frame, &call}, failed);
   }
   const Decision decision(mutex_);
   if (full) goes_on(frame, decision);
@@ -162,7 +162,8 @@ bool Pager::bring_in(const Frame::Use& used) {
 }
 
 // What could not come is refused, with the reason, to whoever asks its storage for the memory.
-void Pager::refuse_or_allow(const Frame::Use& used, const std::exception_ptr& failed) {
+void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
+                            const std::exception_ptr& failed) {
   std::string refusal;
   try {
     if (failed) std::rethrow_exception(failed);
@@ -173,13 +174,10 @@ void Pager::refuse_or_allow(const Frame::Use& used, const std::exception_ptr& fa
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    const bool stays = page.way->addresses_stay();
-    refuse_access(*used.owner, refusal, /*others_read=*/stays && page.pins > 1);
-    if (!stays) return;  // it is allowed again with its new address
-    page.refused = true;
-    refused_.emplace_back(&page, weak(*used.owner));
-  } else if (page.refused && page.state != PageState::kAway) {
-    allow_refused(decision);
+    if (!page.way->addresses_stay()) return refuse_access(*used.owner, refusal);  // until it has a new one
+    refusals_.refuse(page, *used.owner, runner, refusal, /*others_read=*/page.pins > 1);
+  } else if (page.refusals > 0 && page.state != PageState::kAway) {
+    refusals_.came(page, *used.owner, runner);
   }
 }
 
@@ -199,6 +197,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
   {
     Decision decision(mutex_);
     take_freed(decision);
+    if (!refusals_.empty()) refusals_.end({&frame, &call});
     c10::SmallVector<LearnedPage*, 4> made;
     for (const Use& use : running() ? results : c10::ArrayRef<Use>{}) {
       for (Page* const page :
@@ -276,20 +275,8 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
       failed = std::current_exception();
       mover_.keep_error(failed, Decision(mutex_));
     }
-    refuse_or_allow(use, failed);
+    refuse_or_allow(use, {&frame, &call}, failed);
   }
-}
-
-// Allows access to the storages whose pages are back in memory. A weak reference keeps the object of a freed
-// storage in place, so it needs no lock.
-void Pager::allow_refused(const Decision&) {
-  std::erase_if(refused_, [](const auto& refused) {
-    Page& page = *refused.first;
-    if (page.state == PageState::kAway && !page.gone) return false;
-    page.refused = false;
-    allow_access(*refused.second._unsafe_get_target());
-    return true;
-  });
 }
 
 void Pager::stay(Page& page) {
@@ -313,6 +300,7 @@ void Pager::leave_around(const OperatorCall& call) noexcept {
                    [&](const auto& held) { return held.call == &call; }))
     return;
   const Decision decision(mutex_);
+  if (!refusals_.empty()) refusals_.end({&frame, &call});
   std::erase_if(frame.held, [&](const Frame::Held& held) {
     if (held.call != &call) return false;
     held.page != nullptr ? table_.unpin(*held.page) : table_.unuse_unknown(held.unknown);
