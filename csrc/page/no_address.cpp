@@ -98,7 +98,7 @@ bool NoAddress::leave_clean(const PagePtr& page) {
     Decision decision(mutex_);
     if (page->state != PageState::kClean || mover_.wanted(*page)) return false;
     if (another_hashes(*page, decision)) return true;
-    page->being_hashed = true;
+    begin_hashing(*page, decision);
   }
   const std::uint64_t hash = hash_of(*page);
   const Hold owner = page->storage.lock();
@@ -163,11 +163,17 @@ bool NoAddress::another_hashes(const Page& page, Decision& decision) {
   return true;
 }
 
+void NoAddress::begin_hashing(Page& page, const Decision&) {
+  page.being_hashed = true;
+  ++hashing_;
+}
+
 // Of its memory as it is now; ends what the caller has begun.
 std::uint64_t NoAddress::hash_of(Page& page) {
   const std::uint64_t hash = memory_.hash(page.data, page.bytes);
   Decision decision(mutex_);
   page.being_hashed = false;
+  --hashing_;
   hashed_.notify_all();
   if (page.gone && !page.being_read()) decision.drop(std::move(page.block));
   return hash;
@@ -191,7 +197,7 @@ void NoAddress::settle_leaving(const PagePtr& page, Transfer& transfer) {
   {
     Decision decision(mutex_);
     if (ends_otherwise(*page, transfer, decision) || another_hashes(*page, decision)) return;
-    page->being_hashed = true;
+    begin_hashing(*page, decision);
   }
   const bool same = hash_of(*page) == transfer.hash.value_or(0);
   const Hold owner = page->storage.lock();

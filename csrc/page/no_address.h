@@ -26,6 +26,8 @@ class NoAddress final : public PageWay {
   void wait_until_alone(const Page& page, Decision& decision) override {
     decision.wait(hashed_, [&] { return !page.being_hashed; });
   }
+  /// Whether no page is being hashed. Called with the lock held.
+  bool at_rest() const { return hashing_ == 0; }
   c10::DataPtr allocate(const Page& page) override;
   c10::DataPtr take_kept(Page&) override { return {}; }
   Place take_place(const Page& page, Tier& tier) override { return {tier.take(page.bytes)}; }
@@ -43,9 +45,11 @@ class NoAddress final : public PageWay {
   void take_away(Page& page, c10::StorageImpl& owner, Decision& decision);
   bool ends_otherwise(Page& page, Transfer& transfer, Decision& decision);
   bool another_hashes(const Page& page, Decision& decision);
+  void begin_hashing(Page& page, const Decision&);
   std::uint64_t hash_of(Page& page);
 
   std::condition_variable hashed_;  ///< a page is not being hashed any longer
+  std::uint32_t hashing_ = 0;       ///< pages that are being hashed
 };
 
 /// Returns the page whose bytes are away and that this data pointer owns, or nullptr.

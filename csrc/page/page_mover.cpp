@@ -352,6 +352,7 @@ std::shared_ptr<Transfer> PageMover::under_way() const {
 }
 
 void PageMover::leave_tiers_alone() {
+  settling_all_ = false;  // by a thread that is not there
   copies_.clear();
   for (const PagePtr& page : table_.pages()) {
     if (page->state != PageState::kResident && page->state != PageState::kClean) continue;

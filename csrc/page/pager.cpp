@@ -159,13 +159,13 @@ void Pager::listen_while_needed(const Decision&) { listens_ = running() || !tabl
 
 // ---- at a fork
 
-// A forked child (a data loader's worker) has none of the transfers' threads, and its memory is not ours to
-// bound: there every page is in memory or away, and comes back when it is used.
+// A forked child (a data loader's worker) has none of the threads that move or hash pages, and its memory is
+// not ours to bound: there every page is in memory or away, and comes back when it is used.
 void Pager::before_fork() {
   for (;;) {
     mutex_.lock();
     const std::shared_ptr<Transfer> transfer = device().is_cpu() ? mover_.under_way() : nullptr;
-    bool at_rest = transfer == nullptr;
+    bool at_rest = transfer == nullptr && no_address_.at_rest();
     each_stable([&](StableAddress& stable) { at_rest &= stable.at_rest(); });
     if (at_rest) return;
     mutex_.unlock();

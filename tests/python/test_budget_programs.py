@@ -289,6 +289,8 @@ def test_programs_that_fork(tier, tmp_path, capfd):
         return [reef.host_tier()] if tier == "host" else [reef.disk_tier(tmp_path, "1GiB", io=tier)]
 
     def child(features, seed, want, write):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(300)  # on a slow machine; the parent's deadline ends none of its children
         try:
             kind = seed % 4
             if kind == 0:
@@ -402,3 +404,42 @@ def test_forks_while_threads_begin():
         for thread in beginning:
             thread.join()
         budget.stop()
+
+
+def test_forks_while_a_thread_evicts():
+    """Large pages are always on their way, being copied or being hashed. A child ends the budget, or writes them."""
+
+    def child(number):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(120)
+        if number % 2 == 0:
+            budget.stop()
+        for tensor in large:
+            tensor.add_(1)
+        os._exit(0 if all((tensor == 2).all() for tensor in large) else 1)
+
+    over = threading.Event()
+    large = [torch.ones(4 << 20) for _ in range(3)]
+
+    def evict():
+        while not over.is_set():
+            with contextlib.suppress(reef.BudgetError):
+                budget.set_bytes(budget.use().live_bytes - 40_000_000)
+            budget.set_bytes(MANY)
+
+    budget = reef.budget(MANY, large).start()
+    evicting = threading.Thread(target=evict)
+    evicting.start()
+    try:
+        for number in range(20):
+            pid = os.fork()
+            if pid == 0:
+                child(number)
+            assert os.waitpid(pid, 0)[1] == 0, number
+    finally:
+        over.set()
+        evicting.join()
+        evictions = budget.use().evictions
+        budget.stop()
+    assert evictions > 20
+    assert all((tensor == 1).all() for tensor in large)
