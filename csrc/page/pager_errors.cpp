@@ -13,6 +13,12 @@ std::string running(const RoomWanted& wanted) {
   return wanted.op.empty() ? "outside any operator" : "operator " + wanted.op;
 }
 
+// Programs that lower their batch size when memory is short know LibTorch's errors by these words
+// (Lightning's is_oom_error, accelerate's find_executable_batch_size).
+std::string in_torchs_words(const RoomWanted& wanted) {
+  return wanted.device.is_cpu() ? " [DefaultCPUAllocator: can't allocate memory]" : " [CUDA out of memory]";
+}
+
 }  // namespace
 
 BudgetError working_set_error(const RoomWanted& wanted) {
@@ -23,7 +29,7 @@ BudgetError working_set_error(const RoomWanted& wanted) {
                          " of other memory is alive that cannot leave, in a budget of " +
                          text_of(wanted.budget_bytes) + "; give at least " + std::to_string(least) +
                          " bytes" + (least > wanted.least_bytes ? ", which the step needs elsewhere" : "") +
-                         " (Budget::set_bytes, or a new budget)",
+                         " (Budget::set_bytes, or a new budget)" + in_torchs_words(wanted),
                      least);
 }
 
@@ -56,7 +62,7 @@ BudgetError no_tier_error(const RoomWanted& wanted, std::uint64_t page_bytes,
   }
   return BudgetError(running(wanted) + " is out of memory. A page of " + text_of(page_bytes) +
                          " must leave, and no tier has room for it (" + full +
-                         "); give a larger tier, or one more (a disk)",
+                         "); give a larger tier, or one more (a disk)" + in_torchs_words(wanted),
                      alive_bytes);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -14,6 +16,7 @@ namespace reef {
 /// What a pager was doing when it found no room.
 struct RoomWanted {
   std::string op;  ///< the running operator, or empty
+  c10::Device device = c10::kCPU;
   std::uint64_t budget_bytes = 0;
   std::uint64_t bytes = 0;         ///< of the allocation that found no room
   std::uint64_t pinned_bytes = 0;  ///< of pages in use

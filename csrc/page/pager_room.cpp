@@ -165,6 +165,7 @@ bool Pager::try_claim(std::uint64_t bytes) {
 RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
   const std::string* const op = this_threads_frame().op;
   return {.op = op == nullptr ? std::string() : *op,
+          .device = device(),
           .budget_bytes = budget_bytes_,
           .bytes = bytes,
           .pinned_bytes = table_.memory_bytes() - table_.evictable_bytes(),

@@ -157,12 +157,18 @@ def test_numpy_arrays_stay_valid():
     assert (array == expected).all()
 
 
+def is_known_as_out_of_memory(error):
+    """As Lightning's is_oom_error and accelerate's find_executable_batch_size know it: by its words."""
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error) and len(error.args) == 1
+
+
 def test_an_operator_that_does_not_fit_says_what_would_do():
     net = mlp()
     with reef.budget(MANY, net) as budget:
         budget.set_bytes(budget.use().live_bytes + 1000)
-        with pytest.raises(reef.BudgetError, match=r"operator aten::.* is out of memory\. .*give at least \d+ bytes"):
+        with pytest.raises(reef.BudgetError, match=r"operator aten::.* is out of memory\. .*give at least \d+ bytes") as refused:
             net(torch.randn(4096, 64))
+        assert is_known_as_out_of_memory(refused.value)
         budget.set_bytes("1GiB")
         net(torch.randn(4096, 64)).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters())
@@ -175,8 +181,9 @@ def test_foreach_that_does_not_fit_changes_nothing():
     before = [p.detach().clone() for p in net.parameters()]
     with reef.budget(MANY, net) as budget:
         budget.set_bytes(budget.minimum_bytes + budget.use().live_bytes - sum(p.nbytes for p in net.parameters()))
-        with pytest.raises(RuntimeError, match=r" out of memory\."):
+        with pytest.raises(RuntimeError, match=r" out of memory\.") as refused:
             optimizer.step()
+        assert is_known_as_out_of_memory(refused.value)
         budget.set_bytes(MANY)
         assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
 
