@@ -248,11 +248,17 @@ void Pager::disallow(std::uint64_t bytes) noexcept {
   }
 }
 
+// Adds its pages to those that were found.
+void Pager::find(c10::StorageImpl& storage, c10::SmallVectorImpl<Page*>& found, const Decision& decision) {
+  const std::size_t before = found.size();
+  const auto note = [&](Page& page) { found.push_back(&page); };
+  each_stable([&](StableAddress& stable) { stable.pages_of(storage, note, decision); });
+  if (found.size() == before) no_address_.pages_of(storage, note, decision);
+}
+
 Pager::Pages Pager::find(c10::StorageImpl& storage, const Decision& decision) {
   Pages pages;
-  const auto note = [&](Page& page) { pages.push_back(&page); };
-  each_stable([&](StableAddress& stable) { stable.pages_of(storage, note, decision); });
-  if (pages.empty()) no_address_.pages_of(storage, note, decision);
+  find(storage, pages, decision);
   return pages;
 }
 

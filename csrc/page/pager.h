@@ -200,6 +200,7 @@ class Pager final : public AllocationGate, private AtFork {
 
   // ---- called with the lock held
   using Pages = c10::SmallVector<Page*, 4>;
+  void find(c10::StorageImpl& storage, c10::SmallVectorImpl<Page*>& found, const Decision& decision);
   Pages find(c10::StorageImpl& storage, const Decision& decision);
   Pages find_or_register(c10::StorageImpl& storage, Decision& decision);
   void adopt(Page& page);
@@ -214,9 +215,18 @@ class Pager final : public AllocationGate, private AtFork {
   void stay(Page& page);
   void see_peaks(const Decision&);
   void operator_runs(const Frame& frame, const Decision&);
-  using Known = c10::SmallVector<Pages, 8>;
+  /// The pages of several storages, one storage after another.
+  struct Known {
+    c10::SmallVector<Page*, 8> pages;
+    c10::SmallVector<std::size_t, 8> ends;  ///< by storage, in `pages`
+    c10::ArrayRef<Page*> of(std::size_t i) const {
+      const std::size_t begin = i == 0 ? 0 : ends[i - 1];
+      return {pages.data() + begin, ends[i] - begin};
+    }
+  };
   void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
-                  Known& known, Decision& decision);
+                  const Known& known, Decision& decision);
+  static StepFollower::Uses learned_uses(c10::ArrayRef<Use> uses, const Known& known);
   static StepFollower::Uses learned_uses(const Frame& frame);
   LetGo held_until_called(const Frame& frame);
   void end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> unknown);

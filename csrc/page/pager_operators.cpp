@@ -31,17 +31,15 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     take_freed(decision);
     if (outermost) ++clock_;
     Known known;
-    StepFollower::Uses known_uses;
-    bool parameters = false;
     for (const Use& use : uses) {
-      known.push_back(find(*use.storage, decision));
-      for (Page* const page : known.back()) {
-        if (page->learned) known_uses.push_back({page, use.writes});
-      }
-      parameters |= use.parameter;
+      find(*use.storage, known.pages, decision);
+      known.ends.push_back(known.pages.size());
+      frame.knew |= use.parameter;
     }
-    frame.knew |= !known_uses.empty() || parameters;
-    if (outermost && call.records_gradient && step_.begins_step(call.op.name, known_uses)) {
+    frame.knew |=
+        std::any_of(known.pages.begin(), known.pages.end(), [](const Page* page) { return page->learned; });
+    if (outermost && call.records_gradient && step_.awaits_step() &&
+        step_.begins_step(call.op.name, learned_uses(uses, known))) {
       const std::uint64_t before = std::exchange(evicted_before_step_, mover_.evicted_bytes(decision));
       const bool replan = step_.end_step();
       for (const LearnedPagePtr& page : step_.learner().left_behind())
@@ -69,6 +67,16 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
   if (!all_there) bring_in(frame, call, first);
 }
 
+StepFollower::Uses Pager::learned_uses(c10::ArrayRef<Use> uses, const Known& known) {
+  StepFollower::Uses used;
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    for (Page* const page : known.of(i)) {
+      if (page->learned) used.push_back({page, uses[i].writes});
+    }
+  }
+  return used;
+}
+
 // Of the outermost operator.
 StepFollower::Uses Pager::learned_uses(const Frame& frame) {
   StepFollower::Uses used;
@@ -81,15 +89,16 @@ StepFollower::Uses Pager::learned_uses(const Frame& frame) {
 
 // Pins pages, and registers new ones; notes the storages that are none.
 void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
-                       Known& known, Decision& decision) {
+                       const Known& known, Decision& decision) {
   const std::uint64_t stream = memory_->stream();
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const Use& use = uses[i];
     const bool may_register =
         running() && (what == Register::kAll || use.parameter || (frame.knew && use.writes));
-    Pages& pages = known[i];
+    c10::ArrayRef<Page*> pages = known.of(i);
+    Pages registered;
     if (pages.empty() && may_register)
-      pages = find_or_register(*use.storage, decision);  // it may be there twice
+      pages = registered = find_or_register(*use.storage, decision);  // it may be there twice
     if (pages.empty()) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
       if (data == nullptr || use.storage->nbytes() < Page::kLeastBytes) continue;

@@ -43,6 +43,8 @@ class StepFollower {
 
   /// Notes that an optimizer has written a parameter.
   void parameter_written() { parameter_written_ = true; }
+  /// Whether a step may begin, since a parameter has been written in this one.
+  bool awaits_step() const { return parameter_written_; }
   /// Whether a recorded operator outside backward, about to use these pages met before, begins a step.
   bool begins_step(const std::string& op, const Uses& known);
   /// Ends the step. Returns whether it is time for another plan.
