@@ -279,7 +279,7 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
     try {
       bring_in(use);
     } catch (const BudgetError&) {  // an operator within finds that by itself
-      failed = std::current_exception();
+      if (!use.page->way->addresses_stay()) failed = std::current_exception();  // else it comes when touched
     } catch (...) {  // told by the next allocation, or by the access
       failed = std::current_exception();
       mover_.keep_error(failed, Decision(mutex_));
