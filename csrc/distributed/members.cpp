@@ -376,17 +376,27 @@ void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard) {
   with_calls(group, [&](CallOrder& calls, const std::string& name) { calls.end_shard(name, shard); });
 }
 
-std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,
-                               const std::exception& error) {
-  auto text = message_of(error);
-  text = text.substr(0, text.find('\n'));
+namespace {
+
+// Begins a sentence: which rank this is, as its program counts, and what has failed.
+std::string failed_here(c10d::ProcessGroup& group, const std::string& name) {
   const auto* ours = dynamic_cast<const MemberGroup*>(&group);
   auto who = "rank " + std::to_string(group.getRank()) + " of " + std::to_string(group.getSize());
   if (ours != nullptr && !ours->ranks.empty()) {
     who = "rank " + std::to_string(ours->members->rank()) + " of " +
           std::to_string(ours->members->world_size()) + " (" + who + " in a subgroup)";
   }
-  const auto prefix = who + ": " + name + " failed: ";
+  return who + ": " + name + " failed: ";
+}
+
+}  // namespace
+
+std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,
+                               const std::exception& error) {
+  auto text = message_of(error);
+  text = text.substr(0, text.find('\n'));
+  const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  const auto prefix = failed_here(group, name);
   if (ours == nullptr || ours->members == nullptr) {
     return std::make_exception_ptr(
         RankFailed(prefix +
@@ -408,6 +418,18 @@ std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& nam
   }
   return std::make_exception_ptr(RankFailed(
       prefix + verdict.sentence + "; look at its output, and start the job again.", verdict.failed_rank));
+}
+
+std::exception_ptr rank_sent_nonsense(c10d::ProcessGroup& group, const std::string& name, int rank,
+                                      const std::string& what) {
+  const auto* ours = dynamic_cast<const MemberGroup*>(&group);
+  const bool has_members = ours != nullptr && ours->members != nullptr;
+  const int failed = has_members ? ours->rank_of_member(rank) : rank;
+  return std::make_exception_ptr(RankFailed(
+      failed_here(group, name) +
+          (has_members ? ours->members->text_of(failed) : "rank " + std::to_string(failed)) + " has sent " +
+          what + "; look at its output, at its memory and at the network, and start the job again.",
+      failed));
 }
 
 }  // namespace reef

@@ -136,4 +136,9 @@ void note_shard_ends(c10d::ProcessGroup& group, const std::string& shard);
 std::exception_ptr rank_failed(c10d::ProcessGroup& group, const std::string& name,
                                const std::exception& error);
 
+/// What to throw where collective `name` has come through, but what `rank` of `group` has sent cannot be what
+/// it had to send: RankFailed. `what` says what it has sent.
+std::exception_ptr rank_sent_nonsense(c10d::ProcessGroup& group, const std::string& name, int rank,
+                                      const std::string& what);
+
 }  // namespace reef

@@ -266,6 +266,11 @@ void check(const std::vector<std::int64_t>& buckets, const PriceOptions& options
                       " seconds: give 0 or more.");
   }
   check_shapes(buckets, options);
+  if (options.compression_options.entropy_coded.has_value()) {
+    throw ConfigError(
+        "price_exchange was given the option entropy_coded, with which the bytes of qsgd depend on the "
+        "gradients: leave it out, for bytes that they hardly exceed.");
+  }
   for (const MethodRow& row : kMethods)
     check_compression(row.method, options_taken(row.method, options.compression_options));
 }

@@ -85,10 +85,17 @@ void SliceExchange::name_failures(const std::string& name, const std::function<v
     if (Heartbeat* const heart = heart_of(*group_)) heart->check();
     what();
   } catch (const std::exception& error) {
-    const std::int64_t step = step_;
-    std::rethrow_exception(
-        rank_failed(*group_, step > 0 ? name + " in step " + std::to_string(step) : name, error));
+    std::rethrow_exception(rank_failed(*group_, in_step(name), error));
   }
+}
+
+std::string SliceExchange::in_step(const std::string& name) const {
+  const std::int64_t step = step_;
+  return step > 0 ? name + " in step " + std::to_string(step) : name;
+}
+
+void SliceExchange::refuse(const char* name, int rank, const std::string& what) const {
+  std::rethrow_exception(rank_sent_nonsense(*group_, in_step(name), rank, what));
 }
 
 void SliceExchange::used_by_this_stream(const Tensor& tensor) {

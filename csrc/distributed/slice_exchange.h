@@ -85,6 +85,9 @@ class SliceExchange {
   /// group may run at the same time, and in any order.
   bool in_any_order(c10::Device device) const;
 
+  /// Throws RankFailed, since what `rank` has sent in exchange `name` cannot be what it had to send: `what`.
+  [[noreturn]] void refuse(const char* name, int rank, const std::string& what) const;
+
   /// What is thrown from now on says in which step it was.
   void begin_step(std::int64_t step) { step_ = step; }
 
@@ -115,6 +118,7 @@ class SliceExchange {
   void gather(const char* name, const at::Tensor& flat, const RanksAmong& among);
   void issue_gather(const at::Tensor& flat, const RanksAmong& among, int tag, Works& works) const;
   void name_failures(const std::string& name, const std::function<void()>& what) const;
+  std::string in_step(const std::string& name) const;
 
   ProcessGroupPtr group_;
   RanksAmong all_;

@@ -67,7 +67,7 @@ void CodedExchange::between_copies(const GradientBucket& bucket) {
   const Tensor code = code_of({bucket, bucket.own, first, /*slices=*/1, /*of_sum=*/false});
   const Tensor all = at::empty({copies.count * code.numel()}, code.options());
   SliceExchange::slice(all, copies.place, copies.count).copy_(code);
-  ranks().all_gather(name_.c_str(), all, copies);
+  all_gather(name_.c_str(), all, copies);
   decode(all, copies.count, bucket.own);
 }
 
@@ -76,7 +76,7 @@ void CodedExchange::between_ranks(const GradientBucket& bucket) {
   const Tensor codes = code_of({bucket, bucket.flat, /*first=*/0, all.count, /*of_sum=*/false});
   if (bucket.nonfinite_found && any_nonfinite(codes)) bucket.nonfinite_found(GradientBucket::Where::kFlat);
   const Tensor received = at::empty_like(codes);
-  ranks().all_to_all(name_.c_str(), codes, received, all);
+  all_to_all(name_.c_str(), codes, received, all);
   if (divided()) {
     decode(received, all.count, bucket.own);
     return take(bucket.number, kLostOfSum, bucket.own);
@@ -85,7 +85,7 @@ void CodedExchange::between_ranks(const GradientBucket& bucket) {
   decode(received, all.count, sum);
   ranks().own_slice(received).copy_(
       code_of({bucket, sum, all.place * sum.numel(), /*slices=*/1, /*of_sum=*/true}));
-  ranks().all_gather(name_.c_str(), received, all);
+  all_gather(name_.c_str(), received, all);
   for (int number = 0; number < all.count; ++number) {
     decode(SliceExchange::slice(received, number, all.count), /*count=*/1,
            SliceExchange::slice(bucket.flat, number, all.count));

@@ -56,6 +56,15 @@ class CodedExchange : public LossyExchange {
   virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
   /// Whether codes, on the CPU, say of any element that it is not finite.
   virtual bool any_nonfinite(const at::Tensor& codes) const = 0;
+  /// How codes travel: as SliceExchange does it, if a method does not make them shorter on their way. Ranks
+  /// have the same codes afterwards.
+  virtual void all_to_all(const char* name, const at::Tensor& codes, const at::Tensor& received,
+                          const RanksAmong& among) {
+    ranks().all_to_all(name, codes, received, among);
+  }
+  virtual void all_gather(const char* name, const at::Tensor& codes, const RanksAmong& among) {
+    ranks().all_gather(name, codes, among);
+  }
 
  private:
   bool travels_as_codes(const GradientBucket& bucket) const {

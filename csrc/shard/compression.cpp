@@ -22,9 +22,10 @@ struct OptionRow {
 };
 constexpr double kMostWhole = 9007199254740992;  // 2^53: beyond it not all whole numbers are a double
 constexpr double kMostNorm = std::numeric_limits<float>::max();
-constexpr std::array<OptionRow, 8> kOptions = {{
+constexpr std::array<OptionRow, 9> kOptions = {{
     {"density", &CompressionOptions::density, 0, 1, /*above_least=*/true, /*whole=*/false, true},
     {"bits", &CompressionOptions::bits, 2, 8, /*above_least=*/false, /*whole=*/true, true},
+    {"entropy_coded", &CompressionOptions::entropy_coded, 0, 1, /*above_least=*/false, /*whole=*/true, false},
     {"rank", &CompressionOptions::rank, 1, 65536, /*above_least=*/false, /*whole=*/true, true},
     {"seed", &CompressionOptions::seed, 0, kMostWhole, /*above_least=*/false, /*whole=*/true, false},
     {"momentum", &CompressionOptions::momentum, 0, 1, /*above_least=*/false, /*whole=*/false, true,
@@ -47,7 +48,7 @@ const std::vector<MethodRow>& methods() {
       {Compression::kAuto, "auto", {"density", "bits", "rank", "seed"}},
       {Compression::kBFloat16, "bfloat16", {}},
       {Compression::kFloat16, "float16", {}},
-      {Compression::kQsgd, "qsgd", {"bits", "seed"}},
+      {Compression::kQsgd, "qsgd", {"bits", "entropy_coded", "seed"}},
       {Compression::kSign, "sign", {}},
       {Compression::kPowerSgd, "powersgd", {"rank", "seed"}},
       {Compression::kPowerSgdAlternating, "powersgd_alternating", {"rank", "seed"}},

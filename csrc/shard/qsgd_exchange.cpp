@@ -2,6 +2,7 @@
 
 #include "kernels/packed_levels.h"
 #include "kernels/random_key.h"
+#include "shard/entropy_coded_messages.h"
 #include "shard/packed_code.h"
 
 namespace reef {
@@ -16,7 +17,8 @@ constexpr double kBits = 8;
 QsgdExchange::QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options)
     : CodedExchange(group, number, slices, options, {"qsgd", {}, {kSteps}}),
       bits_(options.compression_options.bits),
-      seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))) {}
+      seed_(static_cast<std::uint64_t>(options.compression_options.seed.at(0, 0))),
+      entropy_coded_(options.compression_options.entropy_coded.at(0, 0) != 0) {}
 
 int QsgdExchange::bits() const { return static_cast<int>(bits_.at(used_steps(), kBits)); }
 
@@ -39,5 +41,16 @@ void QsgdExchange::decode(const Tensor& codes, int count, const Tensor& to) cons
 }
 
 bool QsgdExchange::any_nonfinite(const Tensor& codes) const { return any_nonfinite_block(codes, bits()); }
+
+void QsgdExchange::all_to_all(const char* name, const Tensor& codes, const Tensor& received,
+                              const RanksAmong& among) {
+  if (!entropy_coded_) return CodedExchange::all_to_all(name, codes, received, among);
+  all_to_all_entropy_coded(ranks(), name, codes, received, among, bits());
+}
+
+void QsgdExchange::all_gather(const char* name, const Tensor& codes, const RanksAmong& among) {
+  if (!entropy_coded_) return CodedExchange::all_gather(name, codes, among);
+  all_gather_entropy_coded(ranks(), name, codes, among, bits());
+}
 
 }  // namespace reef

@@ -10,8 +10,9 @@ namespace reef {
 /// rank and the bucket: ranks' errors are independent of each other, a run that is resumed has the same, and
 /// a step that no rank uses leaves nothing.
 ///
-/// A code of a slice is 4 + 64 bits bytes for each 512 elements. Codes are of float32 on the CPU; other
-/// buckets are added up as they are. What is not finite arrives as NaN, and so does its block.
+/// A code of a slice is 4 + 64 bits bytes for each 512 elements, and travels so or, if the options ask for
+/// it, entropy coded (entropy_coded_messages.h). Codes are of float32 on the CPU; other buckets are added up
+/// as they are. What is not finite arrives as NaN, and so does its block.
 class QsgdExchange final : public CodedExchange {
  public:
   QsgdExchange(const ProcessGroupPtr& group, int number, int slices, const ShardOptions& options);
@@ -23,10 +24,14 @@ class QsgdExchange final : public CodedExchange {
   at::Tensor encode(const Part& part) override;
   void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
   bool any_nonfinite(const at::Tensor& codes) const override;
+  void all_to_all(const char* name, const at::Tensor& codes, const at::Tensor& received,
+                  const RanksAmong& among) override;
+  void all_gather(const char* name, const at::Tensor& codes, const RanksAmong& among) override;
   int bits() const;
 
   StepSchedule bits_;
   std::uint64_t seed_;
+  bool entropy_coded_;
 };
 
 }  // namespace reef

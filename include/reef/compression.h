@@ -85,6 +85,9 @@ struct CompressionOptions {
   StepSchedule density = {};
   /// kQsgd: the bits of an element, from 2 to 8; 8 by default.
   StepSchedule bits = {};
+  /// kQsgd: true, if levels are to travel in an entropy code (Huffman's), and not all in as many bits. The
+  /// result is the same, bit for bit; how many bytes are sent depends on the gradients. false by default.
+  StepSchedule entropy_coded = {};
   /// kPowerSgd, kPowerSgdAlternating: the rank of the factors, from 1 to 65536; 4 by default. For a matrix it
   /// is at most the number of its rows and of its columns.
   StepSchedule rank = {};

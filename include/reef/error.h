@@ -68,8 +68,8 @@ class REEF_API ProcessGroupError : public c10::DistError {
   int rank_;
 };
 
-/// A collective or a message failed because a rank is gone. `failed_rank` is -1 where it could not be told
-/// which; in a subgroup it counts as in the group that init_process_group made.
+/// A collective or a message failed because a rank is gone, or has sent nonsense. `failed_rank` is -1 where
+/// it could not be told which; in a subgroup it counts as in the group that init_process_group made.
 class REEF_API RankFailed : public c10::DistBackendError {
  public:
   RankFailed(const std::string& message, int failed_rank);

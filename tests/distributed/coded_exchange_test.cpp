@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "exchanges.h"
+#include "kernels/level_code.h"
 #include "kernels/packed_levels.h"
 #include "kernels/random_key.h"
+#include "reef/error.h"
+#include "shard/entropy_coded_messages.h"
 #include "shard/gradient_exchange.h"
 #include "shard/packed_code.h"
 
@@ -33,10 +37,12 @@ struct Row {
   Stage stage;
   int degree;
   Reduction reduction;
+  bool entropy_coded = false;
 
   ShardOptions options() const {
     ShardOptions all{.stage = stage, .reduction = reduction, .compression = method};
     if (method == Compression::kQsgd) all.compression_options = {.bits = bits, .seed = 3};
+    if (entropy_coded) all.compression_options.entropy_coded = true;
     return all;
   }
   bool divided() const { return stage != Stage::kReplicate; }
@@ -44,8 +50,8 @@ struct Row {
   bool holds_back() const { return method == Compression::kSign; }
   std::string text() const {
     return std::string(name_of(method)) + " of " + std::to_string(bits) + " bits, " +
-           (messages ? "" : "without messages, ") + text_of(stage, degree) + " on rank " +
-           std::to_string(rank());
+           (entropy_coded ? "in an entropy code, " : "") + (messages ? "" : "without messages, ") +
+           text_of(stage, degree) + " on rank " + std::to_string(rank());
   }
 };
 
@@ -57,8 +63,9 @@ std::vector<Row> rows(bool all_bits = true) {
         for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
           all.push_back({Compression::kSign, 1, messages, stage, degree, reduction});
           for (const int bits : {2, 5, 8}) {
-            if (all_bits || bits == 8)
-              all.push_back({Compression::kQsgd, bits, messages, stage, degree, reduction});
+            if (!all_bits && bits != 8) continue;
+            for (const bool coded : {false, true})
+              all.push_back({Compression::kQsgd, bits, messages, stage, degree, reduction, coded});
           }
         }
       }
@@ -116,10 +123,11 @@ class Oracle {
 
   std::vector<Tensor> residuals_;
   Tensor residual_of_sum_;
+  std::int64_t sent_codes_ = 0;  ///< what of all codes this rank sends to others, in bytes
 
  private:
   /// What a code says; `values` become what it loses.
-  Tensor coded(const Tensor& values, int used, int by, int slice, bool of_sum) const {
+  Tensor coded(const Tensor& values, int used, int by, int slice, bool of_sum) {
     const Tensor code = empty_codes(1, values.numel(), row_.bits);
     Tensor said = torch::empty_like(values);
     if (row_.method == Compression::kSign) {
@@ -132,7 +140,22 @@ class Oracle {
                              code_of_slice(code, 0, 1));
     }
     sum_of_codes(code, 1, row_.bits, said);
+    if (by != rank()) return said;
+    const bool to_one = row_.copies() == 1 && !of_sum;  // and not at all, if that is this rank
+    const int messages = to_one ? (slice == by ? 0 : 1) : (row_.copies() > 1 ? row_.copies() : size()) - 1;
+    sent_codes_ += messages * bytes_as_sent(code);
     return said;
+  }
+  /// 8 bytes say how many the others are.
+  std::int64_t bytes_as_sent(const Tensor& code) const {
+    if (!row_.entropy_coded) return code.numel();
+    const std::int64_t blocks = code.numel() / (4 + 64 * row_.bits);
+    std::vector<std::uint8_t> shorter(
+        static_cast<std::size_t>(kernels::most_level_code_bytes(blocks, row_.bits)));
+    const std::int64_t bytes =
+        kernels::encode_level_code(code_of_slice(code, 0, 1), blocks, row_.bits, shorter.data());
+    EXPECT_LT(bytes, code.numel()) << row_.text();
+    return 8 + bytes;
   }
   Row row_;
 };
@@ -145,7 +168,7 @@ TEST(CodedExchange, IsWhatOneProcessDoes) {
     const auto exchange = make_gradient_exchange(row.messages ? group() : group_without_messages(),
                                                  next_number(), row.degree, row.options());
     const SliceExchange& ranks = exchange->ranks();
-    const std::int64_t slice = 256 * 3, elements = slice * row.degree;
+    const std::int64_t slice = 256 * (row.entropy_coded ? 21 : 3), elements = slice * row.degree;
     Oracle oracle(row);
     std::int64_t bytes = 0;
     int used_steps = 0;
@@ -170,11 +193,13 @@ TEST(CodedExchange, IsWhatOneProcessDoes) {
       exchange->begin_step(step + 2);
 
       const std::int64_t code = (slice + 511) / 512 * (4 + 64 * row.bits);
-      if (row.copies() > 1) {
-        bytes += (row.degree - 1) * 4 * slice + (row.copies() - 1) * code;
+      const int messages = row.copies() > 1 ? row.copies() - 1 : (size() - 1) * (row.divided() ? 1 : 2);
+      if (row.entropy_coded) {
+        EXPECT_LT(next.sent_codes_, messages * code) << row.text();
       } else {
-        bytes += (size() - 1) * code * (row.divided() ? 1 : 2);
+        EXPECT_EQ(next.sent_codes_, messages * code) << row.text();
       }
+      bytes += (row.copies() > 1 ? (row.degree - 1) * 4 * slice : 0) + next.sent_codes_;
       EXPECT_EQ(ranks.sent_bytes(), bytes) << row.text();
     }
     const Tensor residual = exchange->memory().tensor(0, "residual");
@@ -299,6 +324,75 @@ TEST(CodedExchange, BitsFollowTheirSchedule) {
     exchange->begin_step(call + 2);
     EXPECT_EQ(exchange->ranks().sent_bytes() - before, 2 * (size() - 1) * (4 + 64 * expected[call])) << call;
     before = exchange->ranks().sent_bytes();
+  }
+}
+
+/// What others send rank 0 in the place of a code of one slice: a length, and bytes.
+struct Nonsense {
+  std::int64_t length;
+  std::vector<std::uint8_t> bytes;
+  const char* told;  ///< nullptr: it is a code
+};
+
+// A message that is no code names the rank that has sent it, and nothing is read beyond its end.
+TEST(CodedExchange, WhatIsNoEntropyCodeNamesItsRank) {
+  if (size() == 1) return;
+  constexpr int kBits = 4;
+  const std::int64_t slice = kernels::packed_bytes(512 * 8, kBits);
+  const std::int64_t most = kernels::most_level_code_bytes(8, kBits);
+  const Tensor codes = torch::full({slice * size()}, 17, at::kByte);
+  std::vector<std::uint8_t> whole(static_cast<std::size_t>(most), 17), chance(100, 3), table(176, 17);
+  std::fill_n(whole.begin(), 4, std::uint8_t{0});  // its one body is as it is packed
+  std::fill_n(table.begin(), 4, std::uint8_t{0});
+  table.front() = 172;  // 8 steps, and more codes of one bit than there can be
+  const Nonsense rows[] = {
+      {most, whole, nullptr},
+      {0, {}, "has sent 0 for the length of a code of levels"},
+      {-5, {}, "has sent -5 for the length"},
+      {most + 1, {}, " for the length of a code of levels, which has 1 to "},
+      {std::numeric_limits<std::int64_t>::max(), {}, " for the length of a code of levels"},
+      {most - 1,
+       {whole.begin(), whole.end() - 1},
+       "no code of levels of 4 bits (its bodies have another size"},
+      {3, {0, 0, 0}, "it ends within the sizes of its bodies"},
+      {100, chance, "its bodies have another size than it"},
+      {176, table, "no code of levels of 4 bits (the lengths of its codes are not those of any code)"}};
+  for (const bool messages : {true, false}) {
+    for (const Nonsense& row : rows) {
+      SliceExchange ranks(messages ? group() : group_without_messages(), next_number(), size());
+      ranks.begin_step(7);
+      const Tensor received = torch::zeros_like(codes);
+      if (rank() > 0) {
+        // Goes the way of the exchange, with bytes of its own.
+        const Tensor lengths = torch::full({size()}, row.length, at::kLong);
+        ranks.all_to_all("the exchange of lengths of codes", lengths, torch::zeros_like(lengths),
+                         ranks.all());
+        if (row.bytes.empty()) continue;  // rank 0 waits for nothing more
+        std::vector<SliceExchange::Transfer> sent, from;
+        const std::int64_t of_rank_0 =
+            kernels::encode_level_code(codes.const_data_ptr<std::uint8_t>(), 8, kBits,
+                                       torch::empty({most}, at::kByte).mutable_data_ptr<std::uint8_t>());
+        sent.push_back({0, torch::tensor(row.bytes, at::kByte)});
+        from.push_back({0, torch::empty({of_rank_0}, at::kByte)});
+        ranks.transfer("codes", sent, from, at::TensorOptions().dtype(at::kByte));
+        continue;
+      }
+      std::string told;
+      try {
+        all_to_all_entropy_coded(ranks, "codes", codes, received, ranks.all(), kBits);
+      } catch (const RankFailed& error) {
+        told = error.what();
+        EXPECT_EQ(error.failed_rank(), size() - 1);  // from which it hears first
+      }
+      if (row.told == nullptr) {
+        EXPECT_EQ(told, "");
+        EXPECT_TRUE(torch::equal(received, codes));
+        continue;
+      }
+      EXPECT_NE(told.find(row.told), std::string::npos) << told;
+      const std::string who = "codes in step 7 failed: rank " + std::to_string(size() - 1);
+      EXPECT_NE(told.find(who), std::string::npos) << told;
+    }
   }
 }
 

@@ -31,6 +31,7 @@ const std::vector<Method>& methods() {
                                           {Compression::kBFloat16},
                                           {Compression::kFloat16},
                                           {Compression::kQsgd, {.bits = 4}},
+                                          {Compression::kQsgd, {.bits = 3, .entropy_coded = true}},
                                           {Compression::kSign},
                                           {Compression::kPowerSgd, {.rank = 2}},
                                           {Compression::kPowerSgdAlternating, {.rank = 2}},

@@ -1,6 +1,6 @@
 """One rank of tests/python/test_shard_compression.py: `save METHOD DIRECTORY` trains at every stage and writes state dicts;
 `load METHOD DIRECTORY RANKS` goes on from what so many ranks wrote; `killed METHOD VICTIM SECONDS` exchanges until that rank is killed
-so long after it has begun, at whatever it does then. Gradients are whole numbers and added up, and the learning
+so long after it has begun, at whatever it does then; `entropy_coded qsgd` trains with levels in an entropy code and without. Gradients are whole numbers and added up, and the learning
 rate is 1: minus the parameters are what has been applied, and with what is held back that is what there was: bit for bit, if
 what is held back are whole numbers, too."""
 
@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -164,8 +165,56 @@ def killed(group: torch.distributed.ProcessGroup, victim: int, seconds: float) -
     sharded.sharded_state_dict()  # as it was
 
 
+def entropy_coded(group: torch.distributed.ProcessGroup) -> None:
+    """An entropy code changes nothing but bytes: at every stage, among copies, with passes in no_sync, in outer steps, and from
+    each other's states."""
+    ranks = group.size()
+    rows = [(stage, degree, local) for stage in STAGES for degree in (0, 2) for local in (False, True)]
+    for stage, degree, local in rows:
+        if (degree and (stage == 0 or ranks % degree)) or (local and (stage > 0 or degree)):
+            continue  # what there is not
+        runs = []
+        for coded in (False, True):
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Linear(96, 500), torch.nn.Tanh(), torch.nn.Linear(500, 96))
+            compression = reef.Compression("qsgd", bits=3, seed=5, entropy_coded=coded)
+            of_shard = {} if local else {"compression": compression}
+            sharded = reef.shard(net, group, stage=stage, bucket_bytes="96KiB", shard_degree=degree, **of_shard)
+            optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+            updates = reef.LocalUpdates(sharded, local_steps=2, compression=compression) if local else None
+            runs.append((net, sharded, optimizer, updates))
+        where = f"stage {stage} among {degree or ranks}{', in outer steps' if local else ''}"
+        for number in range(6):
+            for net, sharded, optimizer, updates in runs:
+                optimizer.zero_grad()
+                for micro in range(1 if local else 2):
+                    generator = torch.Generator().manual_seed(1000 * number + 10 * micro + group.rank())
+                    with sharded.no_sync() if micro == 0 and not local else nullcontext():
+                        net(torch.randn(16, 96, generator=generator)).square().mean().backward()
+                optimizer.step()
+                if updates is not None:
+                    updates.step()
+            plain, coded = (sharded.full_state_dict() for _, sharded, _, _ in runs)
+            assert all(torch.equal(plain[name], coded[name]) for name in plain), f"{where}, step {number}"
+            if number == 3 and not local:  # each goes on from the other's
+                states = [sharded.full_optimizer_state_dict(optimizer) for _, sharded, optimizer, _ in runs]
+                assert states[0]["communication"] == states[1]["communication"], where
+                for (_, sharded, optimizer, _), state in zip(runs, reversed(states), strict=True):
+                    sharded.load_optimizer_state_dict(optimizer, state)
+        sent = [(updates or sharded).sent_bytes for _, sharded, _, updates in runs]
+        assert sent[1] < sent[0] if ranks > 1 else sent[1] == sent[0], f"{where}: {sent}"
+        for _, sharded, _, updates in runs:
+            if updates is not None:
+                updates.close()
+            sharded.end()
+
+
 def main() -> None:
     group = reef.init_process_group()
+    if sys.argv[1] == "entropy_coded":
+        entropy_coded(group)
+        print("done")
+        return
     if sys.argv[1] == "killed":
         killed(group, int(sys.argv[3]), float(sys.argv[4]))
         print("done")

@@ -224,6 +224,14 @@ TEST(PackedLevels, TheSameBitsFromAllInstructions) {
         }
         ASSERT_EQ(one, other) << bits << " bits of " << count;
         ASSERT_EQ(std::memcmp(left.data(), other_left.data(), left.size() * sizeof(float)), 0);
+        Bytes codes(512), other_codes(512), again(one.size() - 4), other_again(again);
+        kBlocks.unpack(one.data() + 4, bits, codes.data());
+        fast->unpack(one.data() + 4, bits, other_codes.data());
+        ASSERT_EQ(codes, other_codes) << bits << " bits of " << count;
+        kBlocks.pack(codes.data(), bits, again.data());
+        fast->pack(codes.data(), bits, other_again.data());
+        ASSERT_EQ(again, other_again) << bits << " bits of " << count;
+        ASSERT_TRUE(std::equal(again.begin(), again.end(), one.begin() + 4)) << bits << " bits of " << count;
         const std::uint8_t* const parts[] = {one.data(), other.data(), one.data()};
         kBlocks.sum(parts, 3, bits, count, sum.data());
         fast->sum(parts, 3, bits, count, other_sum.data());

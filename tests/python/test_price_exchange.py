@@ -59,6 +59,7 @@ def test_what_is_given_counts():
         ({"link": reef.Link(1e-3, 0)}, "more than 0 bytes per second"),
         ({"link": reef.Link(float("nan"), 1e8)}, "0 seconds or more"),
         ({"density": 2}, "density 2"),
+        ({"entropy_coded": True}, "entropy_coded, which compression auto does not take"),
         ({"work": reef.ExchangeWork(add=-1)}, "give 0 or more"),
         ({"work": reef.ExchangeWork(rebuild=float("inf"))}, "give 0 or more"),
         ({"shapes": [[100, 100]]}, "shapes of 10000 elements for a bucket of 1000"),

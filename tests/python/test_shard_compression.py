@@ -38,6 +38,13 @@ def test_a_rank_that_is_killed_within_an_exchange_is_named_by_every_method():
             assert all(rank.ok and rank.output.splitlines()[-1] == "done" for rank in survivors), f"{row}: {result.report()}"
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_an_entropy_code_changes_nothing_but_bytes(ranks):
+    result = run_ranks([PROGRAM, "entropy_coded", "qsgd"], ranks)
+    assert result.ok, result.report()
+    assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks)
+
+
 def test_what_is_wrong_is_refused():
     layer = torch.nn.Linear(30, 20)
     group = reef.init_process_group(rank=0, world_size=1)
@@ -45,6 +52,10 @@ def test_what_is_wrong_is_refused():
         reef.shard(layer, group, compression="top-k")
     with pytest.raises(ValueError, match="bits 9: give a whole number from 2 to 8"):
         reef.shard(layer, group, compression=reef.Compression("qsgd", bits=9))
+    with pytest.raises(ValueError, match="entropy_coded 2: give a whole number from 0 to 1"):
+        reef.shard(layer, group, compression=reef.Compression("qsgd", entropy_coded=2))
+    with pytest.raises(ValueError, match="entropy_coded, which compression sign does not take"):
+        reef.shard(layer, group, compression=reef.Compression("sign", entropy_coded=True))
     with pytest.raises(ValueError, match="seed with a schedule: give one number"):
         reef.shard(layer, group, compression=reef.Compression("qsgd", seed={0: 1, 5: 2}))
     with pytest.raises(ValueError, match="rank 0: give a whole number from 1 to 65536"):

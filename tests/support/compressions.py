@@ -4,7 +4,7 @@ import re
 
 import reef
 
-SMALL = {"density": 0.1, "rank": 2, "bits": 4, "seed": 3, "warmup_steps": 2}
+SMALL = {"density": 0.1, "rank": 2, "bits": 4, "entropy_coded": True, "seed": 3, "warmup_steps": 2}
 
 
 def names() -> list[str]:

@@ -74,6 +74,12 @@ TEST(Compression, WhatAMethodDoesNotTakeIsRefused) {
       {Compression::kTopK, {.density = -0.1}, "density -0.1: give"},
       {Compression::kTopK, {.density = {{0, 0.5}, {10, 1.5}}}, "density 1.5: give"},
       {Compression::kQsgd, {.bits = {{0, 8}, {10, 2}}, .seed = 4503599627370497.0}, nullptr},
+      {Compression::kQsgd, {.bits = 4, .entropy_coded = true, .seed = 1}, nullptr},
+      {Compression::kQsgd, {.entropy_coded = false}, nullptr},
+      {Compression::kQsgd, {.entropy_coded = 2}, "entropy_coded 2: give a whole number from 0 to 1"},
+      {Compression::kQsgd, {.entropy_coded = {{0, 0}, {5, 1}}}, "entropy_coded with a schedule: give one"},
+      {Compression::kSign, {.entropy_coded = true}, "entropy_coded, which compression sign does not take"},
+      {Compression::kAuto, {.entropy_coded = true}, "entropy_coded, which compression auto does not take"},
       {Compression::kSign, {.bits = 8}, "bits, which compression sign does not take"},
       {Compression::kQsgd, {.bits = 1}, "bits 1: give a whole number from 2 to 8"},
       {Compression::kQsgd, {.bits = 9}, "bits 9: give"},
@@ -115,6 +121,8 @@ TEST(Compression, OptionsAreSetByNameAndSaidAlike) {
   EXPECT_EQ(compression_text(Compression::kGTopK, {}), "gtopk");
   EXPECT_EQ(compression_text(Compression::kQsgd, {.bits = 4, .seed = 123456789}),
             "qsgd with bits 4 with seed 123456789");
+  EXPECT_EQ(compression_text(Compression::kQsgd, {.bits = 4, .entropy_coded = true}),
+            "qsgd with bits 4 with entropy_coded 1");
   EXPECT_NE(
       refusal([&] { set_compression_option(options, "densty", 1); }).find("'densty', which there is not"),
       std::string::npos);

@@ -364,6 +364,8 @@ TEST(PriceExchange, RefusesWhatCannotBe) {
       },
       "a dimension of 1099511627776");
   says([&] { price_exchange(link, 1000, {.compression_options = {.density = 2.0}}); }, "density 2");
+  says([&] { price_exchange(link, 1000, {.compression_options = {.entropy_coded = true}}); },
+       "entropy_coded, with which the bytes of qsgd depend on the gradients");
 }
 
 }  // namespace

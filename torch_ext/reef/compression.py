@@ -26,6 +26,8 @@ class Compression:
     """The sparse methods: of a bucket's elements, which share a rank sends; by default 0.001."""
     bits: Scheduled | None = None
     """``"qsgd"``: of an element; from 2 to 8, by default 8."""
+    entropy_coded: bool | None = None
+    """``"qsgd"``: whether levels travel in an entropy code, for the same result in fewer bytes; by default False."""
     rank: Scheduled | None = None
     """``"powersgd"`` and ``"powersgd_alternating"``: of the factors; from 1, by default 4."""
     seed: int | None = None

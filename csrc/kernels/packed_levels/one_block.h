@@ -199,7 +199,20 @@ void sum_block(const std::uint8_t* const* parts, std::int64_t count_of_parts, in
   std::memcpy(to, sum, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-constexpr PackedBlocks kBlocks = {&encode_levels_of_block, &encode_signs_of_block, &sum_block};
+void unpack_block(const std::uint8_t* packed, int bits, std::uint8_t* to) {
+  alignas(64) Codes codes;
+  unpack(packed, bits, codes);
+  std::memcpy(to, codes, sizeof codes);
+}
+
+void pack_block(const std::uint8_t* from, int bits, std::uint8_t* packed) {
+  alignas(64) Codes codes;
+  std::memcpy(codes, from, sizeof codes);
+  pack(codes, bits, packed);
+}
+
+constexpr PackedBlocks kBlocks = {&encode_levels_of_block, &encode_signs_of_block, &sum_block, &unpack_block,
+                                  &pack_block};
 
 }  // namespace
 }  // namespace reef::kernels
