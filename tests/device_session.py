@@ -59,6 +59,7 @@ def tests(build: Path) -> list[Step]:
         unit(build, "optim_test", "*", 200),
         unit(build, "ledger_test", "*", 200),
         unit(build, "count_nonfinite_test", "*", 200),
+        unit(build, "top_k_cuda_test", "*", 200),
         unit(build, "shard_test", "*OnADevice*", 200),
         Step("bytelm", bytelm, 200),
     ]
@@ -78,6 +79,8 @@ def sanitizer(build: Path) -> list[Step]:
         under("racecheck", kernels),
         under("synccheck", kernels),
         under("memcheck", unit(build, "count_nonfinite_test", "*Cuda*:*Device*", 200)),
+        under("memcheck", unit(build, "top_k_cuda_test", "*Much*:*Nothing*", 200)),
+        under("racecheck", unit(build, "top_k_cuda_test", "*Much*:*Nothing*", 200)),
     ]
 
 

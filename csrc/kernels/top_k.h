@@ -3,6 +3,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/lane.h"
+
+namespace at {
+class Tensor;
+}  // namespace at
+
 namespace reef::kernels {
 
 /// An element of a vector that is zero elsewhere. 8 bytes, as it travels.
@@ -15,7 +21,7 @@ static_assert(sizeof(SparseEntry) == 8);
 
 /// What sparse entries are ordered by: magnitude, NaN above infinity, and of equal ones the lower index
 /// first.
-inline std::uint32_t magnitude_bits(float value) {
+REEF_LANE std::uint32_t magnitude_bits(float value) {
   return __builtin_bit_cast(std::uint32_t, value) & 0x7FFFFFFFU;
 }
 inline bool is_larger(const SparseEntry& a, const SparseEntry& b) {
@@ -39,5 +45,13 @@ void keep_largest(std::vector<SparseEntry>& entries, std::size_t k,
 /// give the threshold itself. Memory: some k entries.
 std::vector<SparseEntry> take_largest(const float* gradient, const float* residual, float* left,
                                       std::int64_t elements, std::int64_t k);
+
+namespace cuda {
+/// The same of tensors on CUDA, float32 and without gaps; an undefined residual stands for zeros. Waits for
+/// the current stream, since the entries come to the host. What a sum with a NaN has as its bits is the
+/// device's. A build without CUDA throws ConfigError.
+std::vector<SparseEntry> take_largest(const at::Tensor& gradient, const at::Tensor& residual,
+                                      const at::Tensor& left, std::int64_t k);
+}  // namespace cuda
 
 }  // namespace reef::kernels

@@ -2,14 +2,43 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "reef/build_info.h"
 #include "reef/error.h"
 #include "shard/dtypes.h"
 #include "shard/shard_parts.h"
 
 namespace reef {
 
+void check_device(const std::string& what, c10::Device device, Compression compression,
+                  const ProcessGroupPtr& group) {
+  if (compression == Compression::kNone || device.is_cpu()) return;
+  const std::string given = what + " on " + device.str() + ", and compression " + name_of(compression);
+  if (!compresses_on_devices(compression))
+    throw ConfigError(given + ", which is for gradients on the CPU: take bfloat16, topk or none.");
+  if (compression == Compression::kBFloat16 || compression == Compression::kFloat16) return;
+  if (!device.is_cuda())
+    throw ConfigError(given + ", which is for gradients on the CPU and on CUDA: take bfloat16 or none.");
+  if (build_info().built_cuda.empty()) {
+    throw ConfigError(given +
+                      ", and this Reef was built without CUDA: build it with -DREEF_WITH_CUDA=ON, or take "
+                      "bfloat16 or none.");
+  }
+  const auto devices = group->getDeviceTypes();
+  const bool has_cpu =
+      std::any_of(devices.begin(), devices.end(), [](c10::Device each) { return each.is_cpu(); });
+  if (group->getSize() > 1 && !has_cpu) {
+    throw ConfigError(given +
+                      ", whose entries travel between CPUs, and the group has no backend for these: make it "
+                      "with reef::init_process_group, or with \"cpu:gloo,cuda:nccl\".");
+  }
+}
+
 void check_options(const std::string& caller, const Shard::Named& parameters, const ShardOptions& options,
-                   int ranks) {
+                   const ProcessGroupPtr& group) {
+  const int ranks = group->getSize();
   if (options.bucket_bytes <= 0) {
     throw ConfigError(caller + " was given bucket_bytes " + std::to_string(options.bucket_bytes) +
                       ": give a positive number.");
@@ -80,12 +109,7 @@ void check_options(const std::string& caller, const Shard::Named& parameters, co
                         "is on a device or whose gradient is not float32, and compression auto, which prices "
                         "float32 on the CPU: name a method.");
     }
-    const bool on_device = tensor.requires_grad() && !tensor.is_cpu();
-    if (compresses && !chooses && on_device && !compresses_on_devices(options.compression)) {
-      throw ConfigError(which + "is on " + tensor.device().str() + ", and compression " +
-                        name_of(options.compression) +
-                        ", which is for gradients on the CPU: take bfloat16 or none.");
-    }
+    if (tensor.requires_grad()) check_device(which + "is", tensor.device(), options.compression, group);
     if (has_momentum(options.compression) && tensor.requires_grad() && of_sums != at::kFloat) {
       throw ConfigError(
           which + "has gradients of " + c10::toString(of_sums) + ", and compression " +

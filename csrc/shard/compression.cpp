@@ -108,7 +108,18 @@ double StepSchedule::at(std::int64_t step, double otherwise) const {
 }
 
 bool compresses_on_devices(Compression compression) {
-  return compression == Compression::kBFloat16 || compression == Compression::kFloat16;
+  switch (compression) {
+    case Compression::kBFloat16:
+    case Compression::kFloat16:
+    case Compression::kTopK:
+    case Compression::kGTopK:
+    case Compression::kGTopKTree:
+    case Compression::kOkTopK:
+    case Compression::kDgc:
+      return true;
+    default:
+      return false;
+  }
 }
 
 bool has_momentum(Compression compression) { return compression == Compression::kDgc; }

@@ -28,7 +28,7 @@ ShardOptions as_of_shard(const DdpHookOptions& given) {
   return options;
 }
 
-void check(const Shard::Named& parameters, const ShardOptions& options, int ranks) {
+void check(const Shard::Named& parameters, const ShardOptions& options, const ProcessGroupPtr& group) {
   if (parameters.empty())
     throw ConfigError("reef::DdpHook was given no parameters: give those that are trained.");
   for (const auto& [name, tensor] : parameters) {
@@ -42,7 +42,7 @@ void check(const Shard::Named& parameters, const ShardOptions& options, int rank
         "hook "
         "does not know: take reef::shard, or another compression.");
   }
-  check_options(CallsMade::kDdpHookBegins, parameters, options, ranks);
+  check_options(CallsMade::kDdpHookBegins, parameters, options, group);
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ DdpHook::Parts::Parts(const Shard::Named& parameters, const ProcessGroupPtr& gro
     : options(as_of_shard(given)) {
   std::string wrong;
   try {
-    check(parameters, options, group->getSize());
+    check(parameters, options, group);
   } catch (const ConfigError& refusal) {
     wrong = message_of(refusal);
   }

@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "kernels/sum_of_squares.h"
+#include "shard/sparse_values.h"
+#include "typed_operator.h"
 
 namespace reef {
 namespace {
@@ -19,6 +21,21 @@ using kernels::ExactSum;
 constexpr const char* kMomentumOfRank = "momentum_of_rank";
 constexpr double kShareLeft = 0.9;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+// On a device as clip_grad_norm_() has them there.
+ExactSum squares_of(const Tensor& gradient) {
+  if (gradient.is_cpu()) {
+    return kernels::sum_of_squares(gradient.const_data_ptr(), gradient.numel(),
+                                   kernels::FloatFormat::kFloat32);
+  }
+  static const auto op = typed_operator<Tensor(const Tensor&)>("reef::sum_of_squares");
+  const Tensor of_sum = op.call(gradient);
+  ExactSum::Digits digits{};
+  std::copy_n(of_sum.const_data_ptr<std::int64_t>(), digits.size(), digits.begin());
+  ExactSum sum;
+  sum.add(digits);
+  return sum;
+}
 
 }  // namespace
 
@@ -39,11 +56,8 @@ Tensor DgcExchange::addend(std::size_t bucket, const Tensor& gradient, const Ran
 
 void DgcExchange::added(std::size_t bucket, const Tensor& addend, const SparseGradient& taken) {
   bool finite = !taken.empty();  // what is not would have been taken first
-  auto* const momentum = addend.mutable_data_ptr<float>();
-  for (const kernels::SparseEntry& each : taken) {
-    momentum[each.index] = 0;
-    finite = finite && std::isfinite(each.value);
-  }
+  for (const kernels::SparseEntry& each : taken) finite = finite && std::isfinite(each.value);
+  sparse_values::clear(addend, taken);
   if (!finite) addend.masked_fill_(addend.isfinite().logical_not(), 0);
   memory().remember(bucket, kMomentumOfRank, addend);
 }
@@ -52,8 +66,7 @@ void DgcExchange::added(std::size_t bucket, const Tensor& addend, const SparseGr
 double DgcExchange::clipping(const Tensor& gradient, const RanksAmong& among) {
   const double max_norm = max_norm_.at(used_steps(), kNoLimit);
   if (max_norm == kNoLimit) return 1;
-  ExactSum squares =
-      kernels::sum_of_squares(gradient.const_data_ptr(), gradient.numel(), kernels::FloatFormat::kFloat32);
+  ExactSum squares = squares_of(gradient);
   if (has_copies()) {
     const RanksAmong& copy = ranks().copy();
     const ExactSum::Digits own = squares.carried();

@@ -20,7 +20,7 @@ namespace reef {
 /// once, and nothing of a momentum is left. Where there is one rank nothing waits, so nothing is masked, and
 /// what is applied is u: SGD with momentum, bit for bit.
 ///
-/// Of float32 on the CPU; shard() refuses others. What is not finite is sent, and held back neither in v nor
+/// Of float32; shard() refuses others. What is not finite is sent, and held back neither in v nor
 /// in u. Memory: u and v, each the gradient's bytes, twice while a step is under way.
 class DgcExchange final : public TopKExchange {
  public:

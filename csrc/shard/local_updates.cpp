@@ -18,6 +18,7 @@
 #include "distributed/members.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
+#include "shard/check_options.h"
 #include "shard/local_rounds.h"
 #include "shard/together.h"
 
@@ -181,6 +182,11 @@ void LocalUpdates::Rounds::check_new() const {
                         std::string(name_of(options.compression)) + ", and parameter " + parts.names[i] +
                         " is of " + c10::toString(dtype) + ": take another compression.");
     }
+    // Where they are offloaded they travel by way of the module's device.
+    const bool is_there = parts.parameters[i].device() == parts.divided.device();
+    check_device("reef::LocalUpdates was given parameter " + parts.names[i] +
+                     (is_there ? ", which is" : ", whose module is"),
+                 parts.divided.device(), options.compression, group);
     if (options.compression == Compression::kNone || parts.parameters[i].scalar_type() != at::kHalf) continue;
     throw ConfigError(
         "reef::LocalUpdates was given a compression, and parameter " + parts.names[i] +

@@ -119,7 +119,7 @@ Shard::Shard(const Named& all_parameters, const Named& all_buffers, ProcessGroup
   std::string wrong;
   try {
     parameters = without_ignored(parameters, options.ignored);
-    check_options(CallsMade::kShardBegins, parameters, options, group->getSize());
+    check_options(CallsMade::kShardBegins, parameters, options, group);
     check_memory_is_apart(all_parameters, all_buffers, options);
   } catch (const ConfigError& error) {
     wrong = message_of(error);

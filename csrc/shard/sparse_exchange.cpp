@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "page/huge_pages.h"
 #include "reef/error.h"
+#include "shard/sparse_values.h"
 
 namespace reef {
 namespace {
@@ -58,10 +60,10 @@ SparseExchange::SparseExchange(const ProcessGroupPtr& group, int number, int sli
       density_(options.compression_options.density) {}
 
 void SparseExchange::Residual::add(const SparseGradient& entries) const {
-  auto* const values = tensor_.mutable_data_ptr<float>();
-  for (const SparseEntry& each : entries) {
-    if (std::isfinite(each.value)) values[each.index] += each.value;
-  }
+  SparseGradient finite;
+  std::copy_if(entries.begin(), entries.end(), std::back_inserter(finite),
+               [](const SparseEntry& each) { return std::isfinite(each.value); });
+  sparse_values::add(tensor_, finite);
 }
 
 void SparseExchange::exchange(const GradientBucket& bucket) {
@@ -100,9 +102,7 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const Tensor to_add = addend(bucket.number, values, among);
   const Tensor before = memory().tensor(bucket.number, kHeldBack);
   const Tensor left = on_huge_pages(at::empty_like(values));
-  const SparseGradient own = kernels::take_largest(
-      to_add.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
-      left.mutable_data_ptr<float>(), elements, static_cast<std::int64_t>(k));
+  const SparseGradient own = sparse_values::take_largest(to_add, before, left, static_cast<std::int64_t>(k));
   const auto tell_of_nonfinite = [&](const SparseGradient& entries, GradientBucket::Where where) {
     const auto finite = [](const SparseEntry& each) { return std::isfinite(each.value); };
     if (bucket.nonfinite_found && !std::all_of(entries.begin(), entries.end(), finite))
@@ -113,15 +113,9 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const SparseGradient all = sum(own, k, among, Residual(left));
   memory().remember(bucket.number, kHeldBack, left);
 
-  const std::int64_t own_elements = bucket.own.numel();
-  const std::int64_t begin = divided() && !has_copies() ? ranks().copy().place * own_elements : 0;
+  const std::int64_t begin = divided() && !has_copies() ? ranks().copy().place * bucket.own.numel() : 0;
   const float divisor = reduction() == Reduction::kMean ? static_cast<float>(ranks().all().count) : 1.0F;
-  bucket.own.zero_();
-  auto* const to = bucket.own.mutable_data_ptr<float>();
-  for (const SparseEntry& each : all) {
-    const std::int64_t place = static_cast<std::int64_t>(each.index) - begin;
-    if (place >= 0 && place < own_elements) to[place] = each.value / divisor;
-  }
+  sparse_values::become(bucket.own, all, begin, divisor);
   tell_of_nonfinite(all, GradientBucket::Where::kOwn);
 }
 

@@ -13,6 +13,10 @@ namespace reef {
 /// one sparse gradient of what they have taken, which every rank then has. Of a bucket of so many elements
 /// ceil(density times elements) entries of 8 bytes are taken, whatever they are.
 ///
+/// On CUDA what is held back stays on the device, which finds what is taken (kernels::cuda::take_largest()).
+/// Entries come to the host, travel between CPUs, are added up there, and go back: the thread that calls
+/// waits for the device.
+///
 /// Sums are float32. Buckets of another dtype are added up as without compression, and so is everything where
 /// there is one rank. What is not finite is sent before all else, and never held back.
 ///
@@ -68,7 +72,8 @@ class SparseExchange : public LossyExchange {
 
  private:
   bool takes_largest(const GradientBucket& bucket) const {
-    return ranks().all().count > 1 && is_float_on_cpu(bucket.flat);
+    const at::Tensor& flat = bucket.flat;
+    return ranks().all().count > 1 && flat.scalar_type() == at::kFloat && (flat.is_cpu() || flat.is_cuda());
   }
   void exchange_as_it_is(const GradientBucket& bucket);
   void exchange_sparse(const GradientBucket& bucket);

@@ -107,7 +107,7 @@ struct CompressionOptions {
   StepSchedule beta1 = {};
 };
 
-/// Tells whether the method compresses gradients on devices, and not only those on the CPU.
+/// Tells whether the method compresses gradients on devices, some methods on CUDA alone, not only on the CPU.
 REEF_API bool compresses_on_devices(Compression compression);
 /// Tells whether the method accumulates a momentum, which an optimizer with momentum would do once more.
 REEF_API bool has_momentum(Compression compression);

@@ -1,10 +1,13 @@
 // Sums in the backend's own order, and backends that have no messages (those of devices): what is moved by
-// one all-to-all there, in the order of the program.
+// one all-to-all there, in the order of the program; and compressions that there are none of.
+#include <string>
 #include <vector>
 
 #include "collectives_only.h"
+#include "reef/build_info.h"
 #include "reef/error.h"
 #include "shard_net.h"
+#include "support/config_error.h"
 
 namespace reef::shard_tests {
 namespace {
@@ -91,6 +94,43 @@ TEST(ShardBackend, TheNativeOrderIsOfAllRanks) {
                  ConfigError);
   }
   EXPECT_NO_THROW(shard(*net, group(), with(size(), SumOrder::kNative)));
+}
+
+// A tensor has the name of a device here, as if LibTorch had been built for it; no device is needed for that.
+TEST(ShardBackend, OnADeviceWhatIsForTheCpuIsRefused) {
+  if (size() > 1) return;  // who would tell each other so by way of the device
+  const auto said_of = [](c10::Device device, Compression method, const CompressionOptions& options = {}) {
+    const c10::DispatchKeySet keys(device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::XPU);
+    Tensor weight = at::detail::make_tensor<c10::TensorImpl>(keys, caffe2::TypeMeta::Make<float>(), device);
+    torch::nn::Module module;
+    module.register_parameter("weight", weight);
+    return test::config_error(
+        [&] { shard(module, group(), {.compression = method, .compression_options = options}); });
+  };
+  const auto expect = [](const std::string& said, const std::string& text) {
+    EXPECT_NE(said.find(text), std::string::npos) << said << "\nand not: " << text;
+  };
+  const c10::Device cuda(c10::kCUDA, 1), other(c10::kXPU, 0);
+  for (const Compression method :
+       {Compression::kQsgd, Compression::kSign, Compression::kPowerSgd, Compression::kPowerSgdAlternating}) {
+    for (const c10::Device device : {cuda, other}) {
+      expect(said_of(device, method), "was given parameter weight, which is on " + device.str() +
+                                          ", and compression " + name_of(method) +
+                                          ", which is for gradients on the CPU: take bfloat16, topk or none");
+    }
+  }
+  for (const Compression method : {Compression::kTopK, Compression::kGTopK, Compression::kGTopKTree,
+                                   Compression::kOkTopK, Compression::kDgc}) {
+    expect(said_of(other, method), "which is on xpu:0, and compression " + std::string(name_of(method)) +
+                                       ", which is for gradients on the CPU and on CUDA");
+    if (build_info().built_cuda.empty()) {
+      expect(said_of(cuda, method), "which is on cuda:1, and compression " + std::string(name_of(method)) +
+                                        ", and this Reef was built without CUDA");
+    }
+  }
+  expect(said_of(cuda, Compression::kAuto), "is on a device or whose gradient is not float32");
+  expect(said_of(cuda, Compression::kOneBitAdam, {.warmup_steps = 3}),
+         "is on a device or whose gradient is not float32");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "exchanges.h"
 #include "shard/gradient_exchange.h"
 #include "shard/sparse_gradient.h"
+#include "shard/sparse_values.h"
 
 namespace reef {
 namespace {
@@ -276,6 +277,46 @@ TEST(SparseExchange, NothingIsLostButByThePublishedRule) {
       EXPECT_FALSE(has_lost) << row.text();
     } else if (row.among() >= 4 && row.density > 0.01) {
       EXPECT_TRUE(has_lost) << row.text();
+    }
+  }
+}
+
+// What is done on a device, on the CPU: the same bits as by loops, whatever the numbers, those that are not
+// normal among them.
+TEST(SparseValues, OperatorsDoWhatLoopsDo) {
+  torch::manual_seed(11);
+  for (const std::int64_t elements : {1, 5, 300}) {
+    for (const double density : {0.0, 0.1, 0.7, 1.0}) {
+      const Tensor chosen = torch::rand({elements}).lt(density).nonzero().view({-1});
+      SparseGradient entries;
+      for (std::int64_t i = 0; i < chosen.numel(); ++i) {
+        const float value = torch::randn({}).item<float>() * (i % 3 == 0 ? 1e-39F : 1.0F);
+        entries.push_back({static_cast<std::uint32_t>(chosen[i].item<std::int64_t>()), value});
+      }
+      const Tensor before = torch::randn({elements});
+      before.slice(0, 0, elements, 3).mul_(1e-39);
+      const auto expect_same = [&](const auto& change) {
+        const Tensor expected = before.clone(), found = before.clone();
+        change(expected, false);
+        change(found, true);
+        const Tensor bits_differ = found.view(at::kInt).ne(expected.view(at::kInt));
+        EXPECT_FALSE(bits_differ.any().item<bool>()) << elements << " elements, density " << density;
+        if (entries.size() > 10) {
+          EXPECT_FALSE(torch::equal(expected, before));
+        }
+      };
+      namespace by_loops = sparse_values;
+      namespace by_operators = sparse_values::by_operators;
+      expect_same(
+          [&](const Tensor& values, bool by) { (by ? by_operators::add : by_loops::add)(values, entries); });
+      expect_same([&](const Tensor& values, bool by) {
+        (by ? by_operators::clear : by_loops::clear)(values, entries);
+      });
+      for (const std::int64_t begin : {std::int64_t{0}, elements / 2, elements}) {
+        expect_same([&](const Tensor& values, bool by) {
+          (by ? by_operators::become : by_loops::become)(values, entries, begin, 3);
+        });
+      }
     }
   }
 }

@@ -1,10 +1,10 @@
-// The largest elements of a sum, against a sort, for vectors of every kind; and merges of them.
+// The largest elements of a sum, against a sort, for vectors of every kind, on the CPU and as warps find
+// them; and merges of them.
 #include "kernels/top_k.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -12,6 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/top_k/warp.h"
+#include "kernels/top_k_by_warps.h"
+#include "kernels/top_k_vectors.h"
 #include "shard/sparse_gradient.h"
 
 namespace reef {
@@ -21,105 +24,67 @@ using kernels::is_larger;
 using kernels::magnitude_bits;
 using kernels::SparseEntry;
 using kernels::take_largest;
+using kernels::take_largest_by_warps;
 
-using Values = std::vector<float>;
+using top_k_vectors::by_index;
+using top_k_vectors::by_sort;
+using top_k_vectors::each_vector;
+using top_k_vectors::same;
+using top_k_vectors::Taken;
+using top_k_vectors::Values;
 
-enum class Kind {
-  kNormal,
-  kManyMagnitudes,
-  kFewValues,
-  kMostlyZero,
-  kNotFinite,
-  kDecreasing,
-  kPeriodic,
-  kCount
-};
+const float* data_or_null(const Values& values) { return values.empty() ? nullptr : values.data(); }
 
-Values values_of(Kind kind, std::size_t elements, std::mt19937_64& random) {
-  std::normal_distribution<float> normal;
-  Values values(elements);
-  for (std::size_t i = 0; i < elements; ++i) {
-    float& value = values[i];
-    value = normal(random);
-    switch (kind) {
-      case Kind::kManyMagnitudes:
-        value *= std::exp2(static_cast<float>(random() % 200) - 100.0F);
-        break;
-      case Kind::kFewValues:
-        value = static_cast<float>(random() % 5) - 2.0F;
-        break;
-      case Kind::kMostlyZero:
-        value *= random() % 50 == 0 ? 1.0F : 0.0F;
-        break;
-      case Kind::kNotFinite:
-        if (random() % 7 == 0)
-          value = random() % 2 == 0 ? std::nanf("") : -std::numeric_limits<float>::infinity();
-        break;
-      case Kind::kDecreasing:
-        value = 1.0F / static_cast<float>(i + 1);
-        break;
-      case Kind::kPeriodic:
-        value = i % 64 == 0 ? 100.0F + value : value;
-        break;
-      default:
-        break;
+// Into memory of its own and into the gradient's.
+TEST(TopK, TakesWhatASortHasFirst) {
+  each_vector([](const Values& gradient, const Values& residual, std::int64_t k, const std::string& text) {
+    const Taken expected = by_sort(gradient, residual, k);
+    for (const bool in_place : {false, true}) {
+      Values from = gradient, other(gradient.size());
+      Values& left = in_place ? from : other;
+      const auto entries = take_largest(from.data(), data_or_null(residual), left.data(),
+                                        static_cast<std::int64_t>(gradient.size()), k);
+      ASSERT_TRUE(same(entries, expected.entries)) << text;
+      ASSERT_EQ(left, expected.left) << text;
     }
-  }
-  return values;
-}
-
-bool same(const std::vector<SparseEntry>& a, const std::vector<SparseEntry>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const SparseEntry& x, const SparseEntry& y) {
-    return x.index == y.index && magnitude_bits(x.value) == magnitude_bits(y.value);
   });
 }
 
-bool by_index(const SparseEntry& a, const SparseEntry& b) { return a.index < b.index; }
-
-struct Taken {
-  std::vector<SparseEntry> entries;
-  Values left;
-};
-Taken by_sort(const Values& gradient, const Values& residual, std::int64_t k) {
-  Taken taken;
-  for (std::size_t i = 0; i < gradient.size(); ++i) {
-    const float sum = residual.empty() ? gradient[i] : gradient[i] + residual[i];
-    taken.left.push_back(sum);
-    if (magnitude_bits(sum) != 0) taken.entries.push_back({static_cast<std::uint32_t>(i), sum});
-  }
-  std::sort(taken.entries.begin(), taken.entries.end(), is_larger);
-  taken.entries.resize(std::min(taken.entries.size(), static_cast<std::size_t>(k)));
-  for (const SparseEntry& entry : taken.entries) taken.left[entry.index] = 0;
-  for (float& value : taken.left) value = std::isfinite(value) ? value : 0;
-  std::sort(taken.entries.begin(), taken.entries.end(), by_index);
-  return taken;
+// As on CUDA, in any division into parts and in any order of warps: the same entries, in the same order, and
+// the same rest, bit for bit.
+TEST(TopK, WarpsTakeTheSame) {
+  std::mt19937_64 random(3);
+  each_vector([&](const Values& gradient, const Values& residual, std::int64_t k, const std::string& text) {
+    const auto elements = static_cast<std::int64_t>(gradient.size());
+    const Taken expected = by_sort(gradient, residual, k);
+    const std::int64_t most = kernels::top_k::parts_of(elements);
+    for (const bool in_place : {false, true}) {
+      const std::int64_t parts =
+          in_place ? 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most)) : most;
+      Values from = gradient, other(gradient.size());
+      Values& left = in_place ? from : other;
+      const auto entries = take_largest_by_warps(from.data(), data_or_null(residual), left.data(), elements,
+                                                 k, parts, random());
+      ASSERT_TRUE(same(entries, expected.entries)) << text << ", " << parts << " parts";
+      ASSERT_EQ(left, expected.left) << text << ", " << parts << " parts";
+    }
+  });
 }
 
-// Sizes around what is sampled and what is looked at together, every share, with and without a residual, and
-// into memory of its own or the gradient's.
-TEST(TopK, TakesWhatASortHasFirst) {
-  std::mt19937_64 random(1);
-  for (int kind = 0; kind < static_cast<int>(Kind::kCount); ++kind) {
-    for (const std::size_t elements : {1, 2, 31, 32, 33, 1000, 16383, 16384, 16385, 50000}) {
-      for (const double density : {1e-6, 0.001, 0.01, 0.1, 0.5, 0.999, 1.0}) {
-        for (const bool has_residual : {false, true}) {
-          const Values gradient = values_of(static_cast<Kind>(kind), elements, random);
-          const Values residual = has_residual ? values_of(Kind::kNormal, elements, random) : Values();
-          const auto k = static_cast<std::int64_t>(std::ceil(density * static_cast<double>(elements)));
-          const Taken expected = by_sort(gradient, residual, k);
-          for (const bool in_place : {false, true}) {
-            Values from = gradient, other(elements);
-            Values& left = in_place ? from : other;
-            const auto entries = take_largest(from.data(), has_residual ? residual.data() : nullptr,
-                                              left.data(), static_cast<std::int64_t>(elements), k);
-            const std::string text = "kind " + std::to_string(kind) + ", " + std::to_string(elements) +
-                                     " elements, k " + std::to_string(k);
-            ASSERT_TRUE(same(entries, expected.entries)) << text;
-            ASSERT_EQ(left, expected.left) << text;
-          }
-        }
-      }
-    }
+// More tiles than there may be parts, each of which then has several; many elements are equal to the k-th.
+TEST(TopK, WarpsOfManyTilesTakeTheSame) {
+  const std::int64_t elements = 2 * kernels::top_k::kMostParts * kernels::top_k::kTile + 12345;
+  ASSERT_EQ(kernels::top_k::parts_of(elements), kernels::top_k::kMostParts);
+  std::mt19937_64 random(4);
+  Values values(static_cast<std::size_t>(elements));
+  for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 2001) - 1000);
+  for (const std::int64_t k : {std::int64_t{1}, elements / 1000, elements / 3}) {
+    Values left(values.size()), left_by_warps(values.size());
+    const auto expected = take_largest(values.data(), nullptr, left.data(), elements, k);
+    const auto entries = take_largest_by_warps(values.data(), nullptr, left_by_warps.data(), elements, k,
+                                               kernels::top_k::kMostParts, random());
+    EXPECT_TRUE(same(entries, expected)) << k;
+    EXPECT_EQ(left_by_warps, left) << k;
   }
 }
 

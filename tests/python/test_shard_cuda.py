@@ -1,7 +1,11 @@
-"""reef.shard with CUDA parameters: one rank, whose step is the plain one, bit for bit."""
+"""reef.shard with CUDA parameters: one rank, whose step is the plain one, bit for bit; and two that share the device
+(tests/distributed/shard_cuda_ranks.py is each of these)."""
+
+from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 import reef
 
@@ -138,3 +142,28 @@ def test_collectives_and_messages_on_a_device(group):
     reef.all_reduce([x], group)
     assert torch.equal(x.cpu(), torch.arange(1000, dtype=torch.float32))
     assert reef.global_mean(x.sum(), 1000, group=group).item() == pytest.approx(499.5)
+
+
+@pytest.mark.parametrize("method", ["topk", "gtopk", "gtopk_tree", "oktopk", "dgc"])
+def test_the_largest_elements_are_the_cpus(method):
+    program = Path(__file__).resolve().parents[1] / "distributed" / "shard_cuda_ranks.py"
+    result = run_ranks([str(program), method, "cuda"], 2)
+    assert result.ok, result.report()
+    assert all(rank.output.splitlines()[-1] == "done" for rank in result.ranks), result.report()
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("method", ["qsgd", "sign", "powersgd", "powersgd_alternating"])
+def test_methods_of_the_cpu_are_refused(method, offload, group):
+    where = "cuda:0, and compression {}, which is for gradients on the CPU: take bfloat16, topk or none"
+    net, _ = net_and_batches()
+    with pytest.raises(ValueError, match="reef::shard was given parameter .*, which is on " + where.format(method)):
+        reef.shard(net, group, compression=method, offload=offload)
+    shard = reef.shard(net, group, offload=offload)
+    of_local_updates = "reef::LocalUpdates was given parameter .*, " + ("whose module" if offload else "which") + " is on "
+    with pytest.raises(ValueError, match=of_local_updates + where.format(method)):
+        reef.LocalUpdates(shard, local_steps=2, compression=method)
+    updates = reef.LocalUpdates(shard, local_steps=2, compression="topk")
+    updates.step()
+    updates.close()
+    shard.end()

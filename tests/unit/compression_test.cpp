@@ -34,9 +34,15 @@ TEST(Compression, NamesAreThoseOfOneMethodEach) {
     EXPECT_NE(told.find(part), std::string::npos) << told;
 }
 
-TEST(Compression, OnDevicesThereAreSixteenBits) {
-  EXPECT_TRUE(compresses_on_devices(Compression::kBFloat16) && compresses_on_devices(Compression::kFloat16));
-  EXPECT_FALSE(compresses_on_devices(Compression::kGTopK) || compresses_on_devices(Compression::kQsgd));
+TEST(Compression, OnDevicesThereAreSixteenBitsAndSomeElements) {
+  for (const Compression method :
+       {Compression::kBFloat16, Compression::kFloat16, Compression::kTopK, Compression::kGTopK,
+        Compression::kGTopKTree, Compression::kOkTopK, Compression::kDgc})
+    EXPECT_TRUE(compresses_on_devices(method)) << name_of(method);
+  for (const Compression method :
+       {Compression::kNone, Compression::kAuto, Compression::kQsgd, Compression::kSign,
+        Compression::kPowerSgd, Compression::kPowerSgdAlternating, Compression::kOneBitAdam})
+    EXPECT_FALSE(compresses_on_devices(method)) << name_of(method);
 }
 
 TEST(Compression, OneMethodHasAMomentum) {
