@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "page/huge_pages.h"
+
 namespace reef {
 namespace {
 
@@ -62,7 +64,7 @@ CodedExchange::Code CodedExchange::code_of(const Part& part) {
     take(bucket, name, part.values);
     return {encode(part)};
   }
-  const Tensor left = at::empty_like(part.values);
+  const Tensor left = on_huge_pages(at::empty_like(part.values));
   Code code = encode_with(memory().tensor(bucket, name), part, left);
   memory().remember(bucket, name, left);
   return code;
@@ -74,7 +76,7 @@ void CodedExchange::between_copies(const GradientBucket& bucket) {
   take(bucket.number, kLostOfSum, bucket.own);
   const std::int64_t first = ranks().copy().place * bucket.own.numel();
   const Tensor code = code_of({bucket, bucket.own, first, /*slices=*/1, /*of_sum=*/false}).codes;
-  const Tensor all = at::empty({copies.count * code.numel()}, code.options());
+  const Tensor all = on_huge_pages(at::empty({copies.count * code.numel()}, code.options()));
   SliceExchange::slice(all, copies.place, copies.count).copy_(code);
   ranks().all_gather(name_.c_str(), all, copies);
   decode(all, copies.count, divisor_of_sum(), bucket.own);
@@ -85,7 +87,7 @@ void CodedExchange::between_ranks(const GradientBucket& bucket) {
   const auto [codes, seen] = code_of({bucket, bucket.flat, /*first=*/0, all.count, /*of_sum=*/false});
   if (bucket.nonfinite_found && (seen ? *seen : any_nonfinite(codes)))
     bucket.nonfinite_found(GradientBucket::Where::kFlat);
-  const Tensor received = at::empty_like(codes);
+  const Tensor received = on_huge_pages(at::empty_like(codes));
   ranks().all_to_all(name_.c_str(), codes, received, all);
   if (divided()) return sum_with_rest(received, bucket);
   const Tensor sum = ranks().own_slice(bucket.flat);

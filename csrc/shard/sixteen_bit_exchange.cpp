@@ -7,6 +7,7 @@
 
 #include "kernels/count_nonfinite.h"
 #include "kernels/sixteen_bit.h"
+#include "page/huge_pages.h"
 
 namespace reef {
 namespace {
@@ -38,7 +39,7 @@ Tensor SixteenBitExchange::encode(const Part& part) {
 CodedExchange::Code SixteenBitExchange::encode_with(const Tensor& before, const Part& part,
                                                     const Tensor& left) {
   if (!is_float_on_cpu(part.values)) return CodedExchange::encode_with(before, part, left);
-  const Tensor sent = at::empty(part.values.sizes(), part.values.options().dtype(dtype_));
+  const Tensor sent = on_huge_pages(at::empty(part.values.sizes(), part.values.options().dtype(dtype_)));
   const bool any = kernels::round_to_sixteen_bits(
       part.values.const_data_ptr<float>(), before.defined() ? before.const_data_ptr<float>() : nullptr,
       sent.numel(), *kernels::float_format(sent), static_cast<std::uint16_t*>(sent.mutable_data_ptr()),
