@@ -3,7 +3,8 @@ ends of every cable, so small that no message passes at once). What a step takes
 float32 is there until all ranks have what they step with: with the selection of what is sent (density 0.001), and of the exchange
 alone, of as many entries, beside what price_exchange() says for the link that measure_link() has found. Beside them what is written
 in Python with torch.topk: Top-k with an all-gather, and gTop-k as it was published. Hosts share this machine's cores, one thread a
-rank. Modes take turn in the same processes; medians of rounds, of the slowest rank."""
+rank. Modes take turn in the same processes; medians of rounds, of the slowest rank. Over loopback, where work is most of it, the
+methods of 16 bits beside the dense exchange: `--loopback` for that alone."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ELEMENTS, DENSITY = 25_000_000, 0.001
-ROUNDS = {"alone": 31, "whole": 5}
+ROUNDS = {"alone": 31, "whole": 5, "loopback": 15}
 SHAPE = (5000, 5000)
 BUCKETS = {"1gbit": (16_000, 15_000), "100mbit": (4_000, 3_000)}
 """By rate: bytes that a token bucket lets pass at once, and the largest segment that is handed to it."""
@@ -28,12 +30,15 @@ RANKS = (2, 4, 8)
 SPARSE = ("topk", "gtopk_tree", "gtopk")
 PYTHON = ("python topk", "python gtopk_tree")
 DENSE = ("bfloat16", "qsgd", "sign", "powersgd", "powersgd_alternating")
+LOOPBACK = ("none", "bfloat16", "float16")
 
 
 def modes_of(kind: str, ranks: int) -> tuple[str, ...]:
     """With more ranks there is no memory for all."""
     if kind == "alone":
         return SPARSE
+    if kind == "loopback":
+        return LOOPBACK
     return ("none", *SPARSE, *PYTHON, *(DENSE if ranks == 2 else ()))
 
 
@@ -127,7 +132,7 @@ def run_rank(kind: str) -> None:
     group = reef.init_process_group(timeout_seconds=300)
     torch.manual_seed(group.rank())
     # To measure the exchange without selection, a small gradient is sent with density 1.
-    whole = kind == "whole"
+    whole = kind != "alone"
     elements, density = (ELEMENTS, DENSITY) if whole else (int(ELEMENTS * DENSITY), 1.0)
     shape = SHAPE if whole else (elements,)
     gradient = torch.randn(shape)
@@ -177,7 +182,9 @@ def run_rank(kind: str) -> None:
                 seconds[mode].append(slowest.max().item())
             found[mode] = {"bytes": sent}
     for mode in modes:
-        found[mode] |= {"seconds": statistics.median(seconds[mode]), "low": min(seconds[mode]), "high": max(seconds[mode])}
+        of_first = [took / first for took, first in zip(seconds[mode], seconds[modes[0]], strict=True)]
+        found[mode] |= {"seconds": statistics.median(seconds[mode]), "low": min(seconds[mode]), "high": max(seconds[mode]),
+                        "of_first": statistics.quantiles(of_first, n=4)}  # fmt: skip
         if mode not in PYTHON:
             found[mode]["priced"] = prices[mode].seconds
     if group.rank() == 0:
@@ -186,20 +193,41 @@ def run_rank(kind: str) -> None:
     os._exit(0)
 
 
-def run(ranks: int, rate: str, kind: str) -> tuple[str, dict[str, dict[str, float]]]:
-    """What rank 0 has found: of the link, and of the modes."""
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
-              "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
-    with hosts(ranks, rate) as names:
-        command = [sys.executable, str(Path(__file__).resolve()), "--rank", kind]
-        started = [subprocess.Popen(["ip", "netns", "exec", name, *command], env={**common, "RANK": str(rank), "LOCAL_RANK": "0"},
-                                    stdout=subprocess.PIPE, text=True) for rank, name in enumerate(names)]  # fmt: skip
-        printed = "".join(rank.communicate(timeout=1200)[0] for rank in started)
+def run(ranks: int, rate: str | None, kind: str) -> tuple[str, dict[str, dict]]:
+    """What rank 0 has found: of the link, and of the modes. Without a rate over loopback."""
+    common = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--rank", kind]
+
+    def wait(prefixes: list[list[str]], **where: str) -> str:
+        started = [subprocess.Popen([*prefix, *command], env={**common, **where, "RANK": str(rank), "LOCAL_RANK": "0"},
+                                    stdout=subprocess.PIPE, text=True) for rank, prefix in enumerate(prefixes)]  # fmt: skip
+        return "".join(rank.communicate(timeout=1200)[0] for rank in started)
+
+    if rate is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        printed = wait([[]] * ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    else:
+        with hosts(ranks, rate) as names:
+            printed = wait([["ip", "netns", "exec", name] for name in names], MASTER_ADDR="10.79.0.1", MASTER_PORT="29500",
+                           GLOO_SOCKET_IFNAME="cable")  # fmt: skip
     found = next(json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT "))
     return found["link"], found["modes"]
 
 
+def loopback() -> None:
+    link, modes = run(2, None, "loopback")
+    for mode, found in modes.items():
+        low, median, high = found["of_first"]
+        beside = f"{median:.3g} times {LOOPBACK[0]}, median of ratios in the same round, quartiles {low:.3g} to {high:.3g}"
+        row(f"loopback, 2 ranks, {ELEMENTS} float32/{mode}", found, f"{beside}; link of {link}; {ROUNDS['loopback']} rounds")
+
+
 def main() -> None:
+    loopback()
+    if sys.argv[1:] == ["--loopback"]:
+        return
     try:
         with hosts(2, "1gbit"):
             pass

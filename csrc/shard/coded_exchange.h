@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "shard/lossy_exchange.h"
@@ -52,8 +53,16 @@ class CodedExchange : public LossyExchange {
   virtual bool by_blocks() const = 0;
   /// The slices' codes, one after another. If it holds anything back, the values become what is lost of them.
   virtual at::Tensor encode(const Part& part) = 0;
-  /// `to` becomes the sum, in their order, of what so many codes say.
-  virtual void decode(const at::Tensor& codes, int count, const at::Tensor& to) const = 0;
+  /// Codes, and whether they say of any element that it is not finite, where encoding has seen it.
+  struct Code {
+    at::Tensor codes;
+    std::optional<bool> any_nonfinite = {};
+  };
+  /// Encodes the part's values with `before` (if defined) added, and leaves them as they are: `left`, of
+  /// their size, becomes what is lost. By encode(); a method may do it in one pass over memory.
+  virtual Code encode_with(const at::Tensor& before, const Part& part, const at::Tensor& left);
+  /// `to` becomes the sum, in their order, of what so many codes say, divided at last.
+  virtual void decode(const at::Tensor& codes, int count, int divisor, const at::Tensor& to) const = 0;
   /// Whether codes, on the CPU, say of any element that it is not finite.
   virtual bool any_nonfinite(const at::Tensor& codes) const = 0;
   /// How codes travel: as SliceExchange does it, if a method does not make them shorter on their way. Ranks
@@ -70,9 +79,11 @@ class CodedExchange : public LossyExchange {
   bool travels_as_codes(const GradientBucket& bucket) const {
     return ranks().all().count > 1 && encodes(bucket.flat);
   }
-  at::Tensor code_of(const Part& part);
+  int divisor_of_sum() const { return reduction() == Reduction::kMean ? ranks().all().count : 1; }
+  Code code_of(const Part& part);
   void between_copies(const GradientBucket& bucket);
   void between_ranks(const GradientBucket& bucket);
+  void sum_with_rest(const at::Tensor& codes, const GradientBucket& bucket);
 
   std::string name_;
 };

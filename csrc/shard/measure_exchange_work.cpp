@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/sub.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include "kernels/low_rank.h"
 #include "kernels/ordered_sum.h"
 #include "kernels/packed_levels.h"
+#include "kernels/sixteen_bit.h"
 #include "reef/error.h"
 #include "shard/packed_code.h"
 #include "shard/sparse_gradient.h"
@@ -71,11 +71,13 @@ ExchangeWork measured(double density) {
                              left.mutable_data_ptr<float>(), kElements, 1);
       },
       elements);
+  const Tensor rounded = at::empty_like(gradient, at::kBFloat16);
   work.round = seconds_each(
       [&] {
-        left.copy_(gradient).add_(other);
-        const Tensor sent = left.to(at::kBFloat16);
-        at::sub(left, sent).nan_to_num_(0, 0, 0);
+        kernels::round_to_sixteen_bits(gradient.const_data_ptr<float>(), other.const_data_ptr<float>(),
+                                       kElements, kernels::FloatFormat::kBFloat16,
+                                       static_cast<std::uint16_t*>(rounded.mutable_data_ptr()),
+                                       left.mutable_data_ptr<float>());
       },
       elements);
   work.select = seconds_each([&] { take(gradient); }, elements);

@@ -36,8 +36,9 @@ Tensor QsgdExchange::encode(const Part& part) {
   return codes;
 }
 
-void QsgdExchange::decode(const Tensor& codes, int count, const Tensor& to) const {
+void QsgdExchange::decode(const Tensor& codes, int count, int divisor, const Tensor& to) const {
   sum_of_codes(codes, count, bits(), to);
+  if (divisor != 1) to.div_(divisor);
 }
 
 bool QsgdExchange::any_nonfinite(const Tensor& codes) const { return any_nonfinite_block(codes, bits()); }

@@ -22,7 +22,7 @@ class QsgdExchange final : public CodedExchange {
   bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return false; }
   at::Tensor encode(const Part& part) override;
-  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  void decode(const at::Tensor& codes, int count, int divisor, const at::Tensor& to) const override;
   bool any_nonfinite(const at::Tensor& codes) const override;
   void all_to_all(const char* name, const at::Tensor& codes, const at::Tensor& received,
                   const RanksAmong& among) override;

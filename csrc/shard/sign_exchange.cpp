@@ -18,8 +18,9 @@ Tensor SignExchange::encode(const Part& part) {
   return codes;
 }
 
-void SignExchange::decode(const Tensor& codes, int count, const Tensor& to) const {
+void SignExchange::decode(const Tensor& codes, int count, int divisor, const Tensor& to) const {
   sum_of_codes(codes, count, /*bits=*/1, to);
+  if (divisor != 1) to.div_(divisor);
 }
 
 bool SignExchange::any_nonfinite(const Tensor& codes) const { return any_nonfinite_block(codes, /*bits=*/1); }

@@ -20,7 +20,7 @@ class SignExchange final : public CodedExchange {
   bool by_blocks() const override { return true; }
   bool holds_back(const at::Tensor&) const override { return true; }
   at::Tensor encode(const Part& part) override;
-  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  void decode(const at::Tensor& codes, int count, int divisor, const at::Tensor& to) const override;
   bool any_nonfinite(const at::Tensor& codes) const override;
 };
 

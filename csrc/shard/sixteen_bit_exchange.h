@@ -20,7 +20,8 @@ class SixteenBitExchange final : public CodedExchange {
   bool by_blocks() const override { return false; }
   bool holds_back(const at::Tensor& values) const override { return values.scalar_type() != dtype_; }
   at::Tensor encode(const Part& part) override;
-  void decode(const at::Tensor& codes, int count, const at::Tensor& to) const override;
+  Code encode_with(const at::Tensor& before, const Part& part, const at::Tensor& left) override;
+  void decode(const at::Tensor& codes, int count, int divisor, const at::Tensor& to) const override;
   bool any_nonfinite(const at::Tensor& codes) const override;
 
   at::ScalarType dtype_;
