@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/util/UniqueVoidPtr.h>
+
+#include <atomic>
 #include <cstddef>
 
 namespace reef {
@@ -13,6 +16,8 @@ class AllocationGate {
   virtual void after_allocate(std::size_t bytes) noexcept = 0;
   /// Memory for the block, if the gate has its own; nullptr: LibTorch's allocator is asked.
   virtual void* allocate(std::size_t bytes) = 0;
+  /// Whether allocate() may give memory now.
+  virtual bool gives_memory() const noexcept = 0;
   /// `data` is about to be given back. True: not now, since it is being read; the gate gives it back later,
   /// by given_back_later().
   virtual bool freed(const void* data) noexcept = 0;
@@ -26,7 +31,10 @@ class AllocationGate {
   ~AllocationGate() = default;
 };
 
-/// nullptr opens the gate. A gate must outlive the process: blocks are freed until its end.
-void set_allocation_gate(AllocationGate* gate);
+/// The one that is there; nullptr: none. A gate must outlive the process: blocks are freed until its end.
+inline constinit std::atomic<AllocationGate*> allocation_gate{nullptr};
+
+/// What deletes counted blocks, if it is LibTorch's own allocator that the counting one wraps; else nullptr.
+inline constinit std::atomic<c10::DeleterFnPtr> counted_deleter{nullptr};
 
 }  // namespace reef

@@ -18,12 +18,11 @@ namespace {
 // Deleters are plain functions, so what they need is of the process, not of an object.
 std::atomic<std::int64_t> live_bytes{0};
 std::atomic<std::int64_t> peak_bytes{0};
-std::atomic<AllocationGate*> gate{nullptr};
 c10::Allocator* wrapped = nullptr;
 c10::DeleterFnPtr wrapped_delete = nullptr;
 
 void give_back(void* data) {
-  AllocationGate* const closed = gate.load(std::memory_order_acquire);
+  AllocationGate* const closed = allocation_gate.load(std::memory_order_acquire);
   if (closed == nullptr || !closed->counts_itself(data)) count_alive(-Blocks::instance().died(data));
   if (closed == nullptr || !closed->take_back(data)) wrapped_delete(data);
 }
@@ -31,7 +30,7 @@ void give_back(void* data) {
 // Also meets pointers it never issued: libraries free through the allocator of the day what was allocated
 // before.
 void count_and_delete(void* data) {
-  AllocationGate* const closed = gate.load(std::memory_order_acquire);
+  AllocationGate* const closed = allocation_gate.load(std::memory_order_acquire);
   if (closed == nullptr || !closed->freed(data)) give_back(data);
 }
 
@@ -42,7 +41,7 @@ void count_birth(const void* data, std::size_t bytes) {
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    AllocationGate* const closed = bytes > 0 ? gate.load(std::memory_order_acquire) : nullptr;
+    AllocationGate* const closed = bytes > 0 ? allocation_gate.load(std::memory_order_acquire) : nullptr;
     const Reservation reservation(closed, bytes);
     void* const own = closed == nullptr ? nullptr : closed->allocate(bytes);
     if (own == nullptr) return counted(bytes);
@@ -95,6 +94,7 @@ void install_counting_allocator() {
     constexpr std::uint8_t kPriority = 255;
     auto* const allocator = new CountingAllocator;  // owned by c10 from the next line on, never destroyed
     c10::SetCPUAllocator(allocator, kPriority);
+    if (wrapped == c10::GetDefaultCPUAllocator()) counted_deleter = allocator->raw_deleter();
     return true;
   }();
   (void)installed;
@@ -104,8 +104,6 @@ c10::DataPtr given_back_later(const void* data) {
   void* const block = const_cast<void*>(data);
   return {block, block, &give_back, c10::Device(c10::kCPU)};
 }
-
-void set_allocation_gate(AllocationGate* closed) { gate.store(closed, std::memory_order_release); }
 
 void count_alive(std::int64_t bytes) {
   raise(peak_bytes, live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes);

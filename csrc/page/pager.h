@@ -178,6 +178,7 @@ class Pager final : public AllocationGate, private AtFork {
   bool before_allocate(std::size_t bytes) override;
   void after_allocate(std::size_t bytes) noexcept override;
   void* allocate(std::size_t bytes) override;
+  bool gives_memory() const noexcept override { return running(); }
   bool freed(const void* data) noexcept override;
   bool counts_itself(const void* data) const noexcept override { return stable_of(data) != nullptr; }
   bool take_back(void* data) noexcept override;

@@ -8,6 +8,10 @@
 #include <fstream>
 #include <string>
 
+#include "ledger/allocation_gate.h"
+#include "ledger/counting_allocator.h"
+#include "support/without_ledger.h"
+
 namespace reef {
 namespace {
 
@@ -49,6 +53,35 @@ TEST(HugePages, OtherMemoryIsLeftAlone) {
   on_huge_pages(others);
   EXPECT_FALSE(asked_for_at(middle_of(others)));
   on_huge_pages(torch::empty({0}));
+}
+
+// A gate whose memory is LibTorch's own all the same, so that what it has given can be looked at.
+struct Gate final : AllocationGate {
+  bool gives = true;
+  bool before_allocate(std::size_t) override { return false; }
+  void after_allocate(std::size_t) noexcept override {}
+  void* allocate(std::size_t) override { return nullptr; }
+  bool gives_memory() const noexcept override { return gives; }
+  bool freed(const void*) noexcept override { return false; }
+  bool counts_itself(const void*) const noexcept override { return false; }
+  bool take_back(void*) noexcept override { return false; }
+};
+
+// After the others: the counting allocator stays. Whatever counts memory installs it, a ledger or a shard.
+TEST(HugePagesZ, AreAskedForUnderCountedMemoryWhileNoGateGivesAny) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"))
+    GTEST_SKIP() << "this kernel has no huge pages";
+  install_counting_allocator();
+  static auto* const gate = new Gate;
+  for (const bool has_gate : {false, true}) {
+    for (const bool gives : {false, true}) {
+      allocation_gate = has_gate ? gate : nullptr;
+      gate->gives = gives;
+      const at::Tensor large = on_huge_pages(torch::empty({64 << 20}, at::kByte));
+      EXPECT_EQ(asked_for_at(middle_of(large)), !has_gate || !gives) << has_gate << gives;
+    }
+  }
+  allocation_gate = nullptr;
 }
 
 }  // namespace

@@ -17,22 +17,14 @@
 #include <thread>
 #include <vector>
 
-#include "ledger/birth.h"
 #include "page/pager.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/tier.h"
+#include "support/without_ledger.h"
 
 namespace reef {
 
-// In place of the ledger, whose observer is not of interest here.
-namespace {
-thread_local Birth birth;
-}  // namespace
-Birth& this_threads_birth() { return birth; }
-Category birth_category() { return Category::kOther; }
-CategoryScope::CategoryScope(Category) {}
-CategoryScope::~CategoryScope() = default;
 void* OperatorCall::operator new(std::size_t bytes) { return ::operator new(bytes); }
 void OperatorCall::operator delete(void* block) noexcept { ::operator delete(block); }
 
