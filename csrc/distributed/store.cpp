@@ -29,6 +29,8 @@ constexpr milliseconds kPatiencePerAddress{3000};  // a host name can have sever
 // through need not have been the last to begin. And of a bring-up that failed as well, in the way of the
 // next.
 constexpr int kLeaving = 1;
+// What no value is.
+constexpr const char* kNoValue = "reef: no value";
 
 std::string reason(int error_number) { return std::generic_category().message(error_number); }
 
@@ -185,6 +187,15 @@ StorePtr open_store(const Rendezvous& rendezvous, milliseconds timeout, Deadline
                                                     : open_tcp(rendezvous, timeout, deadline);
   store->setTimeout(time_left(deadline));
   return store;
+}
+
+// Where a key is not there, stores answer with what was expected, if that is not empty, and set nothing.
+std::optional<std::vector<std::uint8_t>> value_of(c10d::Store& store, const std::string& key) {
+  const std::string text(kNoValue);
+  const std::vector<std::uint8_t> none(text.begin(), text.end());
+  std::vector<std::uint8_t> value = store.compareSet(key, none, none);
+  if (value == none) return std::nullopt;
+  return value;
 }
 
 }  // namespace reef

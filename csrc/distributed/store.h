@@ -2,7 +2,10 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "deadline.h"
 #include "reef/rendezvous.h"
@@ -22,5 +25,10 @@ std::string address_text(const Rendezvous& rendezvous);
 /// rank but the one that serves. Throws ProcessGroupError that names rank, host and port, or the file, and
 /// says `timeout`, of which `deadline` is the end: some of it may be over when this is called.
 StorePtr open_store(const Rendezvous& rendezvous, milliseconds timeout, Deadline deadline);
+
+/// Gives a key's value, or nothing if the key is not there, and waits for nothing. After check(), get() would
+/// wait for a key that another rank has deleted since: as long as the store's timeout, and with the lock that
+/// all calls of the store need.
+std::optional<std::vector<std::uint8_t>> value_of(c10d::Store& store, const std::string& key);
 
 }  // namespace reef

@@ -207,7 +207,8 @@ class Meeting {
       throw_if_ended = [members = ours_->members, ranks = ours_->ranks] { members->throw_if_ended(ranks); };
     }
     return [store = store_, throw_if_ended] {
-      if (store->check({kFailed})) C10_THROW_ERROR(DistError, store->get_to_str(kFailed));
+      if (const auto said = value_of(*store, kFailed))
+        C10_THROW_ERROR(DistError, std::string(said->begin(), said->end()));
       throw_if_ended();
     };
   }

@@ -38,14 +38,18 @@ std::int64_t WatchedStore::add(const std::string& name, std::int64_t value) {
   return c10d::PrefixStore::add(name, value);
 }
 
-std::vector<uint8_t> WatchedStore::get(const std::string& name) {
-  await({name}, deadline_);
-  return c10d::PrefixStore::get(name);
-}
+std::vector<uint8_t> WatchedStore::get(const std::string& name) { return multiGet({name}).front(); }
 
+// A key that was there may be gone: its rank deletes it when nobody waits for this any more.
 std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::string>& names) {
-  await(names, deadline_);
-  return c10d::PrefixStore::multiGet(names);
+  for (;;) {
+    await(names, deadline_);
+    std::vector<std::vector<uint8_t>> values;
+    for (const auto& name : names) {
+      if (auto value = value_of(*this, name)) values.push_back(std::move(*value));
+    }
+    if (values.size() == names.size()) return values;
+  }
 }
 
 void WatchedStore::wait(const std::vector<std::string>& names) { await(names, deadline_); }
