@@ -277,6 +277,7 @@ class Pager final : public AllocationGate, private AtFork {
   void note_touched(const PagePtr& page, const Decision& decision);
   void bring_in(Frame& frame, const OperatorCall& call, std::size_t first);
   bool bring_in(const Frame::Use& used);
+  bool others_use(const Page& page) const;
   void refuse_or_allow(const Frame::Use& used, Refusals::Runner runner, const std::exception_ptr& failed);
   void bring_back();
   void keep_nothing();

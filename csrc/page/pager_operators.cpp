@@ -162,11 +162,20 @@ void Pager::bring_in(Frame& frame, const OperatorCall& call, std::size_t first) 
   operator_runs(frame, decision);
 }
 
+// With the lock. Whether operators of other threads run on it, and may be asking its storage for the memory.
+bool Pager::others_use(const Page& page) const {
+  const Frame& frame = this_threads_frame();
+  const auto is_it = [&](const auto& use) { return use.page == &page; };
+  const auto own = std::count_if(frame.used.begin(), frame.used.end(), is_it) +
+                   std::count_if(frame.held.begin(), frame.held.end(), is_it);
+  return page.pins > static_cast<std::uint32_t>(own) + page.holds;
+}
+
 // False: there is no room but that of other pages in use; where addresses stay, it comes when it is touched.
 bool Pager::bring_in(const Frame::Use& used) {
   if (make_resident(used.page, used.owner, used.writes, MayLeave::kUnused)) return true;
   const Decision decision(mutex_);
-  if (can_go_on(decision)) return false;
+  if (can_go_on(decision) || (most() == MayLeave::kUsed && others_use(*used.page))) return false;
   throw working_set_error(wanted_room(used.page->bytes, decision));
 }
 
