@@ -1,5 +1,5 @@
-// What an entropy code makes of QSGD's levels: bits of an element, beside those of fixed width, of the code
-// in QSGD's paper and the entropy of the levels; and what coding costs, on one thread.
+// Measures an entropy code of QSGD's levels: bits an element beside fixed width, the code of QSGD's paper and
+// the entropy of the levels, and the time that coding takes on one thread.
 #include "kernels/level_code.h"
 
 #include <ATen/Parallel.h>

@@ -1,6 +1,6 @@
-// What rounding to 16 bits costs for each element of a gradient, with the error that is held back, and adding
-// up what two ranks have rounded: in one pass, beside LibTorch's operators one after another, and beside a
-// plain copy. One thread, in memory that is there.
+// Measures rounding a gradient to 16 bits with the error that is held back, and adding up what two ranks have
+// rounded: in one pass, beside LibTorch's operators one after another and beside a plain copy, on one thread
+// and in memory that has been touched.
 #include <torch/torch.h>
 
 #include <string>

@@ -18,7 +18,7 @@ static_assert(kAtOnce * kLongestCode <= 56);
 using Counts = std::array<std::uint32_t, kAlphabet>;
 using Lengths = std::array<std::uint8_t, kAlphabet>;
 
-// A code's bits, the first of them lowest.
+// The bits of a byte's code; the first bit is the lowest.
 struct ByteCode {
   std::uint16_t bits = 0;
   std::uint16_t length = 0;
@@ -27,7 +27,7 @@ using ByteCodes = std::array<ByteCode, kAlphabet>;
 
 std::int64_t begin_of_stream(std::int64_t count, int stream) { return count * stream / kStreams; }
 
-// Counted four times: a byte that comes several times in a row does not wait for itself.
+// Counts in four tables in turn, so that a byte that is repeated does not wait for its own count.
 Counts counted(const std::uint8_t* bytes, std::int64_t count) {
   std::array<Counts, 4> of{};
   std::int64_t i = 0;
@@ -39,8 +39,8 @@ Counts counted(const std::uint8_t* bytes, std::int64_t count) {
   return of[0];
 }
 
-// Huffman's tree of these counts, which are not all 0: two queues, of leaves and of what has been joined,
-// both from the smallest on. Gives the largest depth of a leaf.
+// Builds Huffman's tree of these counts, which must not all be 0, from two sorted queues: leaves, and nodes
+// that have been joined. Returns the largest depth of a leaf.
 int find_lengths(const Counts& counts, Lengths& lengths) {
   std::array<std::uint64_t, kAlphabet> leaves;  // the count above the byte: numbers are sorted fastest
   std::size_t used = 0;
@@ -88,7 +88,7 @@ Lengths lengths_of(Counts counts, std::int64_t all) {
   return lengths;
 }
 
-// The lengths must be those of a code: no more than fit.
+// Returns the canonical code of these lengths, which must be those of a code.
 ByteCodes codes_of(const Lengths& lengths) {
   std::array<std::uint32_t, kLongestCode + 1> of_length{}, next{};
   for (const std::uint8_t length : lengths) ++of_length[length];
@@ -106,7 +106,7 @@ ByteCodes codes_of(const Lengths& lengths) {
   return codes;
 }
 
-// Gives the stream's end, beyond which 8 bytes may be written.
+// Returns the stream's end. Up to 8 bytes beyond it may be overwritten.
 std::uint8_t* write_stream(const std::uint8_t* bytes, std::int64_t count, const ByteCodes& codes,
                            std::uint8_t* to) {
   std::uint64_t bits = 0;
@@ -131,13 +131,14 @@ std::uint8_t* write_stream(const std::uint8_t* bytes, std::int64_t count, const 
   return to + (has > 0 ? 1 : 0);
 }
 
-// A place of the table says what codes begin with these bits.
+// The byte whose code the next bits begin with, and the length of that code.
 struct Entry {
   std::uint8_t byte, length;
 };
 using Table = std::array<Entry, kTableSize>;
 
-// A table is wrong, unless every sequence of bits says something. One byte alone has a code of one bit.
+// Refuses a table unless every sequence of bits is a sequence of its codes, or it has one byte alone, whose
+// code is one bit.
 const char* read_table(const std::uint8_t* packed, int alphabet, Table& table) {
   Lengths lengths{};
   std::uint32_t room = 0, used = 0;
@@ -162,7 +163,7 @@ const char* read_table(const std::uint8_t* packed, int alphabet, Table& table) {
   return nullptr;
 }
 
-// Where a stream is read: bits that have come already, and the bytes from which more come.
+// The reader of one stream: bits that it has taken from memory already, and the bytes that follow.
 struct Stream {
   std::uint64_t bits = 0;
   unsigned has = 0;
@@ -172,7 +173,7 @@ struct Stream {
   std::uint8_t* last = nullptr;
 
   bool may_take_at_once() const { return end - from >= 8 && last - to >= kAtOnce; }
-  // At least 56 bits, of 8 bytes that there are.
+  // Fills up to at least 56 bits. 8 bytes must be left.
   void refill() {
     std::uint64_t word;
     std::memcpy(&word, from, sizeof word);
@@ -186,7 +187,7 @@ struct Stream {
     bits >>= entry.length;
     has -= entry.length;
   }
-  // Byte by byte until the end, which is where the last code ends.
+  // Decodes the rest byte by byte, and checks that the stream ends with the last code.
   const char* finish(const Table& table) {
     while (to < last) {
       for (; has <= 48 && from < end; has += 8) bits |= static_cast<std::uint64_t>(*from++) << has;

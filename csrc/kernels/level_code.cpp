@@ -17,7 +17,7 @@ using Bytes = std::vector<std::uint8_t>;
 constexpr std::int64_t kStepBytes = sizeof(float);
 constexpr std::int64_t kSizeBytes = sizeof(std::uint32_t);
 
-// What is alike for all blocks of so many bits.
+// The layout of blocks of `bits`, and how their levels become symbols.
 struct Width {
   explicit Width(int of) : bits(of) {}
   int bits;
@@ -51,7 +51,7 @@ struct Width {
       packed_blocks().pack(from, bits, levels);
     }
   }
-  // Where there is no step every level is zero.
+  // Writes the levels of a block without a step: every level is zero.
   void zero_levels(std::uint8_t* levels) const {
     std::uint8_t codes[kLevelBlock];
     std::memset(codes, (1 << (bits - 1)) - 1, sizeof codes);
@@ -65,7 +65,7 @@ bool has_step(const std::uint8_t* half_step) {
   return half > 0;
 }
 
-// Memory that a thread needs for one body after another.
+// A thread's memory, which it uses for one body after another.
 struct Scratch {
   explicit Scratch(const Width& width)
       : symbols(static_cast<std::size_t>(kLevelCodeBlocks * width.symbols)),
@@ -73,7 +73,7 @@ struct Scratch {
   Bytes symbols, body;
 };
 
-// A body in `scratch`; 0: it would not be shorter than the blocks as they are.
+// Encodes a body into `scratch` and returns its bytes, or 0 if it would not be shorter than the blocks.
 std::int64_t encode_body(const std::uint8_t* packed, std::int64_t blocks, const Width& width,
                          Scratch& scratch) {
   std::uint8_t* symbol = scratch.symbols.data();
@@ -130,7 +130,8 @@ std::uint32_t size_at(const std::uint8_t* code, std::int64_t body) {
 
 }  // namespace
 
-// Each body is put where it is if none before it is shorter than its blocks, and then behind the one before.
+// Encodes bodies side by side, each at the place it has if none before it becomes shorter, and then closes
+// the gaps.
 std::int64_t encode_level_code(const std::uint8_t* packed, std::int64_t blocks, int bits,
                                std::uint8_t* code) {
   const Width width(bits);

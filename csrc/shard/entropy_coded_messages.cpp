@@ -14,7 +14,7 @@ using at::Tensor;
 
 constexpr const char* kLengths = "the exchange of lengths of codes";
 
-// Of a slice of packed levels.
+// Returns the number of blocks in a slice of packed levels.
 std::int64_t blocks_of(const Tensor& slice, int bits) {
   return slice.numel() / kernels::packed_bytes(kernels::kLevelBlock, bits);
 }
@@ -27,8 +27,8 @@ Tensor entropy_code(const Tensor& slice, int bits) {
   return code.narrow(0, 0, bytes);
 }
 
-// Sends each other rank its code, of those in their order, and receives the slices of `to`, when all know
-// from `lengths` how long the codes are for them.
+// Sends each other rank its code, receives theirs, and decodes them into the slices of `to`. `lengths` has
+// the bytes of the code that comes from each rank.
 void exchange(SliceExchange& ranks, const char* name, const std::vector<Tensor>& codes, const Tensor& lengths,
               const Tensor& to, const RanksAmong& among, int bits) {
   std::vector<SliceExchange::Transfer> sent, received;

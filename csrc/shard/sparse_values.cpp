@@ -18,7 +18,7 @@ void each_place(const SparseGradient& entries, std::int64_t begin, std::int64_t 
   }
 }
 
-// Where entries are among the values, and what they are there, divided by `divisor`: on the values' device.
+// The places of entries among the values, and the entries divided by `divisor`, both on the values' device.
 struct Placed {
   Placed(const SparseGradient& entries, const Tensor& values, std::int64_t begin = 0, float divisor = 1) {
     const auto most = static_cast<std::int64_t>(entries.size());
@@ -67,7 +67,7 @@ void become(const Tensor& values, const SparseGradient& entries, std::int64_t be
              [&](std::int64_t place, const SparseEntry& entry) { to[place] = entry.value / divisor; });
 }
 
-// Not by index_add_(), whose atomic addition on CUDA takes numbers that are not normal for zeros.
+// Avoids index_add_(), whose atomic addition on CUDA flushes subnormal numbers to zero.
 void by_operators::add(const Tensor& values, const SparseGradient& entries) {
   const Placed placed(entries, values);
   if (placed.empty()) return;

@@ -17,10 +17,10 @@ SparseGradient take_largest(const at::Tensor& gradient, const at::Tensor& residu
                             std::int64_t k);
 /// Adds the entries to the values at their indices.
 void add(const at::Tensor& values, const SparseGradient& entries);
-/// The values at their indices become 0.
+/// Sets the values at the entries' indices to 0.
 void clear(const at::Tensor& values, const SparseGradient& entries);
-/// The values become what the entries are, divided by `divisor`, from index `begin` on; 0 where there is
-/// none.
+/// Sets the values to the entries from index `begin` on, divided by `divisor`, and to 0 where there is no
+/// entry.
 void become(const at::Tensor& values, const SparseGradient& entries, std::int64_t begin, float divisor);
 
 /// The same by operators of LibTorch, on any device.

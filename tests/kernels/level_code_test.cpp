@@ -57,7 +57,7 @@ Bytes encoded(const Bytes& packed, int bits) {
   return {to.data(), to.data() + size};
 }
 
-/// What is wrong, or "".
+/// Returns what is wrong, or "".
 std::string decoded(const Bytes& code, int bits, Bytes& packed) {
   const GuardedBytes from(code), to(packed.size());
   const char* const wrong = decode_level_code(from.data(), static_cast<std::int64_t>(code.size()),
@@ -105,7 +105,7 @@ TEST(LevelCode, GradientsLevelsAreTheSameAgain) {
   }
 }
 
-// Of any codes that there are, and of each number of blocks.
+// Round trips of every kind of levels, for each number of blocks.
 TEST(LevelCode, AnyLevelsAreTheSameAgain) {
   for (int bits = 2; bits <= 8; ++bits) {
     const int most = (1 << bits) - 2;
@@ -129,7 +129,7 @@ TEST(LevelCode, AnyLevelsAreTheSameAgain) {
   }
 }
 
-// What no code makes shorter is sent as it is: then a code has the most bytes, exactly.
+// Levels that no code makes shorter are sent as they are packed, which takes exactly the most bytes.
 TEST(LevelCode, IsNeverLongerThanTheMost) {
   std::mt19937 random(1);
   for (int bits = 2; bits <= 8; ++bits) {

@@ -7,9 +7,9 @@
 
 namespace reef::kernels {
 
-/// take_largest() as the CUDA kernels do it, thread by thread, but for their launch and the exchange between
-/// threads. The vector has so many parts, at most one for each tile and kMostParts, whose warps run in an
-/// order that `seed` chooses.
+/// Runs take_largest() as the CUDA kernels do, thread by thread; only the launch and the exchange between
+/// threads are the test's. The vector has so many parts, at most one for each tile and kMostParts, whose
+/// warps run in an order that `seed` chooses.
 std::vector<SparseEntry> take_largest_by_warps(const float* gradient, const float* residual, float* left,
                                                std::int64_t elements, std::int64_t k, std::int64_t parts,
                                                std::uint64_t seed);

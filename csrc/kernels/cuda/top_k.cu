@@ -15,7 +15,7 @@ namespace groups = cooperative_groups;
 constexpr int kBlockThreads = 256;
 constexpr int kBlockWarps = kBlockThreads / kWarp;
 
-/// What is known before this digit.
+/// Returns what is known before this digit is searched for.
 template <int kDigit>
 __device__ Threshold known(const Scratch* scratch, std::uint32_t k) {
   if constexpr (kDigit == 0) {
@@ -48,7 +48,8 @@ __device__ void each_row(std::int64_t elements, std::int64_t parts, const Read& 
   }
 }
 
-/// A digit of all that share what is known; for the first, the sums are made.
+/// Counts one digit of all elements that share the digits that are known. For the first digit it also writes
+/// the sums of gradient and residual.
 template <int kDigit>
 __global__ void __launch_bounds__(kBlockThreads)
     count_kernel(const float* gradient, const float* residual, float* left, std::int64_t elements,

@@ -10,7 +10,7 @@
 
 namespace reef::kernels::cuda {
 
-/// In place of an entry that there is not.
+/// The index of an entry that has not been written, where fewer than k elements are not zero.
 inline constexpr std::uint32_t kNoIndex = std::numeric_limits<std::uint32_t>::max();
 
 /// kernels::take_largest(), of memory on the device: `k`, from 1, of `elements`, at least as many, into

@@ -15,7 +15,7 @@ struct PackedBlocks {
   void (*unpack)(const std::uint8_t* packed, int bits, std::uint8_t* codes);
   void (*pack)(const std::uint8_t* codes, int bits, std::uint8_t* packed);
 };
-/// For the instructions that this processor has.
+/// Returns the kernels for the instructions that this processor has.
 const PackedBlocks& packed_blocks();
 /// nullptr: the processor has none.
 const PackedBlocks* packed_blocks_with_avx2();

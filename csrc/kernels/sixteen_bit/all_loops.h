@@ -70,7 +70,7 @@ void value_each(const std::uint16_t* __restrict codes, std::int64_t count, float
 }
 
 #ifdef __F16C__
-// The processor's own conversions, which no compiler makes of a formula.
+// Uses the processor's own conversions, which no compiler derives from a formula.
 template <>
 void round_each<Float16Code>(const float* __restrict values, std::int64_t count,
                              std::uint16_t* __restrict codes) {

@@ -4,7 +4,7 @@
 
 namespace reef::kernels {
 
-/// What is done with a part of the arrays, on one thread, for one of the two formats.
+/// The loops over a part of the arrays, on one thread, for one of the two formats.
 struct SixteenBitLoops {
   bool (*round)(const float* values, const float* before, std::int64_t elements, std::uint16_t* rounded,
                 float* left);
@@ -14,7 +14,7 @@ struct SixteenBitLoops {
 struct SixteenBitKernels {
   SixteenBitLoops bfloat16, float16;
 };
-/// nullptr: the processor has none.
+/// Returns nullptr if the processor lacks the instructions.
 const SixteenBitKernels* sixteen_bit_kernels_with_avx2();
 
 }  // namespace reef::kernels

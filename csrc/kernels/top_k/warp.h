@@ -10,13 +10,13 @@
 /// found by its digits, the highest first, and what is taken has its place from counts alone, so the order in
 /// which warps run does not matter:
 ///
-///   1. the sums are written, and the first digits of their magnitudes counted; from the counts, the first
-///      digit of the k-th (FindDigit);
-///   2. and 3. the same of the next digits of those that share what is known of the k-th;
-///   4. each part of the vector counts what is larger and what is equal to the k-th, and these are added up
-///   to
-///      what is in the parts before (FindBefore);
-///   5. each part writes its entries, and what they leave (Take).
+///   1. the sums are written, and the first digits of their magnitudes are counted, which gives the first
+///      digit of the k-th largest magnitude (FindDigit);
+///   2. the second digits of the elements that share the first one are counted, which gives the second;
+///   3. the third digit is found in the same way;
+///   4. each part of the vector counts its elements above the k-th magnitude and those equal to it, and a
+///      prefix sum over the parts gives what is in the parts before each one (FindBefore);
+///   5. each part writes its entries, and the residual (Take).
 ///
 /// Memory is read five times and written once, and beside it there are 88 KiB.
 namespace reef::kernels::top_k {
@@ -45,7 +45,7 @@ REEF_LANE Tiles tiles_of_part(std::int64_t part, std::int64_t parts, std::int64_
   const std::int64_t tiles = tiles_of(elements);
   return {part * tiles / parts, (part + 1) * tiles / parts};
 }
-/// Rows follow each other, so a warp reads what lies together, and its order is that of the indices.
+/// Rows follow each other, so a warp reads adjacent elements, in the order of their indices.
 REEF_LANE std::int64_t index_of(std::int64_t tile, int row, int thread) {
   return tile * kTile + row * kWarp + thread;
 }
@@ -64,7 +64,7 @@ struct Counts {
   }
 };
 
-/// What warps tell each other through memory.
+/// The device memory through which the kernels pass on what they have counted.
 struct Scratch {
   std::uint32_t counts[kDigits][kMostBins];  ///< zeros at first
   Threshold threshold;
@@ -75,8 +75,8 @@ REEF_LANE float sum_of(const float* gradient, const float* residual, std::int64_
   return residual != nullptr ? gradient[i] + residual[i] : gradient[i];
 }
 
-/// The bin in which an element is counted for this digit; -1 if it is none: a zero, or one that does not
-/// share the digits that are known.
+/// Returns the bin in which an element is counted for this digit, or -1 if it is not counted: a zero, or an
+/// element that does not share the digits that are known.
 REEF_LANE int bin_of(float value, int digit, const Threshold& known) {
   const std::uint32_t bits = magnitude_bits(value);
   const int shared = shift_of(digit) + (digit == 0 ? 11 : 10);
@@ -85,8 +85,8 @@ REEF_LANE int bin_of(float value, int digit, const Threshold& known) {
   return static_cast<int>(bits >> shift_of(digit) & static_cast<std::uint32_t>(bins_of(digit) - 1));
 }
 
-/// A thread's part of the search for a digit of the k-th, in a block of kGathering: it has the bins that
-/// follow those of the threads before it, from the highest on.
+/// One thread's share of the search for a digit of the k-th largest magnitude, in a block of kGathering
+/// threads. Threads share out the bins in order, from the highest on.
 class FindDigit {
  public:
   REEF_LANE FindDigit(const std::uint32_t* counts, int digit, const Threshold& known, int thread)
@@ -129,7 +129,7 @@ REEF_LANE bool is_at(float value, const Threshold& threshold) {
   return magnitude_bits(value) == threshold.magnitude && threshold.wanted > 0;
 }
 
-/// A thread's part of adding up what is in the parts before each one, in a block of kGathering.
+/// One thread's share of the prefix sum over the counts of the parts, in a block of kGathering threads.
 class FindBefore {
  public:
   REEF_LANE FindBefore(Counts* of_parts, std::int64_t parts, int thread) {
@@ -166,14 +166,15 @@ REEF_LANE std::uint32_t ones(std::uint32_t bits) {
 #endif
 }
 
-/// A thread's part of writing the entries of one part of the vector, row by row.
+/// One thread's share of writing the entries of one part of the vector, row by row.
 class Take {
  public:
-  /// `before`: what is in the parts before.
+  /// `before`: the counts of all parts before this one.
   REEF_LANE Take(const Threshold& threshold, const Counts& before, SparseEntry* entries, int thread)
       : threshold_(threshold), before_(before), entries_(entries), thread_(thread) {}
 
-  /// Gives what is left of the thread's element of a row. `larger` and `equal` have a bit for each thread.
+  /// Writes the thread's element of a row if it is taken, and returns its residual. `larger` and `equal` are
+  /// ballots of the warp, with a bit for each thread.
   REEF_LANE float take(std::int64_t index, float value, std::uint32_t larger, std::uint32_t equal) {
     const std::uint32_t own = std::uint32_t{1} << thread_, first = own - 1;
     const std::uint32_t larger_before = before_.larger + ones(larger & first);
