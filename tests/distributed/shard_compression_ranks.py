@@ -17,27 +17,15 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import compressions
+from whole_number_net import SHAPES, Net, gradients
 
 import reef
 
-SHAPES = {"matrix": (40, 13), "vector": (700,), "cube": (3, 7, 11), "number": ()}
 STAGES = (0, 1, 2, 3)
 METHOD = sys.argv[2]
 # Without a momentum what is applied is what there was; what is left of one is remembered all the same.
 COMPRESSION = reef.Compression("dgc", density=0.1, momentum=0) if METHOD == "dgc" else METHOD
 WHOLE_NUMBERS = METHOD in {"bfloat16", "float16", "dgc", "oktopk"}
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in SHAPES.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-
-
-def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return {n: torch.randint(-8000, 8000, shape, generator=generator).float() for n, shape in SHAPES.items()}
 
 
 def train(net: Net, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:

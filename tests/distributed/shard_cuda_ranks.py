@@ -4,28 +4,24 @@ product and sum is rounded by itself on both, so what is applied, held back and 
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from whole_number_net import Net, gradients
+
 import reef
 
-SHAPES = {"matrix": (40, 13), "vector": (700,), "cube": (3, 7, 11), "number": ()}
 STEPS = 5
 VOID = 2
 """The step in which a rank has a gradient that is not finite."""
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in SHAPES.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-
-
-def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    own = {n: torch.randint(-8000, 8000, shape, generator=generator).float() for n, shape in SHAPES.items()}
+def gradients_of_step(rank: int, step: int) -> dict[str, torch.Tensor]:
+    own = gradients(rank, step)
     if step == VOID and rank == dist.get_world_size() - 1:
         own["vector"][5] = float("nan")
         own["cube"][1] = float("inf")
@@ -50,7 +46,7 @@ def trained(method: reef.Compression, device: str, **options) -> tuple[dict[str,
     told = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        own = gradients(dist.get_rank(), step)
+        own = gradients_of_step(dist.get_rank(), step)
         torch.stack([(p * own[name].to(p.device)).sum() for name, p in net.named_parameters()]).sum().backward()
         try:
             optimizer.step()

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+import traceback
 
 import pytest
 import torch
@@ -280,6 +281,27 @@ def test_programs_on_several_threads():
     assert evictions > 5_000
 
 
+def fork_each(count, child):
+    """Forks so many children, one after another, which call `child(number)` and end with 0 if that is true."""
+    for number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            end_by(120)
+            right = False
+            try:
+                right = child(number)
+            except BaseException:  # noqa: BLE001 (what the parent does next is not for its child)
+                traceback.print_exc()
+            os._exit(0 if right else 1)
+        assert os.waitpid(pid, 0)[1] == 0, number
+
+
+def end_by(seconds):
+    """Ends a forked child that hangs: the parent's deadline ends none of its children."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+
+
 @pytest.mark.parametrize("tier", ["host", "threads", "uring"])
 def test_programs_that_fork(tier, tmp_path, capfd):
     """Children read what their parent computed, train, and start budgets of their own, while the parent's threads go on.
@@ -289,8 +311,7 @@ def test_programs_that_fork(tier, tmp_path, capfd):
         return [reef.host_tier()] if tier == "host" else [reef.disk_tier(tmp_path, "1GiB", io=tier)]
 
     def child(features, seed, want, write):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(300)  # on a slow machine; the parent's deadline ends none of its children
+        end_by(300)  # on a slow machine
         try:
             kind = seed % 4
             if kind == 0:
@@ -366,8 +387,6 @@ def test_forks_while_threads_begin():
     operators all the same, and ends its budget; it begins one of its own, or is told why it cannot."""
 
     def child(number):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(120)
         if number % 3 == 1:
             budget.stop()
         if number % 3 == 2:
@@ -376,7 +395,7 @@ def test_forks_while_threads_begin():
                     weight + 1
             except RuntimeError as error:
                 assert "was forked while another thread" in str(error), error
-        os._exit(0 if (weight.clone() == 1).all() else 1)
+        return (weight.clone() == 1).all()
 
     over = threading.Event()
     weight = torch.ones(1000)
@@ -394,11 +413,7 @@ def test_forks_while_threads_begin():
     for thread in beginning:
         thread.start()
     try:
-        for number in range(60):
-            pid = os.fork()
-            if pid == 0:
-                child(number)
-            assert os.waitpid(pid, 0)[1] == 0, number
+        fork_each(60, child)
     finally:
         over.set()
         for thread in beginning:
@@ -410,13 +425,11 @@ def test_forks_while_a_thread_evicts():
     """Large pages are always on their way, being copied or being hashed. A child ends the budget, or writes them."""
 
     def child(number):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(120)
         if number % 2 == 0:
             budget.stop()
         for tensor in large:
             tensor.add_(1)
-        os._exit(0 if all((tensor == 2).all() for tensor in large) else 1)
+        return all((tensor == 2).all() for tensor in large)
 
     over = threading.Event()
     large = [torch.ones(4 << 20) for _ in range(3)]
@@ -431,11 +444,7 @@ def test_forks_while_a_thread_evicts():
     evicting = threading.Thread(target=evict)
     evicting.start()
     try:
-        for number in range(20):
-            pid = os.fork()
-            if pid == 0:
-                child(number)
-            assert os.waitpid(pid, 0)[1] == 0, number
+        fork_each(20, child)
     finally:
         over.set()
         evicting.join()
