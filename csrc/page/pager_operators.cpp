@@ -194,7 +194,7 @@ void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
   if (!refusal.empty() && page.state == PageState::kAway) {
     if (!page.way->addresses_stay()) return refuse_access(*used.owner, refusal);  // until it has a new one
     refusals_.refuse(page, *used.owner, runner, refusal, /*others_read=*/page.pins > 1);
-  } else if (page.refusals > 0 && page.state != PageState::kAway) {
+  } else if (page.refusals > 0) {  // it is there, or comes when it is touched
     refusals_.came(page, *used.owner, runner);
   }
 }

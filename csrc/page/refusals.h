@@ -31,8 +31,8 @@ class Refusals {
   /// reading an earlier message, which stays then.
   void refuse(Page& page, c10::StorageImpl& storage, Runner runner, const std::string& message,
               bool others_read);
-  /// Ends what the thread was refused because of `page`, which has come. If another thread's operator is
-  /// refused the storage, `runner` is refused it, too.
+  /// Ends what the thread was refused because of `page`, which it may use now. If another thread's operator
+  /// is refused the storage, `runner` is refused it, too.
   void came(Page& page, c10::StorageImpl& storage, Runner runner);
   /// Ends all that `runner` was refused.
   void end(Runner runner);
