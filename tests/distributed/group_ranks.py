@@ -3,18 +3,23 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from stopped import HEARTBEAT_SECONDS, stop
 
 import reef
 
 VICTIM = 1
 LONG = 8_000_000  # elements of a message that is nearly always under way
+SHORT_SECONDS = 20  # a timeout that is waited for, and within which ranks come up on a machine that is slow and busy
 
 
 def refusal(call) -> str:
@@ -163,16 +168,15 @@ def by_torch() -> None:
 def die(way: str) -> None:
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    # Stopped, with connections that stay open; it goes on when the others have said so.
-    then = "sleep 2; kill -KILL" if way == "stop, then kill" else "sleep 14; kill -CONT"
-    subprocess.Popen(["sh", "-c", f"{then} {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "stop, then kill":
+        stop(then="sleep 2; kill -KILL")
+    stop()
 
 
 def fault(where: str, way: str, number: str) -> None:
     """The victim is gone at `where`; the others go on to what they wait in, and say what they are told."""
     victim = int(number)
-    group = reef.init_process_group(heartbeat_seconds=2 if way == "stop" else 10, timeout_seconds=900)
+    group = reef.init_process_group(heartbeat_seconds=HEARTBEAT_SECONDS, timeout_seconds=900)
     rank, size = group.rank(), group.size()
     lost = rank == victim
     others = [each for each in range(size) if each != victim]
@@ -273,10 +277,10 @@ def without_sockets() -> None:
 
 def late() -> None:
     """A subgroup has the timeout of what it is of."""
-    group = reef.init_process_group(timeout_seconds=3)
+    group = reef.init_process_group(timeout_seconds=SHORT_SECONDS)
     pair = reef.subgroup(reef.subgroup(group, [1, 0]), [1, 0])
     if group.rank() == 1:
-        time.sleep(10)
+        time.sleep(2 * SHORT_SECONDS)
     try:
         reef.receive(1 - group.rank(), pair)
         raise AssertionError("nobody waited in vain")
@@ -288,10 +292,10 @@ def comes_late() -> None:
     """Messages have the group's timeout, however much of it was over when the group was up."""
     late = os.environ["RANK"] == "1"
     if late:
-        time.sleep(8)
-    group = reef.init_process_group(timeout_seconds=12)
+        time.sleep(SHORT_SECONDS)
+    group = reef.init_process_group(timeout_seconds=2 * SHORT_SECONDS)
     if late:
-        time.sleep(6)
+        time.sleep(1.25 * SHORT_SECONDS)
         reef.send(torch.ones(1), 0, group)
     else:
         assert reef.receive(1, group).item() == 1

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from stopped import HEARTBEAT_SECONDS, stop
+
 import reef
 
-HEARTBEAT_SECONDS = 4.0  # where a rank is stopped; else nobody may be taken for silent on a machine that is busy
 STEPS = 6
 
 
@@ -181,15 +184,6 @@ def killed(group, servers: int, folder: Path) -> None:
             worker.push()
 
 
-def stand_still(seconds: float) -> None:
-    own = os.getpid()
-    if os.fork() == 0:
-        time.sleep(seconds)
-        os.kill(own, signal.SIGCONT)
-        os._exit(0)
-    os.kill(own, signal.SIGSTOP)
-
-
 def stopped(group, servers: int, folder: Path) -> None:
     """The last worker stands still until the servers have removed it, and comes back."""
     for_all = dict(servers=servers, staleness=1)
@@ -200,7 +194,7 @@ def stopped(group, servers: int, folder: Path) -> None:
         optimizer = adam([server.parameter])
         server.serve(optimizer)
         assert [rank for rank, _ in server.removed()] == [last], server.removed()
-        assert "no sign of life for 4 s" in server.removed()[0][1], server.removed()
+        assert f"no sign of life for {HEARTBEAT_SECONDS:g} s" in server.removed()[0][1], server.removed()
         kinds = [event.kind for event in server.log().events if event.worker == last - servers]
         assert "leave" in kinds and "join" in kinds and kinds.count("push") == 4, kinds
         expect_replay(server, group.rank(), servers, folder / "stopped")
@@ -213,7 +207,7 @@ def stopped(group, servers: int, folder: Path) -> None:
             net(batch(group.rank() - servers, worker.clock())).backward()
             step += 1
             if group.rank() == last and step == 2:
-                stand_still(3 * HEARTBEAT_SECONDS)
+                stop()
             try:
                 worker.push()
                 pushed += 1

@@ -70,7 +70,7 @@ void run(const Arguments& arguments) {
   if (arguments.contains("--world-size")) options.world_size = number(arguments, "--world-size", 0);
   options.store = text(arguments, "--store");
   options.interface = text(arguments, "--interface");
-  options.timeout = std::chrono::milliseconds(number(arguments, "--timeout-ms", 20000));
+  options.timeout = std::chrono::milliseconds(number(arguments, "--timeout-ms", 120000));
   options.heartbeat = std::chrono::milliseconds(number(arguments, "--heartbeat-ms", 10000));
 
   for (int round = 0; round < number(arguments, "--groups", 1); ++round) {

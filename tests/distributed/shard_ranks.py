@@ -3,11 +3,14 @@ all ranks' batches."""
 
 import itertools
 import os
-import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from stopped import HEARTBEAT_SECONDS, stop
 
 import reef
 
@@ -252,13 +255,12 @@ def go(way: str) -> None:
     """Or stand still, with all connections open."""
     if way == "ends":
         os._exit(0)
-    subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
+    stop()
 
 
 def leave(way: str, phase: str, stage: str) -> None:
     """Rank 1 goes in the second step, in this phase; the others say what they are told."""
-    group = reef.init_process_group(heartbeat_seconds=2)
+    group = reef.init_process_group(heartbeat_seconds=HEARTBEAT_SECONDS)
     net = Net(7)
     sharded = reef.shard(net, group, stage=stage, bucket_bytes="5KiB")
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from ranks import HANG_SECONDS, ReservedPort, beside_each_other, run_ranks
+from stopped import HEARTBEAT_SECONDS, STOPPED_SECONDS
 
 RANK_FAILED, GROUP_FAILED, CONFIG_ERROR = 10, 11, 12
 
@@ -74,22 +75,34 @@ def test_survivors_of_two_deaths_agree(probe):
     assert len(named) == 1 and named <= {"RankFailed 1", "RankFailed 3"}
 
 
+def milliseconds(seconds: float) -> str:
+    return str(round(1000 * seconds))
+
+
 STOPPED = [(2, 1), (3, 0), (3, 1), (6, 4)]  # ranks, victim; rank 0 serves the store, which then answers no more
+BEATS = ("--heartbeat-ms", milliseconds(HEARTBEAT_SECONDS))
+SHORT_SECONDS = 20
+"""A timeout that is waited for, and within which ranks come up on a machine that is slow and busy."""
+SHORT = ("--timeout-ms", milliseconds(SHORT_SECONDS))
+LATE = ("--late", f"1:{milliseconds(2 * SHORT_SECONDS)}")
+WAITS = {
+    **{(ranks, victim): (ranks, ("--stop", f"{victim}:1", "--stop-ms", milliseconds(STOPPED_SECONDS), *BEATS))
+       for ranks, victim in STOPPED},
+    "late": (3, (*LATE, *BEATS)),
+    "too late": (3, (*LATE, *SHORT)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def with_a_stopped_rank(probe):
-    def run_one(row):
-        ranks, victim = row
-        return run(probe, ranks, "--stop", f"{victim}:1", "--stop-ms", 12000, "--heartbeat-ms", 2000, "--timeout-ms", 60000)
-
-    return beside_each_other(run_one, STOPPED)
+def waits(probe):
+    """What mostly waits runs at once."""
+    return beside_each_other(lambda row: run(probe, WAITS[row][0], *WAITS[row][1]), list(WAITS))
 
 
 # The ranks wait in a collective of gloo's own.
 @pytest.mark.parametrize(("ranks", "victim"), STOPPED)
-def test_a_rank_that_is_stopped_is_named(with_a_stopped_rank, ranks, victim):
-    result = with_a_stopped_rank[ranks, victim]
+def test_a_rank_that_is_stopped_is_named(waits, ranks, victim):
+    result = waits[ranks, victim]
     for rank in result.ranks:
         if rank.rank != victim:
             text = said(rank, f"RankFailed {victim}")
@@ -98,13 +111,13 @@ def test_a_rank_that_is_stopped_is_named(with_a_stopped_rank, ranks, victim):
     assert re.search(r"is gone|cannot be reached", said(result.ranks[victim], "RankFailed")), result.report()
 
 
-def test_a_rank_that_computes_for_longer_than_the_heartbeat_is_alive(probe):
-    result = run(probe, 3, "--late", "1:6000", "--heartbeat-ms", 2000)
+def test_a_rank_that_computes_for_longer_than_the_heartbeat_is_alive(waits):
+    result = waits["late"]
     assert result.ok, result.report()
 
 
-def test_a_rank_that_does_not_come_to_the_collective_is_pointed_at(probe):
-    result = run(probe, 3, "--timeout-ms", 2000, "--late", "1:6000")
+def test_a_rank_that_does_not_come_to_the_collective_is_pointed_at(waits):
+    result = waits["too late"]
     for rank in (0, 2):
         text = said(result.ranks[rank], "RankFailed -1")
         assert "no rank's process is known to have ended" in text and "all but rank 1" in text, text
@@ -138,13 +151,13 @@ def test_world_sizes_that_differ_are_refused(probe):
 
 
 def test_a_rank_that_never_starts_is_named_by_all(probe):
-    result = run(probe, 4, "--timeout-ms", 3000, rank_env={1: {"RANK": "9"}, 3: {"WORLD_SIZE": "x"}})
+    result = run(probe, 4, *SHORT, rank_env={1: {"RANK": "9"}, 3: {"WORLD_SIZE": "x"}})
     assert [result.ranks[rank].exit_code for rank in (1, 3)] == [CONFIG_ERROR, CONFIG_ERROR]
-    all_say(result, (0, 2), r"ranks 1 and 3 of 4 did not check in at tcp://127.0.0.1:\d+ within 3 s")
+    all_say(result, (0, 2), r"ranks 1 and 3 of 4 did not check in at tcp://127.0.0.1:\d+ within 20 s")
 
 
 def test_the_reason_of_one_rank_is_the_reason_of_all(probe):
-    result = run(probe, 3, "--timeout-ms", 60000, rank_env={1: {"GLOO_SOCKET_IFNAME": "nope0"}})
+    result = run(probe, 3, rank_env={1: {"GLOO_SOCKET_IFNAME": "nope0"}})
     all_say(result, (0, 1, 2), r"rank 1 of 3 \(process \d+ on host .*\) could not join .* interface 'nope0'")
 
 
@@ -153,7 +166,7 @@ def test_a_port_in_use_and_a_store_that_is_not_there(probe):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = {"MASTER_PORT": str(taken.getsockname()[1])}
-        result = run(probe, 2, "--timeout-ms", 2000, env=port)
+        result = run(probe, 2, *SHORT, env=port)
     assert "is in use on this host" in said(result.ranks[0], "ProcessGroupError 0")
     assert "did not answer as a store" in said(result.ranks[1], "ProcessGroupError 1")
 
@@ -162,7 +175,7 @@ def test_a_store_left_by_an_earlier_run_is_recognized(probe, tmp_path):
     store = f"file://{tmp_path}/meet"
     assert not run(probe, 2, "--store", store, "--kill", "0:0", "--leave", "1:0").ok
     assert (tmp_path / "meet").exists()
-    result = run(probe, 2, "--store", store, "--timeout-ms", 3000)
+    result = run(probe, 2, "--store", store)
     all_say(result, (0, 1), "is left from an earlier run: rank [01] is claimed by process .* which has ended; remove")
 
 

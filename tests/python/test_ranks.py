@@ -77,7 +77,7 @@ def test_ranks_that_do_not_notice_a_failure_are_stopped_after_the_grace():
 
 
 def test_the_deadline_ends_all_and_names_the_ranks_that_hang():
-    result = run_ranks(python("time.sleep(600 if rank == 1 else 0)"), 2, deadline=2)
+    result = run_ranks(python("time.sleep(600 if rank == 1 else 0)"), 2, deadline=15)
     assert result.ranks[0].ok and result.ranks[1].stopped_by == "deadline"
     assert "rank 1 of 2 failed first: it still ran at the deadline" in result.report()
 
@@ -85,8 +85,12 @@ def test_the_deadline_ends_all_and_names_the_ranks_that_hang():
 def test_what_a_rank_started_goes_with_it(tmp_path):
     source = (f"import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
               f"open(r'{tmp_path}/' + str(rank), 'w').write(str(child.pid))\n"
-              "time.sleep(600 if rank == 0 else 0)")
-    run_ranks(python(source), 2, deadline=3)
+              f"while not (os.path.exists(r'{tmp_path}/0') and os.path.getsize(r'{tmp_path}/0')):\n"
+              "    time.sleep(0.02)\n"
+              "if rank == 1:\n"
+              "    sys.exit(3)\n"
+              "time.sleep(600)")
+    run_ranks(python(source), 2, grace=0.3)
     children = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for _ in range(100):
         if not any(map(alive, children)):

@@ -54,7 +54,7 @@ def test_they_come_up_over_the_cable(build_dir, hosts):
 
 
 def test_a_host_name_that_others_cannot_reach_is_told_to_all(build_dir, hosts):
-    result = run(build_dir, hosts, "--timeout-ms", 5000)
+    result = run(build_dir, hosts, "--timeout-ms", 20000)
     sentences = {rank.output.splitlines()[-1].partition(": ")[2] for rank in result.ranks}
     assert [rank.exit_code for rank in result.ranks] == [GROUP_FAILED] * 3, result.report()
     assert len(sentences) == 1 and "ProcessGroupOptions::interface" in sentences.pop()
@@ -70,8 +70,9 @@ def test_a_rank_that_dies_is_named_on_both(build_dir, hosts, victim):
 
 
 def test_a_cable_that_is_cut_hangs_no_one(build_dir, hosts):
-    cut = f"sleep 3; ip -n {hosts[1]} link set cable down"
-    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 4000, before=cut)
+    cut = f"sleep 10; ip -n {hosts[1]} link set cable down"
+    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 20000, "--heartbeat-ms", 60000,
+                 before=cut)
     assert [rank.exit_code for rank in result.ranks] == [RANK_FAILED] * 3, result.report()
     assert "all but rank 2 have failed" in result.ranks[0].output
     assert "RankFailed 0: " in result.ranks[2].output and "cannot be reached" in result.ranks[2].output

@@ -333,10 +333,10 @@ TEST(BringUp, NamesTheRanksThatAreMissing) {
   std::vector<std::string> errors(4);
   as_ranks(4, [&](int rank) {
     if (rank == 1 || rank == 3) return;
-    const auto error = error_of(options_of(rank, 4, store, milliseconds(500)));
+    const auto error = error_of(options_of(rank, 4, store, std::chrono::seconds(10)));
     if (error) errors[static_cast<std::size_t>(rank)] = message_of(*error);
   });
-  EXPECT_NE(errors[0].find("ranks 1 and 3 of 4 did not check in at " + store + " within 0.5 s"),
+  EXPECT_NE(errors[0].find("ranks 1 and 3 of 4 did not check in at " + store + " within 10 s"),
             std::string::npos)
       << errors[0];
   EXPECT_EQ(errors[0], errors[2]) << "all ranks say the same";
@@ -360,8 +360,7 @@ TEST(BringUp, FailsOnAllRanksWithTheReasonOfTheOneThatCannotJoin) {
 TEST(BringUp, RefusesRanksThatDisagreeOnTheWorldSize) {
   const Folder folder;
   const auto errors = as_ranks(2, [&](int rank) {
-    init_process_group(
-        options_of(rank, 2 + rank, "file://" + (folder.path / "meet").string(), milliseconds(3000)));
+    init_process_group(options_of(rank, 2 + rank, "file://" + (folder.path / "meet").string()));
   });
   for (const auto& error : errors)
     EXPECT_NE(error.find("start every rank with the same world size"), std::string::npos) << error;
@@ -386,7 +385,7 @@ TEST(BringUp, CanBeTriedAgainInTheSameFileAfterAFailure) {
   const auto store = "file://" + (folder.path / "meet").string();
   const std::vector<std::string> others = {"ranks 1 and 2", "ranks 0 and 2", "ranks 0 and 1"};
   for (int rank = 0; rank < 3; ++rank) {
-    const auto alone = error_of(options_of(rank, 3, store, milliseconds(300)));
+    const auto alone = error_of(options_of(rank, 3, store, milliseconds(3000)));
     ASSERT_TRUE(alone);
     expect_words(*alone, {others[static_cast<std::size_t>(rank)] + " of 3 did not check in"});
     EXPECT_TRUE(std::filesystem::is_empty(folder.path));
