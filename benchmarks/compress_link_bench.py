@@ -2,9 +2,10 @@
 ends of every cable, so small that no message passes at once). What a step takes from the moment at which a gradient of 25 million
 float32 is there until all ranks have what they step with: with the selection of what is sent (density 0.001), and of the exchange
 alone, of as many entries, beside what price_exchange() says for the link that measure_link() has found. Beside them what is written
-in Python with torch.topk: Top-k with an all-gather, and gTop-k as it was published. Hosts share this machine's cores, one thread a
-rank. Modes take turn in the same processes; medians of rounds, of the slowest rank. Over loopback, where work is most of it, the
-methods of 16 bits beside the dense exchange: `--loopback` for that alone."""
+in Python with torch.topk: Top-k with an all-gather, and gTop-k as it was published. The methods by which every element travels are
+beside the dense exchange in buckets of the default size, of 25 layers. Hosts share this machine's cores, one thread a rank. Modes
+take turn in the same processes; medians of rounds, of the slowest rank. Over loopback, where work is most of it, the methods of 16
+bits beside the dense exchange: `--loopback` for that alone."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ELEMENTS, DENSITY = 25_000_000, 0.001
-ROUNDS = {"alone": 31, "whole": 5, "loopback": 15}
-SHAPE = (5000, 5000)
+ROUNDS = {"alone": 31, "whole": 5, "buckets": 9, "loopback": 15}
+LAYERS = 25  # of the buckets
 BUCKETS = {"1gbit": (16_000, 15_000), "100mbit": (4_000, 3_000)}
 """By rate: bytes that a token bucket lets pass at once, and the largest segment that is handed to it."""
 RATES = tuple(BUCKETS)
@@ -33,13 +34,12 @@ DENSE = ("bfloat16", "qsgd", "sign", "powersgd", "powersgd_alternating")
 LOOPBACK = ("none", "bfloat16", "float16")
 
 
-def modes_of(kind: str, ranks: int) -> tuple[str, ...]:
-    """With more ranks there is no memory for all."""
+def modes_of(kind: str) -> tuple[str, ...]:
     if kind == "alone":
         return SPARSE
     if kind == "loopback":
         return LOOPBACK
-    return ("none", *SPARSE, *PYTHON, *(DENSE if ranks == 2 else ()))
+    return ("none", *SPARSE, *PYTHON) if kind == "whole" else ("none", *DENSE)
 
 
 @contextlib.contextmanager
@@ -73,6 +73,13 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
     finally:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def kinds_at(rate: str, ranks: int) -> tuple[str, ...]:
+    """What is measured on such links. With more ranks there is no memory for all of it."""
+    if rate != RATES[0]:
+        return ("alone",)
+    return ("alone", "whole", "buckets") if ranks == 2 else ("alone", "whole")
 
 
 def python_exchange(group, elements: int, tree: bool) -> Callable:
@@ -134,25 +141,26 @@ def run_rank(kind: str) -> None:
     # To measure the exchange without selection, a small gradient is sent with density 1.
     whole = kind != "alone"
     elements, density = (ELEMENTS, DENSITY) if whole else (int(ELEMENTS * DENSITY), 1.0)
-    shape = SHAPE if whole else (elements,)
-    gradient = torch.randn(shape)
+    parameters = LAYERS if kind == "buckets" else 1
+    side = math.isqrt(elements // parameters)
+    shape = (side, side) if whole else (elements,)
+    gradients = [torch.randn(shape) for _ in range(parameters)]
     fit = reef.measure_link(group)
     work = reef.measure_exchange_work(group, density=density)
-    prices = reef.price_exchange(fit.link, elements, ranks=group.size(), work=work, density=density, shapes=[shape])
+    prices = reef.price_exchange(fit.link, elements, ranks=group.size(), work=work, density=density, shapes=[shape] * parameters)
     steps, found = [], {}
 
     def reef_step(mode: str) -> Callable[[], tuple[float, int]]:
         module = torch.nn.Module()
-        module.weight = torch.nn.Parameter(torch.zeros(shape))
-        sharded = reef.shard(module, group, bucket_bytes=4 * ELEMENTS + 4096,
-                             compression=reef.Compression(mode, density=density if mode in SPARSE else None))  # fmt: skip
+        module.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(shape)) for _ in gradients)
+        sharded = reef.shard(module, group, compression=reef.Compression(mode, density=density if mode in SPARSE else None))
 
         def step() -> tuple[float, int]:
-            module.weight.grad = None
-            given = gradient.clone()
+            module.weights.zero_grad()
+            given = [gradient.clone() for gradient in gradients]
             reef.barrier(group)
             before, begin = sharded.sent_bytes, time.perf_counter()
-            torch.autograd.backward([module.weight], [given])
+            torch.autograd.backward(list(module.weights), given)
             return time.perf_counter() - begin, sharded.sent_bytes - before
 
         return step
@@ -161,7 +169,7 @@ def run_rank(kind: str) -> None:
         exchange = python_exchange(group, elements, tree=mode.endswith("tree"))
 
         def step() -> tuple[float, int]:
-            given = gradient.flatten().clone()
+            given = gradients[0].flatten().clone()
             reef.barrier(group)
             begin = time.perf_counter()
             exchange(given)
@@ -169,7 +177,7 @@ def run_rank(kind: str) -> None:
 
         return step
 
-    modes = modes_of(kind, group.size())
+    modes = modes_of(kind)
     steps = [(mode, (python_step if mode in PYTHON else reef_step)(mode)) for mode in modes]
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     for round_number in range(ROUNDS[kind] + 1):
@@ -236,13 +244,15 @@ def main() -> None:
         return
     for rate in RATES:
         for ranks in RANKS:
-            for kind in ("alone", "whole") if rate == RATES[0] else ("alone",):
+            for kind in kinds_at(rate, ranks):
                 link, modes = run(ranks, rate, kind)
-                title = f"{int(ELEMENTS * DENSITY)} entries alone" if kind == "alone" else f"{ELEMENTS} float32"
+                title = {"alone": f"{int(ELEMENTS * DENSITY)} entries alone", "whole": f"{ELEMENTS} float32",
+                         "buckets": f"{ELEMENTS} float32 in buckets"}[kind]  # fmt: skip
                 for mode, found in modes.items():
                     beside = [f"{found['seconds'] / modes[other]['seconds']:.3g} times {other}" for other in SPARSE if other != mode]
-                    if kind == "whole":
-                        beside = [f"{modes[other]['seconds'] / found['seconds']:.3g} times as fast as {other}" for other in ("none", *PYTHON)]
+                    if kind != "alone":
+                        beside = [f"{modes[other]['seconds'] / found['seconds']:.3g} times as fast as {other}"
+                                  for other in ("none", *PYTHON) if other in modes]  # fmt: skip
                     row(f"{rate}, {ranks} ranks, {title}/{mode}", found, ", ".join(beside) + f"; link of {link}; {ROUNDS[kind]} rounds")
 
 
