@@ -249,8 +249,9 @@ def main() -> None:
                 title = {"alone": f"{int(ELEMENTS * DENSITY)} entries alone", "whole": f"{ELEMENTS} float32",
                          "buckets": f"{ELEMENTS} float32 in buckets"}[kind]  # fmt: skip
                 for mode, found in modes.items():
-                    beside = [f"{found['seconds'] / modes[other]['seconds']:.3g} times {other}" for other in SPARSE if other != mode]
-                    if kind != "alone":
+                    if kind == "alone":
+                        beside = [f"{found['seconds'] / modes[other]['seconds']:.3g} times {other}" for other in SPARSE if other != mode]
+                    else:
                         beside = [f"{modes[other]['seconds'] / found['seconds']:.3g} times as fast as {other}"
                                   for other in ("none", *PYTHON) if other in modes]  # fmt: skip
                     row(f"{rate}, {ranks} ranks, {title}/{mode}", found, ", ".join(beside) + f"; link of {link}; {ROUNDS[kind]} rounds")
