@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "page/pager.h"
-#include "page/storage_access.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -192,8 +191,9 @@ void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    if (!page.way->addresses_stay()) return refuse_access(*used.owner, refusal);  // until it has a new one
-    refusals_.refuse(page, *used.owner, runner, refusal, /*others_read=*/page.pins > 1);
+    // Where its address goes its storage throws already, but for another reason.
+    const bool others_read = page.way->addresses_stay() && page.pins > 1;
+    refusals_.refuse(page, *used.owner, runner, refusal, others_read);
   } else if (page.refusals > 0) {  // it is there, or comes when it is touched
     refusals_.came(page, *used.owner, runner);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "page/page_way.h"
 #include "page/storage_access.h"
 
 namespace reef {
@@ -32,7 +33,7 @@ void Refusals::end_if(const Ends& ends) {
   for (const Refusal& refusal : ended) {
     --refusal.page->refusals;
     c10::StorageImpl& storage = *refusal.storage._unsafe_get_target();
-    if (!refuses(storage)) allow_access(storage);
+    if (refusal.page->way->addresses_stay() && !refuses(storage)) allow_access(storage);
   }
 }
 

@@ -11,10 +11,11 @@ namespace reef {
 
 struct Frame;
 
-/// Storages whose memory throws when it is asked for, where addresses stay, because a page of theirs could
-/// not come to an operator that is running. LibTorch reads whether a storage throws without a lock. So a
-/// storage throws until the operators that it was refused to have ended, and what another thread begins on it
-/// meanwhile is refused, too: nobody writes what the thread of a running operator may be reading.
+/// Storages whose memory throws when it is asked for, because a page of theirs could not come to an operator
+/// that is running. LibTorch reads whether a storage throws, and why, without a lock. So the reason stays
+/// until the operators that were refused the storage have ended: nobody writes what the thread of a running
+/// operator may be reading. Where addresses stay the storage throws as long, and what another thread begins
+/// on it meanwhile is refused, too; where they go it throws until its page is back.
 ///
 /// All functions are called with the pager's lock held.
 class Refusals {

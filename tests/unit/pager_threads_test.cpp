@@ -325,6 +325,61 @@ constexpr Row kRows[] = {
 INSTANTIATE_TEST_SUITE_P(Rows, PagerThreads, testing::ValuesIn(kRows),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
+// Threads that are refused the same storage at once, each for a reason of its own, read the reason without a
+// lock.
+class PagerRefusals : public testing::TestWithParam<Addresses> {};
+
+TEST_P(PagerRefusals, AreReadByAllWhoAreRefused) {
+  constexpr std::size_t kBytes = 64 << 10;
+  constexpr int kTimes = 4000;
+  Pager& pager = Pager::cpu();
+  const std::uint64_t before = pager.memory().alive_bytes();
+  std::uint64_t number = 0;
+  try {
+    number = pager.start(
+        {.budget_bytes = kMany, .tiers = {host_tier(kMany)}, .addresses = GetParam(), .strict = true});
+  } catch (const ConfigError& error) {
+    GTEST_SKIP() << message_of(error);
+  }
+  std::vector<StoragePtr> storages;
+  for (int i = 0; i < 3; ++i) {
+    run_operator(pager, {},
+                 [&] { return storages.emplace_back(make_storage(i == 0 ? kBytes : 4 * kBytes)); });
+    fill(*storages.back(), 7);
+  }
+  pager.set_budget_bytes(before + 4 * kBytes);  // the first fits, and another, but not both
+  std::vector<std::thread> threads;
+  std::atomic<int> refused{0};
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      for (int time = 0; time < kTimes; ++time) {
+        try {
+          run_operator(pager, {{storages[i].get(), false, false}, {storages[0].get(), false, false}}, [&] {
+            EXPECT_TRUE(holds(*storages[0], 7));
+            EXPECT_TRUE(holds(*storages[i], 7));
+            return StoragePtr();
+          });
+        } catch (const c10::Error& error) {
+          EXPECT_NE(message_of(error).find("out of memory"), std::string::npos) << message_of(error);
+          ++refused;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(refused, 0);
+  pager.set_budget_bytes(kMany);
+  for (const StoragePtr& storage : storages)
+    run_operator(pager, {{storage.get(), false, false}}, [&] {
+      EXPECT_TRUE(holds(*storage, 7));
+      return StoragePtr();
+    });
+  pager.stop(number);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, PagerRefusals, testing::Values(Addresses::kGo, Addresses::kStay),
+                         [](const auto& tested) { return tested.param == Addresses::kGo ? "go" : "stay"; });
+
 // A step over many pages again and again: each page is away most of the time.
 TEST(PagerStress, AHundredThousandPages) {
   Pager& pager = Pager::cpu();
