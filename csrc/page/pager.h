@@ -237,8 +237,8 @@ class Pager final : public AllocationGate, private AtFork {
 
   /// Which pages may leave to make room: those that nobody uses, or also those in use, where addresses stay.
   /// kForTouched is for a page that was touched without an operator: as kUsed, but the last ones that were
-  /// touched stay.
-  enum class MayLeave : std::uint8_t { kUnused, kUsed, kForTouched };
+  /// touched stay. kNone: what comes is beside the budget.
+  enum class MayLeave : std::uint8_t { kNone, kUnused, kUsed, kForTouched };
   bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
   bool make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which);

@@ -24,9 +24,6 @@ namespace reef {
 
 namespace {
 
-// Other threads may take the room that was made.
-constexpr int kMostAttempts = 100;
-
 // Whoever touched the memory has nobody to tell but the system.
 void end_process(const std::string& why) {
   std::fprintf(stderr, "reef: %s; the process ends\n", why.c_str());
@@ -70,6 +67,7 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
       page->last_use = ++clock_;
       name = page->name.empty() ? "a tensor without a name" : "'" + page->name + "'";
       was_away = page->state == PageState::kAway;
+      if (was_away) ++mover_.counts(decision).unannounced;
       note_touched(page, decision);
     }
   }
@@ -97,7 +95,6 @@ void Pager::serve(StableAddress& stable, std::uint64_t address, FaultTrouble& tr
   if (was_away) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     const Decision decision(mutex_);
-    ++mover_.counts(decision).unannounced;
     mover_.counts(decision).unannounced_seconds += took.count();
   }
   stable.faults().wake(reinterpret_cast<void*>(address / kFrameBytes * kFrameBytes), kFrameBytes);
@@ -111,6 +108,8 @@ void Pager::note_touched(const PagePtr& page, const Decision&) {
 }
 
 // If hardly anything can leave for it, it comes beside the budget: whoever waits for it has nobody to tell.
+// Others have no more room for that; whoever has touched it may go on, and begin another budget, before this
+// returns.
 void Pager::bring_in_touched(StableAddress& stable, const PagePtr& page) {
   // While it is pinned it stays, should it be on its way out.
   struct Pinned {
@@ -126,17 +125,8 @@ void Pager::bring_in_touched(StableAddress& stable, const PagePtr& page) {
     }
   } const pinned(*this, *page);
   stable.touch(*page);
-  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kForTouched)) return;
-    const std::uint64_t wanted_bytes = alive_bytes(page->bytes);
-    const std::uint64_t lacking_bytes = wanted_bytes - std::min(wanted_bytes, limit_bytes());
-    allow(lacking_bytes);
-    const bool came = make_resident(page, nullptr, /*writes=*/false, MayLeave::kForTouched);
-    allowed_bytes_ -= lacking_bytes;
-    if (came) return;
-  }
-  const Decision decision(mutex_);
-  throw working_set_error(wanted_room(page->bytes, decision));
+  if (make_resident(page, nullptr, /*writes=*/false, MayLeave::kForTouched)) return;
+  make_resident(page, nullptr, /*writes=*/false, MayLeave::kNone);
 }
 
 }  // namespace reef

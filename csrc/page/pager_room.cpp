@@ -175,6 +175,10 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
 
 // True: `bytes` are reserved. False: so much is in use that they cannot be.
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
+  if (which == MayLeave::kNone) {
+    reserved_bytes_ += bytes;
+    return true;
+  }
   bool retried = false;
   const bool touched = which == MayLeave::kForTouched;
   const auto retry = [&] { return !std::exchange(retried, true) && table_.retry_busy(); };
