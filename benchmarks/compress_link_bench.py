@@ -76,7 +76,7 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
 
 
 def kinds_at(rate: str, ranks: int) -> tuple[str, ...]:
-    """What is measured on such links. With more ranks there is no memory for all of it."""
+    """What is measured on such links: the methods by which every element travels at two ranks only."""
     if rate != RATES[0]:
         return ("alone",)
     return ("alone", "whole", "buckets") if ranks == 2 else ("alone", "whole")

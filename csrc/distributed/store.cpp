@@ -29,7 +29,7 @@ constexpr milliseconds kPatiencePerAddress{3000};  // a host name can have sever
 // through need not have been the last to begin. And of a bring-up that failed as well, in the way of the
 // next.
 constexpr int kLeaving = 1;
-// What no value is.
+// A value that no rank sets.
 constexpr const char* kNoValue = "reef: no value";
 
 std::string reason(int error_number) { return std::generic_category().message(error_number); }

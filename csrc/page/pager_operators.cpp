@@ -161,7 +161,8 @@ void Pager::bring_in(Frame& frame, const OperatorCall& call, std::size_t first) 
   operator_runs(frame, decision);
 }
 
-// With the lock. Whether operators of other threads run on it, and may be asking its storage for the memory.
+// Says whether operators of other threads run on the page, and may be asking its storage for the memory. With
+// the lock.
 bool Pager::others_use(const Page& page) const {
   const Frame& frame = this_threads_frame();
   const auto is_it = [&](const auto& use) { return use.page == &page; };
@@ -191,7 +192,7 @@ void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    // Where its address goes its storage throws already, but for another reason.
+    // Where addresses go the storage throws already, with what a read without an operator is told.
     const bool others_read = page.way->addresses_stay() && page.pins > 1;
     refusals_.refuse(page, *used.owner, runner, refusal, others_read);
   } else if (page.refusals > 0) {  // it is there, or comes when it is touched

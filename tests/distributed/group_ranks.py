@@ -13,13 +13,12 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from stopped import HEARTBEAT_SECONDS, stop
+from waits import HEARTBEAT_SECONDS, SHORT_SECONDS, stop
 
 import reef
 
 VICTIM = 1
 LONG = 8_000_000  # elements of a message that is nearly always under way
-SHORT_SECONDS = 20  # a timeout that is waited for, and within which ranks come up on a machine that is slow and busy
 
 
 def refusal(call) -> str:
@@ -168,9 +167,10 @@ def by_torch() -> None:
 def die(way: str) -> None:
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if way == "stop, then kill":
+    elif way == "stop, then kill":
         stop(then="sleep 2; kill -KILL")
-    stop()
+    else:
+        stop()
 
 
 def fault(where: str, way: str, number: str) -> None:

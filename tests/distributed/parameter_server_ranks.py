@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from stopped import HEARTBEAT_SECONDS, stop
+from waits import HEARTBEAT_SECONDS, stop
 
 import reef
 
@@ -194,7 +194,7 @@ def stopped(group, servers: int, folder: Path) -> None:
         optimizer = adam([server.parameter])
         server.serve(optimizer)
         assert [rank for rank, _ in server.removed()] == [last], server.removed()
-        assert f"no sign of life for {HEARTBEAT_SECONDS:g} s" in server.removed()[0][1], server.removed()
+        assert f"no sign of life for {HEARTBEAT_SECONDS} s" in server.removed()[0][1], server.removed()
         kinds = [event.kind for event in server.log().events if event.worker == last - servers]
         assert "leave" in kinds and "join" in kinds and kinds.count("push") == 4, kinds
         expect_replay(server, group.rank(), servers, folder / "stopped")

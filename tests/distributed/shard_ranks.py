@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from stopped import HEARTBEAT_SECONDS, stop
+from waits import HEARTBEAT_SECONDS, stop
 
 import reef
 
@@ -252,7 +252,7 @@ def delayed_updates(group: torch.distributed.ProcessGroup) -> None:
 
 
 def go(way: str) -> None:
-    """Or stand still, with all connections open."""
+    """Ends this process, or stops it for a while, with all connections open."""
     if way == "ends":
         os._exit(0)
     stop()

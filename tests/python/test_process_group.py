@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ranks import HANG_SECONDS, ReservedPort, beside_each_other, run_ranks
-from stopped import HEARTBEAT_SECONDS, STOPPED_SECONDS
+from waits import HEARTBEAT_SECONDS, SHORT_SECONDS, STOPPED_SECONDS
 
 RANK_FAILED, GROUP_FAILED, CONFIG_ERROR = 10, 11, 12
 
@@ -75,18 +75,12 @@ def test_survivors_of_two_deaths_agree(probe):
     assert len(named) == 1 and named <= {"RankFailed 1", "RankFailed 3"}
 
 
-def milliseconds(seconds: float) -> str:
-    return str(round(1000 * seconds))
-
-
 STOPPED = [(2, 1), (3, 0), (3, 1), (6, 4)]  # ranks, victim; rank 0 serves the store, which then answers no more
-BEATS = ("--heartbeat-ms", milliseconds(HEARTBEAT_SECONDS))
-SHORT_SECONDS = 20
-"""A timeout that is waited for, and within which ranks come up on a machine that is slow and busy."""
-SHORT = ("--timeout-ms", milliseconds(SHORT_SECONDS))
-LATE = ("--late", f"1:{milliseconds(2 * SHORT_SECONDS)}")
+BEATS = ("--heartbeat-ms", 1000 * HEARTBEAT_SECONDS)
+SHORT = ("--timeout-ms", 1000 * SHORT_SECONDS)
+LATE = ("--late", f"1:{2000 * SHORT_SECONDS}")
 WAITS = {
-    **{(ranks, victim): (ranks, ("--stop", f"{victim}:1", "--stop-ms", milliseconds(STOPPED_SECONDS), *BEATS))
+    **{(ranks, victim): (ranks, ("--stop", f"{victim}:1", "--stop-ms", 1000 * STOPPED_SECONDS, *BEATS))
        for ranks, victim in STOPPED},
     "late": (3, (*LATE, *BEATS)),
     "too late": (3, (*LATE, *SHORT)),

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from ranks import run_ranks
+from waits import SHORT_SECONDS
 
 RANK_FAILED, GROUP_FAILED = 10, 11
 SERVER_ADDRESS, OTHER_ADDRESS = "10.77.0.1", "10.77.0.2"
@@ -54,7 +55,7 @@ def test_they_come_up_over_the_cable(build_dir, hosts):
 
 
 def test_a_host_name_that_others_cannot_reach_is_told_to_all(build_dir, hosts):
-    result = run(build_dir, hosts, "--timeout-ms", 20000)
+    result = run(build_dir, hosts, "--timeout-ms", 1000 * SHORT_SECONDS)
     sentences = {rank.output.splitlines()[-1].partition(": ")[2] for rank in result.ranks}
     assert [rank.exit_code for rank in result.ranks] == [GROUP_FAILED] * 3, result.report()
     assert len(sentences) == 1 and "ProcessGroupOptions::interface" in sentences.pop()
@@ -71,7 +72,7 @@ def test_a_rank_that_dies_is_named_on_both(build_dir, hosts, victim):
 
 def test_a_cable_that_is_cut_hangs_no_one(build_dir, hosts):
     cut = f"sleep 10; ip -n {hosts[1]} link set cable down"
-    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 20000, "--heartbeat-ms", 60000,
+    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 1000 * SHORT_SECONDS, "--heartbeat-ms", 60000,
                  before=cut)
     assert [rank.exit_code for rank in result.ranks] == [RANK_FAILED] * 3, result.report()
     assert "all but rank 2 have failed" in result.ranks[0].output

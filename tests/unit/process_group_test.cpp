@@ -385,7 +385,7 @@ TEST(BringUp, CanBeTriedAgainInTheSameFileAfterAFailure) {
   const auto store = "file://" + (folder.path / "meet").string();
   const std::vector<std::string> others = {"ranks 1 and 2", "ranks 0 and 2", "ranks 0 and 1"};
   for (int rank = 0; rank < 3; ++rank) {
-    const auto alone = error_of(options_of(rank, 3, store, milliseconds(3000)));
+    const auto alone = error_of(options_of(rank, 3, store, std::chrono::seconds(10)));
     ASSERT_TRUE(alone);
     expect_words(*alone, {others[static_cast<std::size_t>(rank)] + " of 3 did not check in"});
     EXPECT_TRUE(std::filesystem::is_empty(folder.path));

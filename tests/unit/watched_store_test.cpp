@@ -53,7 +53,7 @@ TEST_P(Stores, SayAtOnceWhatIsThereAndWhatIsNot) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Stores, testing::Values("hash", "file", "tcp", "tcp_without_uv"));
 
-// Whose keys go as soon as somebody has seen that they are there.
+// A store that deletes a key as soon as somebody has seen that it is there.
 struct Vanishing final : c10d::PrefixStore {
   using c10d::PrefixStore::PrefixStore;
   int vanishing = 0;  // how many times

@@ -1,11 +1,13 @@
-"""A rank that stops for a while, with its connections open, and how soon the others take it for silent."""
+"""How long ranks wait where a wait is what a test is about, and a rank that stops for a while, with its connections open."""
 
 import os
 import signal
 import subprocess
 
-HEARTBEAT_SECONDS = 10.0
-"""Of groups with a rank that stops. A machine that is slow and busy delays the signs of life of the others by seconds."""
+SHORT_SECONDS = 20
+"""A timeout that runs out. Ranks come up within it on a machine that is slow and busy."""
+HEARTBEAT_SECONDS = 10
+"""The heartbeat of groups in which a rank stops. A machine that is slow and busy delays signs of life by seconds."""
 STOPPED_SECONDS = 3 * HEARTBEAT_SECONDS
 """For how long a rank stops. The others have noticed by then."""
 
