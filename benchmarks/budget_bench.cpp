@@ -203,6 +203,14 @@ std::shared_ptr<reef::Tier> disk_by(reef::DiskIo io) {
 }
 std::shared_ptr<reef::Tier> disk() { return disk_by(reef::DiskIo::kAutomatic); }
 
+// One way in which a budget may move pages.
+struct BudgetWay {
+  std::string name;
+  std::function<std::shared_ptr<reef::Tier>()> tier;
+  bool prefetch = true;
+  reef::Addresses addresses = reef::Addresses::kAutomatic;
+};
+
 // A step under ever smaller budgets, in turn with the plain one.
 void training(const Training& job) {
   torch::optim::AdamW optimizer(job.module->parameters(), torch::optim::AdamWOptions(1e-3));
@@ -223,22 +231,25 @@ void training(const Training& job) {
     peak_bytes = static_cast<std::uint64_t>(natural.peak().bytes.total());
   }
   std::optional<reef::Budget> budget;
-  const auto begin = [&](std::uint64_t bytes, std::shared_ptr<reef::Tier> tier, bool prefetch = true) {
-    budget.emplace(
-        bytes, std::vector<const torch::nn::Module*>{job.module.get()},
-        reef::BudgetOptions{.device = c10::kCPU, .tiers = {std::move(tier)}, .prefetch = prefetch});
+  const auto begin = [&](std::uint64_t bytes, const BudgetWay& way) {
+    std::vector<at::Tensor> pages = job.module->parameters();
+    for (const auto& [parameter, state] : optimizer.state()) {
+      const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
+      pages.insert(pages.end(), {moments.exp_avg(), moments.exp_avg_sq()});
+    }
+    budget.emplace(bytes, at::TensorList(pages),
+                   reef::BudgetOptions{.device = c10::kCPU,
+                                       .tiers = {way.tier()},
+                                       .prefetch = way.prefetch,
+                                       .addresses = way.addresses});
   };
-  // What is timed is a step that is known: the first is recorded, the second is the first to be planned.
-  const auto begin_and_learn = [&](std::uint64_t bytes, const std::shared_ptr<reef::Tier>& tier,
-                                   bool prefetch) {
-    begin(bytes, tier, prefetch);
-    steps(3);
-  };
-  // The least that runs, found by running.
-  const auto feasible = [&](std::uint64_t bytes) {
+  const BudgetWay to_host{"host tier", host};
+  const BudgetWay addresses_go{"host tier where addresses go", host, true, reef::Addresses::kGo};
+  // The least from so many bytes on that runs, found by running.
+  const auto feasible = [&](std::uint64_t bytes, const BudgetWay& way) {
     for (;;) {
       try {
-        begin(bytes, host());
+        begin(bytes, way);
         steps(2);
         budget.reset();
         return bytes;
@@ -249,40 +260,53 @@ void training(const Training& job) {
     }
   };
   constexpr int kSteps = 3;
-  std::map<std::string, double> waited;  // seconds, of all steps that were timed
+  std::map<std::string, double> waited;  // seconds, of all steps of a variant that were timed
   std::optional<reef::Ledger> ledger;
   std::vector<Variant> variants{{"plain", {}, [&] { steps(kSteps); }, {}}};
   variants.push_back(
       {"ledger alone", [&] { ledger.emplace(); }, [&] { steps(kSteps); }, [&] { ledger.reset(); }});
-  for (const int percent : {100, 75, 50, 33, 25}) {
-    const std::uint64_t bytes = feasible(peak_bytes * static_cast<std::uint64_t>(percent) / 100);
-    const std::string part = std::to_string((100 * bytes + peak_bytes / 2) / peak_bytes) + " percent";
-    const auto add = [&](const std::string& name, const auto& tier, bool prefetch) {
-      variants.push_back({name + ", " + part,
-                          [=, &budget] {
-                            begin_and_learn(bytes, tier(), prefetch);
-                            budget->reset_use();
-                          },
-                          [=] { steps(kSteps); },
-                          [=, &waited, &budget] {
-                            if (percent == 50) waited[name] += budget->use().waited_seconds;
-                            budget.reset();
-                          }});
+  const auto add = [&](const BudgetWay& way, std::uint64_t bytes) {
+    const std::string name =
+        way.name + ", " + std::to_string((100 * bytes + peak_bytes / 2) / peak_bytes) + " percent";
+    // What is timed is a step that is known: the first is recorded, the second is the first to be planned.
+    const auto begin_and_learn = [=, &budget] {
+      begin(bytes, way);
+      steps(3);
+      budget->reset_use();
     };
-    add("host tier", host, true);
+    const auto end = [=, &waited, &budget] {
+      waited[name] += budget->use().waited_seconds;
+      budget.reset();
+    };
+    variants.push_back({name, begin_and_learn, [=] { steps(kSteps); }, end});
+    return variants.size() - 1;
+  };
+  const bool can_stay = reef::addresses_here().starts_with("stay");
+  std::vector<std::pair<std::size_t, std::size_t>> hidden;  // variants with prefetch, and the same without
+  std::vector<std::pair<std::size_t, std::size_t>> both;  // where addresses go, and the same where they stay
+  for (const int percent : {100, 75, 50, 33, 25, 12}) {
+    const std::uint64_t asked_bytes = peak_bytes * static_cast<std::uint64_t>(percent) / 100;
+    const std::uint64_t bytes = feasible(asked_bytes, addresses_go);
+    const std::size_t host_place = add(to_host, bytes);
+    if (can_stay) {
+      both.emplace_back(add(addresses_go, bytes), host_place);
+      const std::uint64_t less = feasible(asked_bytes, to_host);
+      if (less < bytes) add(to_host, less);
+    }
     if (percent != 50) continue;
-    add("host tier without prefetch", host, false);
-    add("disk tier", disk, true);
-    add("disk tier without prefetch", disk, false);
+    hidden.emplace_back(host_place, add({"host tier without prefetch", host, false}, bytes));
+    const std::size_t disk_place = add({"disk tier", disk}, bytes);
+    hidden.emplace_back(disk_place, add({"disk tier without prefetch", disk, false}, bytes));
   }
   const std::string name =
       "budget/step of " + job.name + " (natural peak " + std::to_string(peak_bytes >> 20) + " MiB)";
   const auto results = in_turn(variants, 7, kSteps * 1e6);
   print(name, results, "ms");
   print_ratios(name, results);
-  for (const std::string tier : {"host tier", "disk tier"}) {
-    const double hidden = 1 - waited[tier] / waited[tier + " without prefetch"];
-    print(name + "/" + tier + ", 50 percent, hidden by prefetch", hidden * 100, "%",
+  for (const auto& [go, stay] : both) print_ratios(name, {results[go], results[stay]});
+  for (const auto& [with, without] : hidden) {
+    print(name + "/" + variants[with].name + ", hidden by prefetch",
+          100 * (1 - waited[variants[with].name] / waited[variants[without].name]), "%",
           "of the seconds that operators wait without it");
   }
 }
