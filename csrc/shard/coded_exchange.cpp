@@ -64,7 +64,7 @@ CodedExchange::Code CodedExchange::code_of(const Part& part) {
     take(bucket, name, part.values);
     return {encode(part)};
   }
-  const Tensor left = on_huge_pages(at::empty_like(part.values));
+  const Tensor left = room(bucket, name, part.values);
   Code code = encode_with(memory().tensor(bucket, name), part, left);
   memory().remember(bucket, name, left);
   return code;

@@ -1,13 +1,30 @@
 #include "shard/lossy_exchange.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "ledger/allocation_gate.h"
+#include "page/huge_pages.h"
 
 namespace reef {
+namespace {
 
 using at::Tensor;
+
+// Nobody else has it, the memory of the exchange and a state dict among them. In a budget memory comes and
+// goes as pages, and on a device LibTorch keeps what is freed.
+bool is_free(const Tensor& room) {
+  const AllocationGate* const gate = allocation_gate.load(std::memory_order_acquire);
+  const bool in_budget = gate != nullptr && gate->gives_memory();
+  return room.defined() && room.is_cpu() && room.use_count() == 1 && room.storage().use_count() == 1 &&
+         !in_budget;
+}
+
+}  // namespace
 
 void LossyExchange::begin_step(std::int64_t step) {
   GradientExchange::begin_step(step);
@@ -18,7 +35,17 @@ void LossyExchange::end_step(bool used) {
   const std::vector<std::string>& numbers = memory().numbers();
   const bool counts = std::find(numbers.begin(), numbers.end(), kSteps) != numbers.end();
   if (used && counts) memory().remember(kSteps, used_steps() + 1);
+  for (auto& [place, room] : rooms_) room = used ? memory().tensor(place.first, place.second) : Tensor();
   GradientExchange::end_step(used);
+  for (auto& [place, room] : rooms_) {
+    if (!is_free(room)) room.reset();
+  }
+}
+
+Tensor LossyExchange::room(std::size_t bucket, const char* name, const Tensor& values) {
+  Tensor room = std::exchange(rooms_[{bucket, name}], Tensor());
+  const bool fits = is_free(room) && room.sizes() == values.sizes() && room.dtype() == values.dtype();
+  return fits ? room : on_huge_pages(at::empty_like(values));
 }
 
 RememberedTensor::Extent LossyExchange::extent_of_residual(const ProcessGroupPtr& group, int slices,

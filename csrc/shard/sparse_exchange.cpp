@@ -1,7 +1,6 @@
 #include "shard/sparse_exchange.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "page/huge_pages.h"
 #include "reef/error.h"
 #include "shard/sparse_values.h"
 
@@ -101,7 +99,7 @@ void SparseExchange::exchange_sparse(const GradientBucket& bucket) {
   const RanksAmong among = has_copies() ? ranks().copies() : ranks().all();
   const Tensor to_add = addend(bucket.number, values, among);
   const Tensor before = memory().tensor(bucket.number, kHeldBack);
-  const Tensor left = on_huge_pages(at::empty_like(values));
+  const Tensor left = room(bucket.number, kHeldBack, values);
   const SparseGradient own = sparse_values::take_largest(to_add, before, left, static_cast<std::int64_t>(k));
   const auto tell_of_nonfinite = [&](const SparseGradient& entries, GradientBucket::Where where) {
     const auto finite = [](const SparseEntry& each) { return std::isfinite(each.value); };

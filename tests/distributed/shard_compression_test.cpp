@@ -458,8 +458,8 @@ TEST(ShardCompression, IsTheSameInsideABudget) {
   }
 }
 
-// Between steps: the gradients' bytes once, in whole buckets, and at kReplicate a slice besides; and what is
-// sent is 2 bytes an element.
+// Between steps: the gradients' bytes, in whole buckets, and at kReplicate a slice besides, once after the
+// first step and twice from the second on; and what is sent is 2 bytes an element.
 TEST(ShardCompression, BytesAreCountedAndSentExactly) {
   const Ledger ledger;
   for (const Row& row : rows()) {
@@ -489,6 +489,10 @@ TEST(ShardCompression, BytesAreCountedAndSentExactly) {
     const OptimizerState state = sharded.full_optimizer_state(optimizer);
     sharded.load_optimizer_state(optimizer, {state});
     EXPECT_EQ(counted(), 4 * held_back) << row.text() << ", loaded";
+    step();
+    step();
+    sharded.gather();
+    EXPECT_EQ(counted(), 2 * 4 * held_back) << row.text() << ", two steps later";
     if (row.stage != Stage::kReplicate) continue;
     const std::int64_t sent = sharded.sent_bytes();
     step();
