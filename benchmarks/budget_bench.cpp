@@ -203,7 +203,7 @@ std::shared_ptr<reef::Tier> disk_by(reef::DiskIo io) {
 }
 std::shared_ptr<reef::Tier> disk() { return disk_by(reef::DiskIo::kAutomatic); }
 
-// One way in which a budget may move pages.
+// A kind of budget that is measured: its tier, and how its pages leave and come.
 struct BudgetWay {
   std::string name;
   std::function<std::shared_ptr<reef::Tier>()> tier;
@@ -245,7 +245,8 @@ void training(const Training& job) {
   };
   const BudgetWay to_host{"host tier", host};
   const BudgetWay addresses_go{"host tier where addresses go", host, true, reef::Addresses::kGo};
-  // The least from so many bytes on that runs, found by running.
+  // Finds the smallest budget, from so many bytes on, in which two steps run, by trying larger and larger
+  // ones.
   const auto feasible = [&](std::uint64_t bytes, const BudgetWay& way) {
     for (;;) {
       try {
@@ -260,7 +261,7 @@ void training(const Training& job) {
     }
   };
   constexpr int kSteps = 3;
-  std::map<std::string, double> waited;  // seconds, of all steps of a variant that were timed
+  std::map<std::string, double> waited;  // seconds, in all timed steps of a variant
   std::optional<reef::Ledger> ledger;
   std::vector<Variant> variants{{"plain", {}, [&] { steps(kSteps); }, {}}};
   variants.push_back(
@@ -268,7 +269,7 @@ void training(const Training& job) {
   const auto add = [&](const BudgetWay& way, std::uint64_t bytes) {
     const std::string name =
         way.name + ", " + std::to_string((100 * bytes + peak_bytes / 2) / peak_bytes) + " percent";
-    // What is timed is a step that is known: the first is recorded, the second is the first to be planned.
+    // Only planned steps are timed. The budget records the first step, and follows a plan from the second on.
     const auto begin_and_learn = [=, &budget] {
       begin(bytes, way);
       steps(3);
@@ -282,8 +283,9 @@ void training(const Training& job) {
     return variants.size() - 1;
   };
   const bool can_stay = reef::addresses_here().starts_with("stay");
-  std::vector<std::pair<std::size_t, std::size_t>> hidden;  // variants with prefetch, and the same without
-  std::vector<std::pair<std::size_t, std::size_t>> both;  // where addresses go, and the same where they stay
+  std::vector<std::pair<std::size_t, std::size_t>>
+      hidden;  // places of a variant with prefetch, and of the same without
+  std::vector<std::pair<std::size_t, std::size_t>> both;  // places where addresses go, and where they stay
   for (const int percent : {100, 75, 50, 33, 25, 12}) {
     const std::uint64_t asked_bytes = peak_bytes * static_cast<std::uint64_t>(percent) / 100;
     const std::uint64_t bytes = feasible(asked_bytes, addresses_go);

@@ -75,6 +75,10 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+ON_HOSTS = {"MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "cable"}
+"""What ranks on hosts() find in their environment."""
+
+
 def kinds_at(rate: str, ranks: int) -> tuple[str, ...]:
     """What is measured on such links: the methods by which every element travels at two ranks only."""
     if rate != RATES[0]:
@@ -218,8 +222,7 @@ def run(ranks: int, rate: str | None, kind: str) -> tuple[str, dict[str, dict]]:
         printed = wait([[]] * ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     else:
         with hosts(ranks, rate) as names:
-            printed = wait([["ip", "netns", "exec", name] for name in names], MASTER_ADDR="10.79.0.1", MASTER_PORT="29500",
-                           GLOO_SOCKET_IFNAME="cable")  # fmt: skip
+            printed = wait([["ip", "netns", "exec", name] for name in names], **ON_HOSTS)
     found = next(json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT "))
     return found["link"], found["modes"]
 

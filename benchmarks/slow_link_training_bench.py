@@ -25,22 +25,22 @@ MODES = ("none", "topk", "gtopk_tree", "gtopk")
 WIDTH, LAYERS, BATCH = 2236, 5, 8
 DENSITY = 0.001
 STEPS_BEFORE, STEPS = 10, 10
-"""The first of a sparse method on eight ranks take up to twice as long."""
+"""The first steps of a sparse method on eight ranks take up to twice as long as later ones."""
 PERIOD_MICROSECONDS = 10_000
-"""Of the quota: short, so that a rank that has used its part of a period does not keep the others waiting for long."""
+"""The period of the quota. A rank that has used up its share waits for the next period, so a short one delays the others less."""
 KEEPS_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-"""What is freed stays with the process, as with the allocators that people train with (harness.h)."""
+"""The environment in which glibc keeps freed memory, as the allocators do that people train with (harness.h)."""
 ROOT = Path("/sys/fs/cgroup")
 
 
 def processors() -> float:
-    """A rank's quota, such that the ranks of the largest world have them all."""
+    """The processors that each rank may use: in the largest world the ranks use all of them."""
     return (os.cpu_count() or 1) / max(RANKS)
 
 
 @contextlib.contextmanager
 def processor_quotas(count: int) -> Iterator[list[Path]]:
-    """Control groups of that quota each. OSError where none can be made."""
+    """Makes control groups with that quota each. Throws OSError where none can be made."""
     unified = (ROOT / "cgroup.controllers").exists()
     if unified and "cpu" not in (ROOT / "cgroup.subtree_control").read_text().split():
         (ROOT / "cgroup.subtree_control").write_text("+cpu")
@@ -97,9 +97,8 @@ def run_rank(mode: str) -> None:
 
 def run(ranks: int, mode: str) -> list[float]:
     """Seconds of each step."""
-    environment = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "10.79.0.1",
-                   "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "cable",
-                   **KEEPS_PAGES}  # fmt: skip
+    environment = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1",
+                   **compress_link_bench.ON_HOSTS, **KEEPS_PAGES}  # fmt: skip
     with compress_link_bench.hosts(ranks, RATE) as names, processor_quotas(ranks) as groups:
         command = [sys.executable, str(Path(__file__).resolve()), "--rank", mode]
         started = [subprocess.Popen(["ip", "netns", "exec", name, *command], env={**environment, "RANK": str(rank)},
@@ -111,7 +110,7 @@ def run(ranks: int, mode: str) -> list[float]:
             (group / "cgroup.procs").write_text(str(rank.pid))
             rank.stdin.write("go\n")
             rank.stdin.flush()
-        printed = "".join(rank.communicate()[0] for rank in started)
+        printed = "".join(rank.communicate(timeout=1200)[0] for rank in started)
     return next(json.loads(line[7:]) for line in printed.splitlines() if line.startswith("RESULT "))
 
 

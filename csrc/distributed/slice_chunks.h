@@ -24,8 +24,8 @@ class SliceChunks {
   std::int64_t first(std::int64_t chunk) const { return chunk * most_; }
   std::int64_t elements(std::int64_t chunk) const { return std::min(most_, elements_ - first(chunk)); }
 
-  /// What a rank of SliceSum has room for of each chunk that is under way, from all others together. With
-  /// 1 MiB a step of four ranks on two cores takes 1.5 % longer; with 4 MiB it is not shorter.
+  /// The size of the buffer in which a rank of SliceSum receives one chunk from all other ranks. With 1 MiB a
+  /// step of four ranks on two cores takes 1.5 % longer; with 4 MiB it is no shorter.
   static constexpr std::int64_t kReceivedBytes = std::int64_t{2} << 20;
 
  private:

@@ -34,6 +34,12 @@ class AllocationGate {
 /// The one that is there; nullptr: none. A gate must outlive the process: blocks are freed until its end.
 inline constinit std::atomic<AllocationGate*> allocation_gate{nullptr};
 
+/// Whether a gate gives memory now, as it does within a budget of the CPU.
+inline bool gate_gives_memory() noexcept {
+  const AllocationGate* const gate = allocation_gate.load(std::memory_order_acquire);
+  return gate != nullptr && gate->gives_memory();
+}
+
 /// What deletes counted blocks, if it is LibTorch's own allocator that the counting one wraps; else nullptr.
 inline constinit std::atomic<c10::DeleterFnPtr> counted_deleter{nullptr};
 

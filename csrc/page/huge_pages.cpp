@@ -17,9 +17,7 @@ constexpr std::int64_t kLeastBytes = 2 * kHugePageBytes;
 bool is_plain(const c10::DataPtr& fresh) {
   const c10::DeleterFnPtr deleter = fresh.get_deleter();
   if (deleter == c10::GetDefaultCPUAllocator()->raw_deleter()) return true;
-  const AllocationGate* const gate = allocation_gate.load(std::memory_order_acquire);
-  return deleter != nullptr && deleter == counted_deleter.load() &&
-         (gate == nullptr || !gate->gives_memory());
+  return deleter != nullptr && deleter == counted_deleter.load() && !gate_gives_memory();
 }
 
 }  // namespace

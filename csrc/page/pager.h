@@ -237,7 +237,7 @@ class Pager final : public AllocationGate, private AtFork {
 
   /// Which pages may leave to make room: those that nobody uses, or also those in use, where addresses stay.
   /// kForTouched is for a page that was touched without an operator: as kUsed, but the last ones that were
-  /// touched stay. With kNone none leaves, and what comes is beside the budget.
+  /// touched stay. With kNone no page leaves, and the budget is exceeded by what comes.
   enum class MayLeave : std::uint8_t { kNone, kUnused, kUsed, kForTouched };
   bool find_room(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);

@@ -192,7 +192,7 @@ void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    // Where addresses go the storage throws already, with what a read without an operator is told.
+    // Where addresses go, the storage throws already, but with the message for a read without an operator.
     const bool others_read = page.way->addresses_stay() && page.pins > 1;
     refusals_.refuse(page, *used.owner, runner, refusal, others_read);
   } else if (page.refusals > 0) {  // it is there, or comes when it is touched

@@ -15,13 +15,12 @@ namespace {
 
 using at::Tensor;
 
-// Nobody else has it, the memory of the exchange and a state dict among them. In a budget memory comes and
-// goes as pages, and on a device LibTorch keeps what is freed.
+// Says whether the tensor may be kept and overwritten: nothing else, such as a state dict, refers to it.
+// Within a budget all memory must be able to leave, and on a device LibTorch caches what is freed, so there
+// it is not kept.
 bool is_free(const Tensor& room) {
-  const AllocationGate* const gate = allocation_gate.load(std::memory_order_acquire);
-  const bool in_budget = gate != nullptr && gate->gives_memory();
   return room.defined() && room.is_cpu() && room.use_count() == 1 && room.storage().use_count() == 1 &&
-         !in_budget;
+         !gate_gives_memory();
 }
 
 }  // namespace

@@ -458,8 +458,8 @@ TEST(ShardCompression, IsTheSameInsideABudget) {
   }
 }
 
-// Between steps: the gradients' bytes, in whole buckets, and at kReplicate a slice besides, once after the
-// first step and twice from the second on; and what is sent is 2 bytes an element.
+// Between steps residuals take the gradients' bytes, in whole buckets, and at kReplicate a slice besides.
+// From the second step on the memory of the step before stays, too. A rank sends 2 bytes an element.
 TEST(ShardCompression, BytesAreCountedAndSentExactly) {
   const Ledger ledger;
   for (const Row& row : rows()) {

@@ -165,8 +165,8 @@ TEST(ShardDgc, WhatIsRememberedOutlivesAnAbandonedPass) {
   }
 }
 
-// Between steps: the bytes of the momentum, and if there are other ranks of what is held back and of the room
-// for what will be.
+// Between steps the momentum takes the gradients' bytes. With other ranks the residual takes them as well,
+// and so does the memory of the residual before it.
 TEST(ShardDgc, BytesAreCounted) {
   const Ledger ledger;
   for (const Row& row : rows()) {

@@ -72,8 +72,8 @@ def test_a_rank_that_dies_is_named_on_both(build_dir, hosts, victim):
 
 def test_a_cable_that_is_cut_hangs_no_one(build_dir, hosts):
     cut = f"sleep 10; ip -n {hosts[1]} link set cable down"
-    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 1000 * SHORT_SECONDS, "--heartbeat-ms", 60000,
-                 before=cut)
+    result = run(build_dir, hosts, "--interface", "cable", "--steps", 10_000_000, "--timeout-ms", 1000 * SHORT_SECONDS,
+                 "--heartbeat-ms", 60000, before=cut)
     assert [rank.exit_code for rank in result.ranks] == [RANK_FAILED] * 3, result.report()
     assert "all but rank 2 have failed" in result.ranks[0].output
     assert "RankFailed 0: " in result.ranks[2].output and "cannot be reached" in result.ranks[2].output

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 SHORT_SECONDS = 20
-"""A timeout that runs out. Ranks come up within it on a machine that is slow and busy."""
+"""A timeout that a test lets expire. All ranks have come up by then, on a slow and busy machine, too."""
 HEARTBEAT_SECONDS = 10
 """The heartbeat of groups in which a rank stops. A machine that is slow and busy delays signs of life by seconds."""
 STOPPED_SECONDS = 3 * HEARTBEAT_SECONDS
