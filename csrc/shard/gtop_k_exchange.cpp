@@ -1,6 +1,7 @@
 #include "shard/gtop_k_exchange.h"
 
 #include <bit>
+#include <vector>
 
 namespace reef {
 namespace {
@@ -24,13 +25,14 @@ SparseGradient GTopKExchange::sum(const SparseGradient& own, std::size_t k, cons
   const auto rank_at = [&](bool is, int number) {
     return is ? std::optional(among.at(number)) : std::nullopt;
   };
+  std::vector<SparseGradient> dropped;  // by this rank's merges, of which it is the keeper
   const auto merge = [&](const SparseGradient& a, const SparseGradient& b, int group) {
     MergedSparse merged = merge_largest(a, b, k);
     std::erase_if(merged.dropped, [&](const kernels::SparseEntry& each) {
       return keeper(each.index, static_cast<std::uint32_t>(group)) !=
              static_cast<std::uint32_t>(place % group);
     });
-    residual.add(merged.dropped);
+    dropped.push_back(std::move(merged.dropped));
     return std::move(merged.kept);
   };
 
@@ -50,6 +52,8 @@ SparseGradient GTopKExchange::sum(const SparseGradient& own, std::size_t k, cons
         transfer(kLargestSums, all, k, rank_at(for_another, place + within), rank_at(beyond, place - within));
     if (beyond) all = std::move(result);
   }
+  residual.add(without(own, all));
+  for (const SparseGradient& sums : dropped) residual.add(common(sums, all));
   return all;
 }
 

@@ -15,6 +15,8 @@ float add(float a, float b) {
   return std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : sum;
 }
 
+bool has_lower_index(const SparseEntry& a, const SparseEntry& b) { return a.index < b.index; }
+
 // Which of the two comes next is as good as random: selected without a branch.
 SparseGradient added(const SparseGradient& a, const SparseGradient& b) {
   SparseGradient sum(a.size() + b.size());
@@ -45,9 +47,14 @@ MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std
 
 SparseGradient without(const SparseGradient& a, const SparseGradient& b) {
   SparseGradient rest;
-  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest),
-                      [](const SparseEntry& x, const SparseEntry& y) { return x.index < y.index; });
+  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest), has_lower_index);
   return rest;
+}
+
+SparseGradient common(const SparseGradient& a, const SparseGradient& b) {
+  SparseGradient both;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both), has_lower_index);
+  return both;
 }
 
 SparseGradient sum_of(const std::vector<SparseGradient>& all) {

@@ -19,6 +19,9 @@ MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std
 /// Those of `a` of whose indices `b` has none.
 SparseGradient without(const SparseGradient& a, const SparseGradient& b);
 
+/// Those of `a` of whose indices `b` has one, too.
+SparseGradient common(const SparseGradient& a, const SparseGradient& b);
+
 /// All sums of these, added up in their order.
 SparseGradient sum_of(const std::vector<SparseGradient>& all);
 
