@@ -8,8 +8,8 @@ namespace {
 
 constexpr const char* kLargestSums = "the exchange of the largest sums";
 
-// Which of `group` ranks (a power of two) that have dropped the same entry holds it back. A hash: neighbours
-// in a matrix spread, too.
+// Which of `group` ranks (a power of two) that have dropped the same partial sum holds it back, if its
+// element is in the result. A hash: neighbours in a matrix spread, too.
 std::uint32_t keeper(std::uint32_t index, std::uint32_t group) {
   return (index * 2654435761U >> 16U) & (group - 1);
 }
