@@ -150,7 +150,7 @@ def run_rank(kind: str) -> None:
     shape = (side, side) if whole else (elements,)
     gradients = [torch.randn(shape) for _ in range(parameters)]
     fit = reef.measure_link(group)
-    work = reef.measure_exchange_work(group, density=density)
+    work = reef.measure_exchange_work(group, density=density, elements=elements)
     prices = reef.price_exchange(fit.link, elements, ranks=group.size(), work=work, density=density, shapes=[shape] * parameters)
     steps, found = [], {}
 

@@ -88,7 +88,9 @@ double rounded_work(const Exchange& of, const ExchangeWork& work) {
 }
 
 double selection(const Exchange& of, const ExchangeWork& work, std::int64_t merged) {
-  return work.select * static_cast<double>(of.elements()) + work.merge * static_cast<double>(merged);
+  const std::int64_t written = of.divided ? of.slice : of.elements();
+  return work.select * static_cast<double>(of.elements()) + work.merge * static_cast<double>(merged) +
+         work.write * static_cast<double>(written);
 }
 
 Messages top_k(const Exchange& of) { return to_each_other(of, 1, 1, of.entry_bytes()); }
@@ -258,9 +260,8 @@ void check(const std::vector<std::int64_t>& buckets, const PriceOptions& options
     throw ConfigError("price_exchange was given a bucket of " + std::to_string(elements) +
                       " elements: give buckets of 1 to " + std::to_string(kMostElements - 1) + ".");
   }
-  const ExchangeWork& work = options.work;
-  for (const double seconds : {work.add, work.round, work.select, work.merge, work.quantize, work.sign,
-                               work.unpack, work.multiply, work.rebuild}) {
+  for (const auto member : kExchangeWorkMembers) {
+    const double seconds = options.work.*member;
     if (std::isfinite(seconds) && seconds >= 0) continue;
     throw ConfigError("price_exchange was given an ExchangeWork of " + std::to_string(seconds) +
                       " seconds: give 0 or more.");

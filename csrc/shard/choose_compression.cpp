@@ -1,5 +1,6 @@
 #include "shard/choose_compression.h"
 
+#include <algorithm>
 #include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -30,7 +31,7 @@ std::optional<ExchangePrices> choose_compression(const ProcessGroupPtr& group, c
   const Link link = measure_link(group).link;
   const double density =
       priced.compression_options.density.at(std::numeric_limits<std::int64_t>::max(), 0.001);
-  priced.work = measure_exchange_work(group, density);
+  priced.work = measure_exchange_work(group, density, *std::max_element(buckets.begin(), buckets.end()));
   ExchangePrices prices = price_exchange(link, buckets, priced);
   options.compression = prices.fastest(allowed).method;
   options.compression_options = options_taken(options.compression, priced.compression_options);

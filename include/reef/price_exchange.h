@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,12 +33,18 @@ struct ExchangeWork {
   double round = 0;     ///< for each element that it rounds, and holds back what that takes
   double select = 0;    ///< for each element among which it takes the largest, and holds back the rest
   double merge = 0;     ///< for each entry that it merges with others
+  double write = 0;     ///< for each element of a sum of a few entries that it writes
   double quantize = 0;  ///< for each element that becomes a level (kQsgd)
   double sign = 0;      ///< for each element that becomes a sign, the rest held back
   double unpack = 0;    ///< for each level or sign that it adds up
   double multiply = 0;  ///< for each element of a matrix and each rank of a factor that it is multiplied by
   double rebuild = 0;   ///< for each element and rank of the sum, made of two factors, the rest held back
 };
+/// The members of ExchangeWork, in their order.
+inline constexpr std::array kExchangeWorkMembers = {
+    &ExchangeWork::add,      &ExchangeWork::round,    &ExchangeWork::select, &ExchangeWork::merge,
+    &ExchangeWork::write,    &ExchangeWork::quantize, &ExchangeWork::sign,   &ExchangeWork::unpack,
+    &ExchangeWork::multiply, &ExchangeWork::rebuild};
 
 struct PriceOptions {
   int ranks = 2;  ///< from 1 to 4096, in one copy (ShardOptions::shard_degree 0)

@@ -98,14 +98,17 @@ TEST(MeasureExchangeWork, GivesEveryRankTheSame) {
   torch::manual_seed(1);
   const Tensor next = torch::rand({3});
   torch::manual_seed(1);
-  const ExchangeWork work = measure_exchange_work(group(), 0.01);
+  for (const std::int64_t elements : {1, 100'000, 1 << 22}) {
+    const ExchangeWork work = measure_exchange_work(group(), 0.01, elements);
+    std::vector<double> numbers;
+    for (const auto member : kExchangeWorkMembers) numbers.push_back(work.*member);
+    for (const double each : numbers) EXPECT_GT(each, 0);
+    const std::vector<double> all = all_have(numbers);
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], numbers[i % numbers.size()]);
+  }
   EXPECT_TRUE(torch::equal(torch::rand({3}), next));  // the program's generator is left alone
-  const std::vector<double> numbers = {work.add,  work.round,  work.select,   work.merge,  work.quantize,
-                                       work.sign, work.unpack, work.multiply, work.rebuild};
-  for (const double each : numbers) EXPECT_GT(each, 0);
-  const std::vector<double> all = all_have(numbers);
-  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], numbers[i % numbers.size()]);
   EXPECT_THROW(measure_exchange_work(group(), 2), ConfigError);
+  EXPECT_THROW(measure_exchange_work(group(), 0.01, 0), ConfigError);
 }
 
 // All ranks take the method that the prices say, and train as if it had been named.

@@ -92,7 +92,7 @@ def test_a_link_is_found_again():
 
 
 def test_json_has_what_the_table_has():
-    text, table = torch.ops.reef.price_exchange(1e-3, 1e8, 0.0, [1000], 2, False, [], [], [], [], [], [0.0] * 9)
+    text, table = torch.ops.reef.price_exchange(1e-3, 1e8, 0.0, [1000], 2, False, [], [], [], [], [], [0.0] * 10)
     assert [line.split()[0] for line in table.splitlines()[2:]] == [each["method"] for each in json.loads(text)["methods"]]
 
 

@@ -39,7 +39,11 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const std::vector<std::string>& option_names, const std::vector<std::int64_t>& option_steps,
          const std::vector<double>& option_values, const std::vector<std::vector<std::int64_t>>& shapes,
          const std::vector<std::int64_t>& shapes_of_buckets, const std::vector<double>& work) {
-        if (work.size() != 9) throw reef::ConfigError("price_exchange takes 9 numbers of work");
+        reef::ExchangeWork of_work;
+        if (work.size() != reef::kExchangeWorkMembers.size())
+          throw reef::ConfigError("price_exchange takes " +
+                                  std::to_string(reef::kExchangeWorkMembers.size()) + " numbers of work");
+        for (std::size_t i = 0; i < work.size(); ++i) of_work.*reef::kExchangeWorkMembers[i] = work[i];
         if (ranks != static_cast<int>(ranks))
           throw reef::ConfigError("price_exchange was given " + std::to_string(ranks) + " ranks");
         const reef::ExchangePrices prices =
@@ -49,21 +53,17 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                   .compression_options = reef::bind::compression_options(
                                       option_names, option_steps, option_values),
                                   .shapes = divided_among(shapes, shapes_of_buckets),
-                                  .work = {.add = work[0],
-                                           .round = work[1],
-                                           .select = work[2],
-                                           .merge = work[3],
-                                           .quantize = work[4],
-                                           .sign = work[5],
-                                           .unpack = work[6],
-                                           .multiply = work[7],
-                                           .rebuild = work[8]}});
+                                  .work = of_work});
         return std::make_tuple(prices.json(), prices.table());
       });
-  m.def("measure_exchange_work(__torch__.torch.classes.c10d.ProcessGroup group, float density) -> float[]",
-        [](const reef::ProcessGroupPtr& group, double density) {
-          const reef::ExchangeWork work = reef::measure_exchange_work(group, density);
-          return std::vector<double>{work.add,  work.round,  work.select,   work.merge,  work.quantize,
-                                     work.sign, work.unpack, work.multiply, work.rebuild};
-        });
+  m.def(
+      "measure_exchange_work(__torch__.torch.classes.c10d.ProcessGroup group, float density, int elements) "
+      "-> "
+      "float[]",
+      [](const reef::ProcessGroupPtr& group, double density, std::int64_t elements) {
+        const reef::ExchangeWork work = reef::measure_exchange_work(group, density, elements);
+        std::vector<double> numbers;
+        for (const auto member : reef::kExchangeWorkMembers) numbers.push_back(work.*member);
+        return numbers;
+      });
 }
