@@ -88,7 +88,7 @@ class Bytelm:
 
 
 class Digits:
-    name, unit, steps = "digits", "per cent wrong", 360
+    name, unit, steps = "digits", "per cent wrong", 1800
     learning_rates = (0.02, 0.05, 0.1, 0.2)
     batch = 16
 

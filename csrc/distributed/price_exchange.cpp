@@ -71,6 +71,10 @@ Messages to_each_other(const Exchange& of, std::int64_t times, std::int64_t mess
   return {times, of.others() * messages, sent, sent, of.ranks * sent};
 }
 
+std::int64_t slice_of(const Exchange& of, std::int64_t elements) {
+  return (elements + of.ranks - 1) / of.ranks;
+}
+
 Messages dense(const Exchange& of) {
   const std::int64_t most = SliceChunks::kReceivedBytes / of.others();
   const SliceChunks chunks(of.slice, sizeof(float), most);
@@ -117,6 +121,21 @@ Messages tree(const Exchange& of) {
           2 * of.others() * of.entry_bytes()};
 }
 
+// Boundaries, sizes, entries to their owners, a few sums, numbers, what evens out, and the largest sums.
+// Counts as many entries as there are where all ranks' lie alike: each owner is sent the same number, and has
+// as many of the largest sums.
+Messages regions(const Exchange& of) {
+  constexpr std::int64_t kRounds = 7;
+  const std::int64_t entry_bytes = 2 * 8 * slice_of(of, of.entries());
+  Messages all = to_each_other(of, 1, kRounds, entry_bytes + 36 * of.ranks + 4);
+  all.rounds = kRounds;
+  return all;
+}
+double regions_work(const Exchange& of, const ExchangeWork& work) {
+  const std::int64_t added_up = of.entries() * (of.ranks + 1) / 2;
+  return selection(of, work, added_up + of.entries());
+}
+
 // Codes of slices, and a code of the sum back to all.
 Messages coded(const Exchange& of, int bits) {
   return to_each_other(of, of.phases(), of.phases(), kernels::packed_bytes(of.slice, bits));
@@ -154,9 +173,6 @@ Factors factors_of(const Exchange& of) {
   return factors;
 }
 
-std::int64_t slice_of(const Exchange& of, std::int64_t elements) {
-  return (elements + of.ranks - 1) / of.ranks;
-}
 Messages all_reduced(const Exchange& of, std::int64_t elements) {
   return elements == 0 ? Messages{} : to_each_other(of, 2, 2, 4 * slice_of(of, elements));
 }
@@ -210,6 +226,7 @@ constexpr std::array kMethods = {
     MethodRow{Compression::kTopK, ExchangeClass::kErrorFeedback, top_k, top_k_work},
     MethodRow{Compression::kGTopK, ExchangeClass::kErrorFeedback, butterfly, butterfly_work},
     MethodRow{Compression::kGTopKTree, ExchangeClass::kLossy, tree, butterfly_work},
+    MethodRow{Compression::kOkTopK, ExchangeClass::kErrorFeedback, regions, regions_work},
 };
 
 ExchangePrice price(const MethodRow& row, const Link& link, const std::vector<std::int64_t>& buckets,

@@ -42,7 +42,7 @@ for stage in range(4):
         assert method == (only or method)
         torch.distributed.all_gather_object(everywhere, (method, prices), group)
         assert all(each == (method, prices) for each in everywhere), everywhere
-        density = 0.05 if method in ("topk", "gtopk") else None
+        density = 0.05 if method in ("topk", "gtopk", "oktopk") else None
         named, sharded = trained(stage, compression=reef.Compression(method, density=density))
         assert torch.equal(weight, named), (stage, method)
         assert sharded.compression == method and sharded.compression_prices is None

@@ -35,7 +35,7 @@ std::vector<double> all_have(const std::vector<double>& numbers) {
   return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
 }
 
-// Their own counters, exactly.
+// Their own counters, exactly. The bytes of kOkTopK depend on the gradients: of many entries they are near.
 TEST(PriceExchange, BytesAreThoseThatRanksSend) {
   for (const Stage stage : {Stage::kReplicate, Stage::kGradients}) {
     for (const StepSchedule& density : {StepSchedule(), StepSchedule(0.02)}) {
@@ -46,7 +46,7 @@ TEST(PriceExchange, BytesAreThoseThatRanksSend) {
         const ExchangePrices prices = price_exchange(
             {1e-3, 1e8}, elements,
             {.ranks = size(), .divided = divided, .compression_options = options, .shapes = {{shape}}});
-        EXPECT_EQ(prices.methods.size(), 10U);
+        EXPECT_EQ(prices.methods.size(), 11U);
         const std::int64_t padded = (((elements + 255) / 256 * 256 + size() - 1) / size() + 255) / 256 * 256;
         for (const ExchangePrice& price : prices.methods) {
           const auto exchange =
@@ -66,9 +66,15 @@ TEST(PriceExchange, BytesAreThoseThatRanksSend) {
           const std::vector<double> sent = all_have({static_cast<double>(exchange->ranks().sent_bytes())});
           const std::string row = std::string(name_of(price.method)) + " of " + std::to_string(elements) +
                                   (divided ? ", divided" : "");
-          EXPECT_EQ(*std::max_element(sent.begin(), sent.end()),
-                    static_cast<double>(steps * price.sent_bytes))
-              << row;
+          const double most = *std::max_element(sent.begin(), sent.end());
+          if (price.method == Compression::kOkTopK) {
+            const double entries = density.at(1, 0.001) * static_cast<double>(elements);
+            if (entries > 1000) {
+              EXPECT_NEAR(most, price.sent_bytes, 0.1 * price.sent_bytes) << row;
+            }
+            continue;
+          }
+          EXPECT_EQ(most, static_cast<double>(steps * price.sent_bytes)) << row;
           EXPECT_EQ(std::accumulate(sent.begin(), sent.end(), 0.0),
                     static_cast<double>(steps * price.all_bytes))
               << row;

@@ -124,6 +124,12 @@ struct Played {
     for (int rank = within; rank < ranks; ++rank) messages.add(rank - within, rank, entry_bytes());
     messages.end_round();
   }
+  void ok_top_k() {
+    const std::int64_t entries = 8 * ((entry_bytes() / 8 + ranks - 1) / ranks), number = 4;
+    for (const std::int64_t bytes : {number * (ranks - 1), number, entries, 8 * 4 * std::int64_t{ranks},
+                                     number, std::int64_t{0}, entries})
+      all_to_each_other(bytes);
+  }
   void gtop_k_tree() {
     int distance = 1;
     for (; distance < ranks; distance *= 2) {
@@ -153,7 +159,8 @@ constexpr Method kMethods[] = {{Compression::kNone, &Played::dense},
                                {Compression::kPowerSgdAlternating, &Played::power_sgd_alternating, 2},
                                {Compression::kTopK, &Played::top_k},
                                {Compression::kGTopK, &Played::gtop_k},
-                               {Compression::kGTopKTree, &Played::gtop_k_tree}};
+                               {Compression::kGTopKTree, &Played::gtop_k_tree},
+                               {Compression::kOkTopK, &Played::ok_top_k}};
 
 void hold_to_messages(int ranks, std::int64_t elements, bool divided, const Link& link) {
   const ExchangePrices prices = price_exchange(
@@ -277,7 +284,7 @@ TEST(PriceExchange, BucketsFollowEachOther) {
   const PriceOptions options{.ranks = 5,
                              .divided = true,
                              .shapes = {{{1000}}, {{700, 100}}},
-                             .work = {1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9, 8e-9, 9e-9}};
+                             .work = {1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9, 8e-9, 9e-9, 10e-9}};
   const ExchangePrices both = price_exchange(link, std::vector<std::int64_t>{1000, 70000}, options);
   const auto alone = [&](std::size_t bucket, std::int64_t elements) {
     PriceOptions of_one = options;
@@ -318,10 +325,14 @@ TEST(PriceExchange, TheFastestIsOfTheClassesThatAreMeant) {
                           .quantize = 2e-9,
                           .sign = 1e-9,
                           .unpack = 1e-9};
-  const auto fastest = [&](double bytes_per_second, const std::vector<ExchangeClass>& of) {
-    return price_exchange({1e-4, bytes_per_second}, elements, {.ranks = 8, .work = work}).fastest(of).method;
+  const auto fastest = [&](double bytes_per_second, const std::vector<ExchangeClass>& of,
+                           double latency_seconds = 1e-3) {
+    return price_exchange({latency_seconds, bytes_per_second}, elements, {.ranks = 8, .work = work})
+        .fastest(of)
+        .method;
   };
   EXPECT_EQ(fastest(125e6, {}), Compression::kGTopK);
+  EXPECT_EQ(fastest(125e6, {}, 1e-5), Compression::kOkTopK);  // of seven rounds
   EXPECT_EQ(fastest(125e6, {ExchangeClass::kExact}), Compression::kNone);
   EXPECT_EQ(fastest(125e6, {ExchangeClass::kLossy}), Compression::kGTopKTree);
   EXPECT_EQ(fastest(125e6, {ExchangeClass::kExact, ExchangeClass::kErrorFeedback}), Compression::kGTopK);
