@@ -121,7 +121,8 @@ Messages tree(const Exchange& of) {
           2 * of.others() * of.entry_bytes()};
 }
 
-// Boundaries, sizes, entries to their owners, a few sums, numbers, what evens out, and the largest sums.
+// Seven rounds: boundaries, sizes, entries to their owners, a few sums, numbers, what evens out, the largest
+// sums.
 // Counts as many entries as there are where all ranks' lie alike: each owner is sent the same number, and has
 // as many of the largest sums.
 Messages regions(const Exchange& of) {

@@ -25,7 +25,7 @@ SparseGradient GTopKExchange::sum(const SparseGradient& own, std::size_t k, cons
   const auto rank_at = [&](bool is, int number) {
     return is ? std::optional(among.at(number)) : std::nullopt;
   };
-  std::vector<SparseGradient> dropped;  // by this rank's merges, of which it is the keeper
+  std::vector<SparseGradient> dropped;  // partial sums of which this rank is the keeper
   const auto merge = [&](const SparseGradient& a, const SparseGradient& b, int group) {
     MergedSparse merged = merge_largest(a, b, k);
     std::erase_if(merged.dropped, [&](const kernels::SparseEntry& each) {

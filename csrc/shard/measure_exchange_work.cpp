@@ -33,9 +33,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::int64_t kLeastElements = std::int64_t{1} << 16;  // by a clock
-constexpr std::int64_t kMostElements = std::int64_t{1} << 22;   // more do not fit into a cache either
-constexpr std::int64_t kRows = 1024;                            // of a matrix of so many elements
+constexpr std::int64_t kLeastElements = std::int64_t{1} << 16;  // fewer are too fast for a clock
+constexpr std::int64_t kMostElements = std::int64_t{1} << 22;   // vectors that do not fit into a cache
+constexpr std::int64_t kRows = 1024;                            // of a matrix of all elements
 constexpr int kRepetitions = 3;
 
 // Measures what this rank does while the others do the same.
@@ -47,7 +47,7 @@ class WorkMeter {
     ranks_.emplace(group, tags_.first(), group->getSize());
   }
 
-  // The median of the repetitions, for each of so many.
+  // Gives the median of the repetitions, divided by `count`.
   template <class Work>
   double seconds_each(const Work& work, double count) {
     std::array<double, kRepetitions> taken;
@@ -62,7 +62,7 @@ class WorkMeter {
     return taken[kRepetitions / 2];
   }
 
-  // Of all ranks.
+  // Every value becomes the largest of all ranks'.
   void largest(const Tensor& values) {
     if (ranks_) ranks_->largest(values);
   }
@@ -74,7 +74,7 @@ class WorkMeter {
   std::optional<SliceExchange> ranks_;
 };
 
-// Of a generator of its own: the program's is left alone.
+// Draws from a generator of its own and leaves the program's alone.
 Tensor random_values(std::int64_t elements, std::uint64_t seed) {
   return at::empty({elements}, at::kFloat).normal_(0, 1, at::detail::createCPUGenerator(seed));
 }

@@ -16,10 +16,10 @@ struct MergedSparse {
 /// Alike for (a, b) and (b, a), bit for bit: what is NaN is one and the same NaN.
 MergedSparse merge_largest(const SparseGradient& a, const SparseGradient& b, std::size_t k);
 
-/// Those of `a` of whose indices `b` has none.
+/// Those of `a` whose indices `b` does not have.
 SparseGradient without(const SparseGradient& a, const SparseGradient& b);
 
-/// Those of `a` of whose indices `b` has one, too.
+/// Those of `a` whose indices `b` has, too.
 SparseGradient common(const SparseGradient& a, const SparseGradient& b);
 
 /// All sums of these, added up in their order.

@@ -35,7 +35,8 @@ std::vector<double> all_have(const std::vector<double>& numbers) {
   return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
 }
 
-// Their own counters, exactly. The bytes of kOkTopK depend on the gradients: of many entries they are near.
+// Compares with the ranks' own counters, exactly. The bytes of kOkTopK depend on the gradients; with many
+// entries they are within a tenth.
 TEST(PriceExchange, BytesAreThoseThatRanksSend) {
   for (const Stage stage : {Stage::kReplicate, Stage::kGradients}) {
     for (const StepSchedule& density : {StepSchedule(), StepSchedule(0.02)}) {
