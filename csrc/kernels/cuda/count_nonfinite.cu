@@ -5,6 +5,8 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "kernels/cuda/grid.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/lane.h"
 
 namespace reef::kernels::cuda {
 namespace {
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   unsigned long long mine = 0;
   for (std::int64_t i = thread; i < vectors; i += threads) {
     const V vector = body[i];
-#pragma unroll
+    REEF_UNROLL
     for (int k = 0; k < V::kElements; ++k) mine += (vector.of[k] & exponent) == exponent;
   }
   if (thread < head) mine += (data[thread] & exponent) == exponent;
@@ -59,8 +61,8 @@ cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat
     }
     const std::size_t past_boundary = reinterpret_cast<std::uintptr_t>(data) % 16;
     const auto to_boundary = static_cast<std::int64_t>((16 - past_boundary) % 16 / sizeof(Bits));
-    count_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const Bits*>(data), elements,
-                                                  std::min(elements, to_boundary), exponent, found);
+    REEF_LAUNCH(count_kernel<Bits>, blocks, kThreads, stream, static_cast<const Bits*>(data), elements,
+                std::min(elements, to_boundary), exponent, found);
     return cudaGetLastError();
   });
 }

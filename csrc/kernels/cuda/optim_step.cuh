@@ -7,6 +7,7 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "kernels/cuda/grid.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/optim_step.h"
 #include "kernels/optim_step/rules.h"
 #include "kernels/optim_step/warp/step.h"
@@ -75,7 +76,7 @@ __device__ void exchange(float (&largest)[kCount]) {
 template <class Rule, template <bool> class State>
 __global__ void __launch_bounds__(kBlockThreads)
     step_kernel(const OptimBatch batch, const __grid_constant__ warp::Maps<State> given) {
-  __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
+  alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
   for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
     each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     measure_kernel(const OptimBatch batch, OptimSquares* squares,
                    const __grid_constant__ warp::Maps<State> given) {
   using Sum = cub::BlockReduce<double, kBlockThreads>;
-  __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
+  alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   __shared__ typename Sum::TempStorage scratch[2];
   const auto& maps = shared_maps(given, shared);
   for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
@@ -126,7 +127,7 @@ template <template <bool> class State, bool kSigned>
 __global__ void __launch_bounds__(kBlockThreads)
     encode_kernel(const float* values, const OptimState state, std::int64_t elements, std::int64_t tiles,
                   const __grid_constant__ warp::Maps<State> given) {
-  __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
+  alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
   constexpr int kLargest = State<kSigned>::kBlocks;
   for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
@@ -148,7 +149,7 @@ template <template <bool> class State, bool kSigned>
 __global__ void __launch_bounds__(kBlockThreads)
     decode_kernel(const OptimState state, float* values, std::int64_t elements, std::int64_t tiles,
                   const __grid_constant__ warp::Maps<State> given) {
-  __shared__ alignas(16) std::byte shared[sizeof(warp::Maps<State>)];
+  alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
   for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
        tile += gridDim.x * std::int64_t{kWarps}) {
@@ -163,7 +164,7 @@ cudaError_t launch(Kernel* kernel, std::int64_t blocks_wanted, cudaStream_t stre
           grid_for(reinterpret_cast<const void*>(kernel), kBlockThreads, blocks_wanted, blocks)) {
     return error;
   }
-  kernel<<<blocks, kBlockThreads, 0, stream>>>(given...);
+  REEF_LAUNCH(kernel, blocks, kBlockThreads, stream, given...);
   return cudaGetLastError();
 }
 

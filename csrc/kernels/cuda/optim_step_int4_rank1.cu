@@ -7,7 +7,7 @@ namespace {
 template <class Rule>
 __global__ void __launch_bounds__(kBlockThreads)
     survey_kernel(const OptimBatch batch, const __grid_constant__ warp::Maps<warp::Int4Rank1State> given) {
-  __shared__ alignas(16) std::byte shared[sizeof(given)];
+  alignas(16) __shared__ std::byte shared[sizeof(given)];
   const auto& maps = shared_maps(given, shared);
   for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
     each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cub/block/block_scan.cuh>
 
+#include "kernels/cuda/launch.h"
+
 namespace reef::kernels::cuda {
 namespace {
 
@@ -137,9 +139,9 @@ __global__ void __launch_bounds__(kBlockThreads)
 template <int kDigit>
 cudaError_t find_digit(const float* gradient, const float* residual, float* left, std::int64_t elements,
                        std::uint32_t k, Scratch* scratch, int blocks, cudaStream_t stream) {
-  count_kernel<kDigit><<<blocks, kBlockThreads, 0, stream>>>(gradient, residual, left, elements,
-                                                             parts_of(elements), k, scratch);
-  find_digit_kernel<kDigit><<<1, kGathering, 0, stream>>>(k, scratch);
+  REEF_LAUNCH(count_kernel<kDigit>, blocks, kBlockThreads, stream, gradient, residual, left, elements,
+              parts_of(elements), k, scratch);
+  REEF_LAUNCH(find_digit_kernel<kDigit>, 1, kGathering, stream, k, scratch);
   return cudaGetLastError();
 }
 
@@ -159,9 +161,9 @@ cudaError_t take_largest(const float* gradient, const float* residual, float* le
   if (const cudaError_t error = find(&find_digit<0>)) return error;
   if (const cudaError_t error = find(&find_digit<1>)) return error;
   if (const cudaError_t error = find(&find_digit<2>)) return error;
-  count_parts_kernel<<<blocks, kBlockThreads, 0, stream>>>(left, elements, parts, scratch);
-  find_before_kernel<<<1, kGathering, 0, stream>>>(parts, scratch);
-  take_kernel<<<blocks, kBlockThreads, 0, stream>>>(left, elements, parts, entries, scratch);
+  REEF_LAUNCH(count_parts_kernel, blocks, kBlockThreads, stream, left, elements, parts, scratch);
+  REEF_LAUNCH(find_before_kernel, 1, kGathering, stream, parts, scratch);
+  REEF_LAUNCH(take_kernel, blocks, kBlockThreads, stream, left, elements, parts, entries, scratch);
   return cudaGetLastError();
 }
 

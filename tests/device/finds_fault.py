@@ -1,0 +1,10 @@
+"""Runs a test program over a source with a fault: it must fail as a test fails, and not otherwise."""
+
+import subprocess
+import sys
+
+run = subprocess.run(sys.argv[1:], capture_output=True, text=True, check=False)
+failed = [line for line in run.stdout.splitlines() if line.startswith("[  FAILED  ]")]
+if run.returncode != 1 or not failed:
+    sys.exit(f"{sys.argv[1]} has not found the fault: it exits with {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+print("found:", failed[0])

@@ -1,0 +1,175 @@
+#include "device/played_grid.h"
+
+#include <ucontext.h>
+#include <csetjmp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reef::played {
+namespace {
+
+constexpr std::size_t kStackBytes = 128 << 10;
+
+// Threads that wait for each other.
+struct Meeting {
+  unsigned arrived = 0;
+  std::uint64_t held = 0;  // how often all have come
+  Exchange in = Exchange::kBarrier;
+};
+
+struct Fiber {
+  std::jmp_buf place;
+  bool has_begun = false, is_over = false;
+  const Meeting* waits_for = nullptr;
+  std::uint64_t since = 0;
+
+  bool waits() const { return waits_for != nullptr && waits_for->held == since; }
+};
+
+std::mt19937_64 random_order;
+std::uint64_t barriers = 0;  // of whole blocks, and blocks that have begun, ever
+
+// The fibers of one block at a time. They are left where they are when something is wrong, so a kernel's
+// variables must not need destructors.
+class Block {
+ public:
+  Block(unsigned number, unsigned threads, const std::function<void()>& kernel)
+      : number_(number), kernel_(kernel), fibers_(threads), slots_(threads) {}
+
+  void run() {
+    std::vector<unsigned> turns(fibers_.size());
+    std::iota(turns.begin(), turns.end(), 0U);
+    for (bool runs = true; runs;) {
+      std::shuffle(turns.begin(), turns.end(), random_order);
+      runs = false;
+      bool moved = false;
+      for (const unsigned thread : turns) {
+        Fiber& fiber = fibers_[thread];
+        if (fiber.is_over) continue;
+        runs = true;
+        if (fiber.waits()) continue;
+        moved = true;
+        go_on(thread);
+        if (!wrong_.empty()) throw UndefinedBehavior(wrong_);
+      }
+      if (runs && !moved)
+        throw UndefinedBehavior("block " + std::to_string(number_) + " hangs: " + waiting());
+    }
+  }
+
+  void meet(Meeting& meeting, unsigned threads, Exchange in) {
+    if (meeting.arrived == 0) meeting.in = in;
+    if (meeting.in != in) fail("threads of one group are in different exchanges");
+    if (++meeting.arrived == threads) {
+      meeting.arrived = 0;
+      ++meeting.held;
+      if (&meeting == &whole_ && in == Exchange::kBarrier) ++barriers;
+      return;
+    }
+    Fiber& self = fibers_[running_];
+    self.waits_for = &meeting;
+    self.since = meeting.held;
+    leave();
+    self.waits_for = nullptr;
+  }
+  void use_scratch(std::uint64_t& used) {
+    if (used == barriers) fail("scratch memory is used again without a barrier");
+    used = barriers;
+  }
+  Meeting& of_block() { return whole_; }
+  Meeting& of_tile(unsigned size) { return tiles_[{size, running_ / size}]; }
+  std::uint64_t* slots_of_warp() { return &slots_[running_ / kWarpThreads * kWarpThreads]; }
+  unsigned threads() const { return static_cast<unsigned>(fibers_.size()); }
+
+ private:
+  static std::vector<std::unique_ptr<char[]>>& stacks() {
+    static std::vector<std::unique_ptr<char[]>> all;
+    return all;
+  }
+
+  std::string waiting() const {
+    const auto count =
+        std::count_if(fibers_.begin(), fibers_.end(), [](const Fiber& each) { return !each.is_over; });
+    return std::to_string(count) + " threads wait for others that never come";
+  }
+
+  void go_on(unsigned thread) {
+    running_ = thread;
+    thread_index = {thread};
+    block_index = {number_};
+    if (_setjmp(scheduler_) != 0) return;
+    Fiber& fiber = fibers_[thread];
+    if (fiber.has_begun) _longjmp(fiber.place, 1);
+    fiber.has_begun = true;
+    while (stacks().size() <= thread) stacks().emplace_back(new char[kStackBytes]);
+    ucontext_t begin;
+    getcontext(&begin);
+    begin.uc_stack.ss_sp = stacks()[thread].get();
+    begin.uc_stack.ss_size = kStackBytes;
+    begin.uc_link = nullptr;
+    makecontext(&begin, &enter, 0);
+    setcontext(&begin);
+  }
+  // Ends the block, and never comes back to this fiber.
+  void fail(const std::string& what) {
+    wrong_ = "block " + std::to_string(number_) + ", thread " + std::to_string(running_) + ": " + what;
+    leave();
+  }
+  static void enter();
+  // To the scheduler, until it comes back to this fiber.
+  void leave() {
+    if (_setjmp(fibers_[running_].place) == 0) _longjmp(scheduler_, 1);
+  }
+
+  unsigned number_;
+  const std::function<void()>& kernel_;
+  std::vector<Fiber> fibers_;
+  std::vector<std::uint64_t> slots_;
+  Meeting whole_;
+  std::map<std::pair<unsigned, unsigned>, Meeting> tiles_;
+  std::jmp_buf scheduler_;
+  unsigned running_ = 0;
+  std::string wrong_;
+};
+
+Block* now = nullptr;
+
+void Block::enter() {
+  Block& block = *now;
+  block.kernel_();
+  block.fibers_[block.running_].is_over = true;
+  block.leave();
+}
+
+}  // namespace
+
+void seed(std::uint64_t with) { random_order.seed(with); }
+
+void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  std::vector<unsigned> order(blocks);
+  std::iota(order.begin(), order.end(), 0U);
+  std::shuffle(order.begin(), order.end(), random_order);
+  grid_size = {blocks, 1, 1};
+  block_size = {threads, 1, 1};
+  for (const unsigned number : order) {
+    Block block(number, threads, kernel);
+    now = &block;
+    ++barriers;
+    block.run();
+  }
+  now = nullptr;
+}
+
+void meet_block(Exchange in) { now->meet(now->of_block(), now->threads(), in); }
+void meet_tile(unsigned size, Exchange in) { now->meet(now->of_tile(size), size, in); }
+void use_scratch(std::uint64_t* scratch_used) { now->use_scratch(scratch_used[thread_index.x]); }
+std::uint64_t* warp_slots() { return now->slots_of_warp(); }
+
+}  // namespace reef::played
