@@ -41,7 +41,10 @@ std::uint64_t barriers = 0;  // of whole blocks, and blocks that have begun, eve
 class Block {
  public:
   Block(unsigned number, unsigned threads, const std::function<void()>& kernel)
-      : number_(number), kernel_(kernel), fibers_(threads), slots_(threads) {}
+      : number_(number),
+        kernel_(kernel),
+        fibers_(threads),
+        slots_((threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads) {}
 
   void run() {
     std::vector<unsigned> turns(fibers_.size());
