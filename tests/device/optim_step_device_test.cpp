@@ -3,7 +3,6 @@
 // not finite.
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <list>
 #include <string>
 
@@ -97,28 +96,6 @@ struct Batch {
   }
 };
 
-constexpr Choice kChoices[] = {
-    {},
-    {OptimDtype::kFloat32, OptimDtype::kBFloat16, OptimMaster::kNone},
-    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kNone},
-    {OptimDtype::kBFloat16, OptimDtype::kFloat32, OptimMaster::kFloat32},
-    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kSplit},
-    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kStochastic},
-    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kNone},
-    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kFloat32},
-    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kSplit},
-    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kStochastic},
-};
-
-void put_nonfinite(Tensor& tensor, Random& random) {
-  std::vector<float> given = values(random, tensor.plain.elements, 0.1);
-  for (int i = 0; i < 3; ++i) {
-    given[random() % given.size()] =
-        i == 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
-  }
-  fill(tensor.gradient, tensor.plain.gradient_dtype, given);
-}
-
 class EveryDeviceKernel : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   OptimRule rule() const { return static_cast<OptimRule>(std::get<0>(GetParam())); }
@@ -130,14 +107,14 @@ class EveryDeviceKernel : public testing::TestWithParam<std::tuple<int, int>> {
 
 TEST_P(EveryDeviceKernel, GivesTheBitsOfTheCpu) {
   Random random(static_cast<std::uint64_t>(29 * std::get<0>(GetParam()) + std::get<1>(GetParam())));
-  for (std::size_t row = 0; row < 2 * std::size(kChoices); ++row) {
+  for (std::size_t row = 0; row < 2 * std::size(kEveryChoice); ++row) {
     played::seed(random());
     std::vector<Tensor> expected;
     for (std::size_t i = 0, count = 1 + random() % 4; i < count; ++i) {
       const std::int64_t pieces = random() % 6 == 0 ? 1 + static_cast<std::int64_t>(random() % 4) : 0;
       const std::int64_t elements = pieces * cuda::kPieceTiles * kTileElements + any_size(random);
       Tensor& made = expected.emplace_back(
-          random_tensor(random, format(), elements, kChoices[row % std::size(kChoices)]));
+          random_tensor(random, format(), elements, kEveryChoice[row % std::size(kEveryChoice)]));
       warm(made, rule(), format(), random, static_cast<int>(random() % 3));
       made.plain.constants = random_constants(random);
       if (random() % 5 == 0) put_nonfinite(made, random);
@@ -210,12 +187,12 @@ TEST(OptimStepDevice, StepsMatricesAsTheCpu) {
   Random random(4);
   const cuda::OptimCudaKernels& on_device = cuda::optim_int4_rank1();
   for (const OptimRule rule : rules()) {
-    for (std::size_t row = 0; row < 2 * std::size(kChoices); ++row) {
+    for (std::size_t row = 0; row < 2 * std::size(kEveryChoice); ++row) {
       played::seed(random());
       std::vector<Matrix> expected;
       for (std::size_t i = 0, count = 1 + random() % 4; i < count; ++i) {
         Matrix& made = expected.emplace_back(random, rule, kShapes[random() % std::size(kShapes)],
-                                             kChoices[row % std::size(kChoices)]);
+                                             kEveryChoice[row % std::size(kEveryChoice)]);
         for (std::size_t step = 0, steps = 1 + random() % 3; step < steps; ++step) {
           if (step > 0) made.step(portable());
           made.give_gradient(random);

@@ -25,26 +25,8 @@ class EveryKernel : public testing::TestWithParam<std::tuple<int, int>> {
   std::size_t f() const { return static_cast<std::size_t>(format()); }
 };
 
-void put_nonfinite(Tensor& tensor, Random& random) {
-  std::vector<float> given = values(random, tensor.plain.elements, 0.1);
-  for (int i = 0; i < 2; ++i) given[random() % given.size()] = std::numeric_limits<float>::infinity();
-  fill(tensor.gradient, tensor.plain.gradient_dtype, given);
-}
-
 TEST_P(EveryKernel, EveryInstructionSetAndAWarpGiveTheSameBits) {
   Random random(static_cast<std::uint64_t>(17 * std::get<0>(GetParam()) + std::get<1>(GetParam())));
-  constexpr Choice kChoices[] = {
-      {},
-      {OptimDtype::kFloat32, OptimDtype::kBFloat16, OptimMaster::kNone},
-      {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kNone},
-      {OptimDtype::kBFloat16, OptimDtype::kFloat32, OptimMaster::kFloat32},
-      {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kSplit},
-      {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kStochastic},
-      {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kNone},
-      {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kFloat32},
-      {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kSplit},
-      {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kStochastic},
-  };
   const struct {
     const char* name;
     const OptimKernels* kernels;
@@ -54,7 +36,8 @@ TEST_P(EveryKernel, EveryInstructionSetAndAWarpGiveTheSameBits) {
   for (const auto& [name, kernels] : kKinds) {
     if (kernels == nullptr) continue;
     for (int row = 0; row < 60; ++row) {
-      Tensor plain = random_tensor(random, format(), any_size(random), kChoices[row % std::size(kChoices)]);
+      Tensor plain =
+          random_tensor(random, format(), any_size(random), kEveryChoice[row % std::size(kEveryChoice)]);
       for (int step = 0; step < 3; ++step) {
         warm(plain, rule(), format(), random, 1);
         plain.plain.constants = random_constants(random);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -88,6 +89,19 @@ struct Choice {
   OptimMaster master = OptimMaster::kNone;
 };
 
+inline constexpr Choice kEveryChoice[] = {
+    {},
+    {OptimDtype::kFloat32, OptimDtype::kBFloat16, OptimMaster::kNone},
+    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kNone},
+    {OptimDtype::kBFloat16, OptimDtype::kFloat32, OptimMaster::kFloat32},
+    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kSplit},
+    {OptimDtype::kBFloat16, OptimDtype::kBFloat16, OptimMaster::kStochastic},
+    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kNone},
+    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kFloat32},
+    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kSplit},
+    {OptimDtype::kFloat16, OptimDtype::kFloat16, OptimMaster::kStochastic},
+};
+
 inline Tensor random_tensor(Random& random, OptimFormat format, std::int64_t elements,
                             const Choice& choice = {}) {
   Tensor tensor;
@@ -130,6 +144,14 @@ inline Codes codes_of(const std::vector<std::byte>& bytes, OptimFormat format, s
     }
   }
   return found;
+}
+
+/// Gives a tensor a gradient of which some elements are not finite.
+inline void put_nonfinite(Tensor& tensor, Random& random) {
+  std::vector<float> given = values(random, tensor.plain.elements, 0.1);
+  given[random() % given.size()] = std::numeric_limits<float>::quiet_NaN();
+  given[random() % given.size()] = std::numeric_limits<float>::infinity();
+  fill(tensor.gradient, tensor.plain.gradient_dtype, given);
 }
 
 inline OptimConstants random_constants(Random& random) {
