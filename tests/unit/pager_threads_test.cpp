@@ -31,6 +31,7 @@ void OperatorCall::operator delete(void* block) noexcept { ::operator delete(blo
 namespace {
 
 constexpr int kRounds = 60000;  // of all threads
+constexpr std::uint64_t kLeastEvictions = 100;
 constexpr std::uint64_t kMany = std::uint64_t{1} << 40;
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 
@@ -270,9 +271,12 @@ TEST_P(PagerThreads, NothingIsLostAndNobodyHangs) {
   }
   std::vector<std::thread> threads;
   std::atomic<int> running{row.threads};
+  std::atomic<bool> enough_left{false};  // on a busy machine the budget changes less often
   for (int i = 0; i < row.threads; ++i) {
     threads.emplace_back([&, i] {
-      Worker(world, static_cast<unsigned>(i + 1)).rounds(kRounds / row.threads);
+      Worker worker(world, static_cast<unsigned>(i + 1));
+      for (int again = 0; again == 0 || (again < 100 && !enough_left); ++again)
+        worker.rounds(kRounds / row.threads);
       --running;
     });
   }
@@ -285,6 +289,7 @@ TEST_P(PagerThreads, NothingIsLostAndNobodyHangs) {
       pager.set_budget_bytes(random() % 4 == 0 ? kMany : before + alive / (1 + random() % 4) + (64 << 10));
     } catch (const BudgetError&) {
     }
+    enough_left = evictions + pager.counts().evictions > kLeastEvictions;
     if (!row.ends || random() % 16 != 0) continue;
     const std::unique_lock lock(world.begins);
     evictions += pager.counts().evictions;
@@ -302,7 +307,7 @@ TEST_P(PagerThreads, NothingIsLostAndNobodyHangs) {
   }
   pager.stop(number);
   EXPECT_EQ(world.wrong, 0);
-  EXPECT_GT(evictions, 100);
+  EXPECT_GT(evictions, kLeastEvictions);
   world.shared.clear();
   world.handed_over.clear();
   EXPECT_EQ(pager.memory().alive_bytes(), before) << "every block was given back";
