@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,10 +34,27 @@ ProcessGroupOptions options_of(int rank, int world_size, const std::string& stor
   return options;
 }
 
-/// A listening port of 127.0.0.1 that accepts and says nothing.
+/// A listening port of 127.0.0.1 that accepts and says nothing. It has not been used by this process before:
+/// ranks count their attempts at an address, and tests leave them uneven.
 class Listener {
  public:
-  Listener() : descriptor_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  Listener() {
+    static std::set<int> used;
+    do {
+      if (descriptor_ >= 0) ::close(descriptor_);
+      listen_anywhere();
+    } while (!used.insert(port).second);
+  }
+  ~Listener() { ::close(descriptor_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  std::string store() const { return "tcp://127.0.0.1:" + std::to_string(port); }
+  int port = 0;
+
+ private:
+  void listen_anywhere() {
+    descriptor_ = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -47,15 +65,8 @@ class Listener {
     TORCH_CHECK(listens, "no port can be opened on this machine");
     port = ntohs(address.sin_port);
   }
-  ~Listener() { ::close(descriptor_); }
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
 
-  std::string store() const { return "tcp://127.0.0.1:" + std::to_string(port); }
-  int port = 0;
-
- private:
-  int descriptor_;
+  int descriptor_ = -1;
 };
 
 /// A port that nothing listens on.
