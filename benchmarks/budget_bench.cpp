@@ -33,6 +33,7 @@ namespace {
 using reef::bench::in_turn;
 using reef::bench::print;
 using reef::bench::print_ratios;
+using reef::bench::print_with_ratios;
 using reef::bench::Variant;
 
 constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 50;
@@ -81,8 +82,7 @@ void operators_on_pages() {
                           {"budget, 1000 pages", among(1000), add, over},
                           {"budget, 64000 pages", among(64'000), add, over}},
                          11, kCount);
-  print("budget/operator (aten::add.out, 512 elements)", results, "ns");
-  print_ratios("budget/operator (aten::add.out, 512 elements)", results);
+  print_with_ratios("budget/operator (aten::add.out, 512 elements)", results, "ns");
 
   constexpr int kSteps = 20;
   torch::nn::Sequential net;
@@ -102,8 +102,7 @@ void operators_on_pages() {
        {"budget", [&] { budget.emplace(kUnlimited, std::vector<const torch::nn::Module*>{net.get()}); },
         steps, over}},
       21, kSteps * 1e3);
-  print("budget/step of an MLP, 10 x 256, batch 64", results, "us");
-  print_ratios("budget/step of an MLP, 10 x 256, batch 64", results);
+  print_with_ratios("budget/step of an MLP, 10 x 256, batch 64", results, "us");
 }
 
 // What a step of many operators costs to look ahead on, and how long another thread waits for the lock while
@@ -303,8 +302,7 @@ void training(const Training& job) {
   const std::string name =
       "budget/step of " + job.name + " (natural peak " + std::to_string(peak_bytes >> 20) + " MiB)";
   const auto results = in_turn(variants, 7, kSteps * 1e6);
-  print(name, results, "ms");
-  print_ratios(name, results);
+  print_with_ratios(name, results, "ms");
   for (const auto& [go, stay] : both) print_ratios(name, {results[go], results[stay]});
   for (const auto& [with, without] : hidden) {
     print(name + "/" + variants[with].name + ", hidden by prefetch",

@@ -111,4 +111,10 @@ inline void print_ratios(const std::string& name, const std::vector<Result>& res
   }
 }
 
+inline void print_with_ratios(const std::string& name, const std::vector<Result>& results,
+                              const std::string& unit) {
+  print(name, results, unit);
+  print_ratios(name, results);
+}
+
 }  // namespace reef::bench

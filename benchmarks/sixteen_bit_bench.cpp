@@ -13,8 +13,7 @@ namespace {
 
 using at::Tensor;
 using reef::bench::in_turn;
-using reef::bench::print;
-using reef::bench::print_ratios;
+using reef::bench::print_with_ratios;
 using reef::bench::Result;
 using reef::kernels::FloatFormat;
 
@@ -56,8 +55,7 @@ void measure(const std::string& size, std::int64_t elements, int times) {
           }),
           {}}},
         kRounds, all);
-    print(title, round, "ns");
-    print_ratios(title, round);
+    print_with_ratios(title, round, "ns");
     const std::string of_sum = std::string("sixteen_bit/mean of two ") + size + " of " + name;
     const std::vector<Result> sum =
         in_turn({{"copy", {}, repeat([=] { left.copy_(gradient); }), {}},
@@ -70,8 +68,7 @@ void measure(const std::string& size, std::int64_t elements, int times) {
                   }),
                   {}}},
                 kRounds, all);
-    print(of_sum, sum, "ns");
-    print_ratios(of_sum, sum);
+    print_with_ratios(of_sum, sum, "ns");
   }
 }
 

@@ -14,18 +14,11 @@ namespace {
 
 using at::Tensor;
 using reef::bench::in_turn;
-using reef::bench::print;
-using reef::bench::print_ratios;
-using reef::bench::Result;
+using reef::bench::print_with_ratios;
 using reef::kernels::SparseEntry;
 
 constexpr std::int64_t kElements = 25'000'000, kLargest = 25'000;
 constexpr int kRounds = 9, kMergeRounds = 101;
-
-void show(const std::string& title, const std::vector<Result>& results) {
-  print(title, results, "ns");
-  print_ratios(title, results);
-}
 
 void select() {
   const Tensor gradient = torch::randn({kElements}), before = torch::randn({kElements}).mul(0.1);
@@ -37,57 +30,58 @@ void select() {
   const auto largest = [](const Tensor& values) {
     return std::get<1>(values.abs().topk(kLargest, 0, /*largest=*/true, /*sorted=*/false));
   };
-  show("top_k/25000 of 25000000", in_turn({{"copy", {}, [=] { left.copy_(gradient); }, {}},
-                                           {"torch.topk", {}, [=] { largest(gradient); }, {}},
-                                           {"one pass", {}, [=] { take(nullptr); }, {}}},
-                                          kRounds, kElements));
-  show("top_k/25000 of 25000000, with what is held back",
-       in_turn({{"copy", {}, [=] { left.copy_(gradient); }, {}},
-                {"operators",
-                 {},
-                 [=] {
-                   const Tensor indices = largest(left.copy_(gradient).add_(before));
-                   left.index_select(0, indices);
-                   left.index_fill_(0, indices, 0);
-                 },
-                 {}},
-                {"one pass", {}, [=] { take(before.const_data_ptr<float>()); }, {}}},
-               kRounds, kElements));
+  print_with_ratios("top_k/25000 of 25000000",
+                    in_turn({{"copy", {}, [=] { left.copy_(gradient); }, {}},
+                             {"torch.topk", {}, [=] { largest(gradient); }, {}},
+                             {"one pass", {}, [=] { take(nullptr); }, {}}},
+                            kRounds, kElements),
+                    "ns");
+  print_with_ratios("top_k/25000 of 25000000, with what is held back",
+                    in_turn({{"copy", {}, [=] { left.copy_(gradient); }, {}},
+                             {"operators",
+                              {},
+                              [=] {
+                                const Tensor indices = largest(left.copy_(gradient).add_(before));
+                                left.index_select(0, indices);
+                                left.index_fill_(0, indices, 0);
+                              },
+                              {}},
+                             {"one pass", {}, [=] { take(before.const_data_ptr<float>()); }, {}}},
+                            kRounds, kElements),
+                    "ns");
 }
 
-void merge() {
-  const auto selected = [] {
-    std::vector<SparseEntry> entries;
-    const Tensor indices = std::get<0>(torch::randperm(kElements).slice(0, 0, kLargest).sort());
-    const Tensor values = torch::randn({kLargest});
+// Entries at random places.
+struct Selected {
+  Tensor indices = std::get<0>(torch::randperm(kElements).slice(0, 0, kLargest).sort());
+  Tensor values = torch::randn({kLargest});
+
+  std::vector<SparseEntry> entries() const {
+    const auto* const index = indices.const_data_ptr<std::int64_t>();
+    const auto* const value = values.const_data_ptr<float>();
+    std::vector<SparseEntry> all;
     for (std::int64_t i = 0; i < kLargest; ++i)
-      entries.push_back(
-          {static_cast<std::uint32_t>(indices[i].item<std::int64_t>()), values[i].item<float>()});
-    return entries;
-  };
-  const auto as_tensors = [](const std::vector<SparseEntry>& entries) {
-    const Tensor indices = torch::empty({kLargest}, at::kLong), values = torch::empty({kLargest});
-    for (std::int64_t i = 0; i < kLargest; ++i) {
-      const SparseEntry& each = entries[static_cast<std::size_t>(i)];
-      indices[i] = static_cast<std::int64_t>(each.index);
-      values[i] = each.value;
-    }
-    return std::pair(indices, values);
-  };
-  const std::vector<SparseEntry> first = selected(), second = selected();
-  const auto [indices, values] = as_tensors(first);
-  const auto [other_indices, other_values] = as_tensors(second);
-  const auto by_operators = [=, a = indices, of_a = values, b = other_indices, of_b = other_values] {
-    const auto [all, at, counts] = at::_unique2(torch::cat({a, b}), true, true);
-    const Tensor sums = torch::zeros({all.numel()}).index_add_(0, at, torch::cat({of_a, of_b}));
+      all.push_back({static_cast<std::uint32_t>(index[i]), value[i]});
+    return all;
+  }
+};
+
+void merge() {
+  const Selected first, second;
+  const std::vector<SparseEntry> entries = first.entries(), others = second.entries();
+  const auto by_operators = [=] {
+    const auto [all, at, counts] = at::_unique2(torch::cat({first.indices, second.indices}), true, true);
+    const Tensor sums =
+        torch::zeros({all.numel()}).index_add_(0, at, torch::cat({first.values, second.values}));
     const Tensor largest = std::get<1>(sums.abs().topk(kLargest, 0, true, false));
     all.index_select(0, largest);
     sums.index_select(0, largest);
   };
-  show("top_k/merge of two times 25000 entries",
-       in_turn({{"operators", {}, by_operators, {}},
-                {"one pass", {}, [&] { reef::merge_largest(first, second, kLargest); }, {}}},
-               kMergeRounds, 2.0 * kLargest));
+  print_with_ratios("top_k/merge of two times 25000 entries",
+                    in_turn({{"operators", {}, by_operators, {}},
+                             {"one pass", {}, [&] { reef::merge_largest(entries, others, kLargest); }, {}}},
+                            kMergeRounds, 2.0 * kLargest),
+                    "ns");
 }
 
 }  // namespace
