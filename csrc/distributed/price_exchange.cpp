@@ -121,10 +121,9 @@ Messages tree(const Exchange& of) {
           2 * of.others() * of.entry_bytes()};
 }
 
-// Seven rounds: boundaries, sizes, entries to their owners, a few sums, numbers, what evens out, the largest
-// sums.
-// Counts as many entries as there are where all ranks' lie alike: each owner is sent the same number, and has
-// as many of the largest sums.
+// Ok-Topk's seven rounds send boundaries, sizes, entries to their owners, a few sums, numbers of sums, what
+// evens these out, and the largest sums. Assumes that the largest elements of all ranks lie alike, so owners
+// receive equally many entries, and have equally many of the largest sums.
 Messages regions(const Exchange& of) {
   constexpr std::int64_t kRounds = 7;
   const std::int64_t entry_bytes = 2 * 8 * slice_of(of, of.entries());

@@ -38,7 +38,7 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 22;   // vectors that 
 constexpr std::int64_t kRows = 1024;                            // of a matrix of all elements
 constexpr int kRepetitions = 3;
 
-// Measures what this rank does while the others do the same.
+// Measures work on this rank while all others do the same work.
 class WorkMeter {
  public:
   explicit WorkMeter(const ProcessGroupPtr& group) {

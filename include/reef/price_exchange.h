@@ -33,7 +33,7 @@ struct ExchangeWork {
   double round = 0;     ///< for each element that it rounds, and holds back what that takes
   double select = 0;    ///< for each element among which it takes the largest, and holds back the rest
   double merge = 0;     ///< for each entry that it merges with others
-  double write = 0;     ///< for each element of a sum of a few entries that it writes
+  double write = 0;     ///< for each element of the dense sum that it writes from a few entries
   double quantize = 0;  ///< for each element that becomes a level (kQsgd)
   double sign = 0;      ///< for each element that becomes a sign, the rest held back
   double unpack = 0;    ///< for each level or sign that it adds up

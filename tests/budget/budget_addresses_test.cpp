@@ -121,7 +121,7 @@ TEST_P(BudgetAddresses, TheLedgerAgrees) {
 // A forked child serves itself: what is away when it begins, and what its parent does with it later, is its
 // own.
 TEST_P(BudgetAddresses, AForkedChildReadsWhatIsAway) {
-  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << "AddressSanitizer's locks do not survive a fork";
+  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << kForkedChildrenMayHang;
   for (const bool on_disk : {false, true}) {
     std::vector<std::shared_ptr<Tier>> tiers;
     if (on_disk)
@@ -160,7 +160,7 @@ TEST_P(BudgetAddresses, AForkedChildReadsWhatIsAway) {
 // A fork holds every lock of Reef's in turn, while others fault; and each child, whose memory is half away,
 // is whole.
 TEST_P(BudgetAddresses, ForksWhileOthersTouchWhatIsAway) {
-  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << "AddressSanitizer's locks do not survive a fork";
+  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << kForkedChildrenMayHang;
   constexpr int kTensors = 24;
   constexpr int kForks = 20;
   Budget budget(kMany);

@@ -1,4 +1,4 @@
-// The kernel that counts what is not finite, from its CUDA source, against the reference.
+// Holds the CUDA kernel that counts elements that are not finite to the reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,7 +13,8 @@ namespace {
 
 using kernels::FloatFormat;
 
-// Of any bits, shifted by each number of elements up to a vector's, and of sizes around it and a block's.
+// Counts in arrays of random bits, at each shift below a vector's size, of sizes around those of a vector and
+// of a block's share.
 template <class Bits>
 void expect_counts(FloatFormat format, std::mt19937_64& random) {
   const auto vector = static_cast<std::int64_t>(16 / sizeof(Bits));

@@ -1,4 +1,4 @@
-// Memory of a played device, with bytes before and behind that a kernel must leave alone.
+// A buffer of the played device between canary bytes, which a kernel must not change.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace reef {
 
 class DeviceBytes {
  public:
-  /// Begins `shift` bytes behind a boundary of 256, as a view of a tensor may.
+  /// Copies `values` to an address that is `shift` bytes past a multiple of 256, as that of a view may be.
   template <class Value>
   explicit DeviceBytes(const std::vector<Value>& values, std::size_t shift = 0)
       : bytes_(values.size() * sizeof(Value)), room_(bytes_ + shift + kBoundary + 2 * kAround, kCanary) {

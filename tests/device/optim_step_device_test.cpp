@@ -1,6 +1,5 @@
-// The kernels of optimizers' steps, from their CUDA sources, against the CPU's, bit for bit: every format x
-// rule x dtype x master, in batches of tensors of all sizes, at shifted addresses, with gradients that are
-// not finite.
+// Holds the CUDA kernels of optimizers to the CPU's, bit for bit: every format, rule, dtype and master, in
+// batches of tensors of many sizes, at shifted addresses, with gradients that are not finite.
 #include <gtest/gtest.h>
 
 #include <list>
@@ -25,7 +24,7 @@ constexpr const cuda::OptimCudaKernels& (*kOnDevice[])() = {cuda::optim_float32,
                                                             cuda::optim_companded8_compensated};
 static_assert(std::size(kOnDevice) == std::size(kFormats));
 
-/// A tensor's memory on the device.
+/// A copy of a tensor in the played device's memory.
 struct OnDevice {
   DeviceBytes parameter, gradient, master;
   std::list<DeviceBytes> states, new_scales;
@@ -44,7 +43,7 @@ struct OnDevice {
       plain.states[i] = {codes, states.emplace_back(tensor.scales[i]).as<std::byte>()};
     }
   }
-  /// Whose unsigned states have scales of rows and columns, and room for new ones.
+  /// Copies a matrix: its unsigned states have scales of rows and columns, and memory for new scales.
   OnDevice(Matrix& matrix, std::size_t shift) : OnDevice(matrix.tensor, shift) {
     for (std::size_t i = 0; i < matrix.signs.size(); ++i) {
       if (matrix.signs[i]) continue;
@@ -57,7 +56,7 @@ struct OnDevice {
     return static_cast<std::size_t>(optim_dtype_bytes(dtype));
   }
 
-  /// Whether it has what `tensor` has, and nothing beside it was touched.
+  /// Expects the values of `tensor`, and that no byte around the buffers has changed.
   void expect_is(const Tensor& tensor, const std::string& where) {
     ASSERT_EQ(parameter.copy<std::byte>(), tensor.parameter) << where;
     ASSERT_EQ(gradient.copy<std::byte>(), tensor.gradient) << where;
@@ -75,7 +74,7 @@ struct OnDevice {
   }
 };
 
-/// Tensors that one launch steps.
+/// The tensors that one launch steps.
 struct Batch {
   std::list<OnDevice> tensors;
   DeviceBytes entries{std::vector<cuda::OptimEntry>()}, counters{std::vector<unsigned long long>()};
@@ -96,12 +95,8 @@ struct Batch {
   }
 };
 
-class EveryDeviceKernel : public testing::TestWithParam<std::tuple<int, int>> {
+class EveryDeviceKernel : public EveryKernel {
  protected:
-  OptimRule rule() const { return static_cast<OptimRule>(std::get<0>(GetParam())); }
-  OptimFormat format() const { return kFormats[std::get<1>(GetParam())]; }
-  std::size_t r() const { return static_cast<std::size_t>(rule()); }
-  std::size_t f() const { return static_cast<std::size_t>(format()); }
   const cuda::OptimCudaKernels& on_device() const { return kOnDevice[std::get<1>(GetParam())](); }
 };
 
@@ -152,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryDeviceKernel,
                          testing::Combine(testing::Range(0, kOptimRules),
                                           testing::Range(0, static_cast<int>(std::size(kFormats)))));
 
-// Codes of values and values of codes.
+// Encoding gives the CPU's codes and scales, and decoding gives the CPU's values.
 TEST(OptimStepDevice, EncodesAndDecodesAsTheCpu) {
   Random random(3);
   for (std::size_t number = 0; number < std::size(kFormats); ++number) {
@@ -182,7 +177,8 @@ TEST(OptimStepDevice, EncodesAndDecodesAsTheCpu) {
   }
 }
 
-// Surveyed, stepped and settled: a tensor whose gradient is not finite is left whole.
+// kInt4Rank1 takes three launches: survey, step, settle. They leave a tensor whose gradient is not finite as
+// it is.
 TEST(OptimStepDevice, StepsMatricesAsTheCpu) {
   Random random(4);
   const cuda::OptimCudaKernels& on_device = cuda::optim_int4_rank1();

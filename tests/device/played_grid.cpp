@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t kStackBytes = 128 << 10;
 
-// Threads that wait for each other.
+// A point at which the threads of a group wait for each other.
 struct Meeting {
   unsigned arrived = 0;
-  std::uint64_t held = 0;  // how often all have come
+  std::uint64_t held = 0;  // how often all threads have arrived
   Exchange in = Exchange::kBarrier;
 };
 
@@ -34,10 +34,10 @@ struct Fiber {
 };
 
 std::mt19937_64 random_order;
-std::uint64_t barriers = 0;  // of whole blocks, and blocks that have begun, ever
+std::uint64_t barriers = 0;  // counts barriers of whole blocks and starts of blocks, since the process began
 
-// The fibers of one block at a time. They are left where they are when something is wrong, so a kernel's
-// variables must not need destructors.
+// Runs the fibers of one block. If the kernel does something undefined, they are abandoned where they are, so
+// no variable of a kernel may need its destructor.
 class Block {
  public:
   Block(unsigned number, unsigned threads, const std::function<void()>& kernel)
@@ -120,13 +120,13 @@ class Block {
     makecontext(&begin, &enter, 0);
     setcontext(&begin);
   }
-  // Ends the block, and never comes back to this fiber.
+  // Makes run() throw, and does not return to this fiber.
   void fail(const std::string& what) {
     wrong_ = "block " + std::to_string(number_) + ", thread " + std::to_string(running_) + ": " + what;
     leave();
   }
   static void enter();
-  // To the scheduler, until it comes back to this fiber.
+  // Switches to the scheduler, and returns when the scheduler resumes this fiber.
   void leave() {
     if (_setjmp(fibers_[running_].place) == 0) _longjmp(scheduler_, 1);
   }

@@ -1,5 +1,6 @@
-// Kernels of CUDA as ordinary functions: every thread of a block is a fiber, all fibers run on the one thread
-// of the operating system that launches, in random order, and threads exchange values where CUDA lets them.
+// Runs CUDA kernels as ordinary functions on the CPU. Every CUDA thread of a block is a fiber. All fibers run
+// on the operating system's thread that launches the kernel, in random order, and switch where CUDA threads
+// synchronize or exchange values.
 #pragma once
 
 #include <cstdint>
@@ -11,41 +12,41 @@ namespace reef::played {
 struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
-/// Those of the fiber that runs.
+/// The built-in variables of CUDA, as the running fiber sees them.
 inline Index thread_index, block_index, grid_size, block_size;
 
 inline constexpr unsigned kWarpThreads = 32;
 
-/// What CUDA leaves undefined, and a device may answer with wrong numbers or by hanging: threads of one group
-/// that wait for each other in different exchanges, or for threads that never come; scratch memory that is
-/// used again at once.
+/// A kernel does what CUDA leaves undefined, so a device may compute wrong numbers or hang: threads of one
+/// group call different collectives, or wait for threads that never call them, or a block uses scratch memory
+/// again without a barrier.
 class UndefinedBehavior : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
-/// Orders of blocks and threads follow from it.
+/// Seeds the random order of blocks and threads.
 void seed(std::uint64_t with);
 
-/// Runs `kernel` for each thread of each block. Blocks run one after another, in random order; between two
-/// exchanges, so do the threads of a block. Throws UndefinedBehavior.
+/// Runs `kernel` for each thread of each block. Blocks run one after another in random order, and so do the
+/// threads of a block between two collectives. Throws UndefinedBehavior.
 void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
 
-/// The exchanges between threads of one group: what meets must be the same.
+/// The collectives of a group of threads: all of its threads must call the same one.
 enum class Exchange : std::uint8_t { kBarrier, kAny, kBallot, kReduce };
 
-/// Waits until every thread of the block has come here.
+/// Waits until every thread of the block has called this.
 void meet_block(Exchange in = Exchange::kBarrier);
-/// Waits for the threads of the tile of `size` threads (a power of two up to a warp's) to which this one
-/// belongs.
+/// Waits until every thread of this thread's tile has called this. A tile has `size` threads, a power of two
+/// up to kWarpThreads.
 void meet_tile(unsigned size, Exchange in);
-/// Remembers in `scratch_used`, one for each thread of the block, that this thread uses scratch memory, as
-/// CUB wants it: a second time only behind a barrier of the whole block.
+/// Checks that this thread has passed a barrier of the whole block since it last used this scratch memory,
+/// which is noted in `scratch_used`, an element for each thread of the block.
 void use_scratch(std::uint64_t* scratch_used);
-/// A place for each thread of this one's warp.
+/// Gives an array with an element for each thread of this thread's warp.
 std::uint64_t* warp_slots();
 
-/// What `combine` makes of the values of a tile's threads, in their order.
+/// Combines the values of a tile's threads, in the order of the threads.
 template <class Combine>
 std::uint64_t exchange_in_tile(unsigned size, Exchange in, std::uint64_t mine, const Combine& combine) {
   const unsigned self = thread_index.x % kWarpThreads, first = self / size * size;

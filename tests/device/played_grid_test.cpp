@@ -1,5 +1,5 @@
-// The played device itself: exchanges give every thread what it should have, in any order, and what CUDA
-// leaves undefined is told.
+// Tests the played device itself: collectives give every thread the right value in any order of threads, and
+// what CUDA leaves undefined is reported.
 #include "device/played_grid.h"
 
 #include <cooperative_groups.h>
@@ -96,7 +96,7 @@ TEST(PlayedGrid, TilesExchangeAmongThemselves) {
   expect_exchanges<1>();
 }
 
-// A scan's threads each have what is before them; a sum is thread 0's alone.
+// A scan gives every thread the sum before it; a reduction gives its sum to thread 0 only.
 TEST(PlayedGrid, BlocksScanAndAddUp) {
   using Scan = cub::BlockScan<unsigned, 128>;
   using Sum = cub::BlockReduce<double, 128>;

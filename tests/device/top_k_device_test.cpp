@@ -1,4 +1,4 @@
-// The kernels that take the largest elements, from their CUDA sources, against a sort.
+// Holds the CUDA kernels that take the largest elements to a sort.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -18,7 +18,7 @@ using top_k_vectors::same;
 using top_k_vectors::Taken;
 using top_k_vectors::Values;
 
-// Into memory of its own and into the gradient's.
+// The residual is written to memory of its own, and to the gradient's.
 TEST(TopKDevice, TakesWhatASortHasFirst) {
   int number = 0;
   each_vector([&](const Values& gradient, const Values& residual, std::int64_t k, const std::string& text) {

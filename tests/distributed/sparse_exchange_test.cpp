@@ -98,12 +98,13 @@ class Oracle {
     return merged(taken);
   }
   const std::vector<Tensor>& left() const { return left_; }
-  /// By merges of kGTopK in the last step, of the elements that are in its result: some rank holds them back.
+  /// The partial sums that merges dropped in the last step, of elements in its result: by kGTopK some rank
+  /// holds each of them back.
   const Tensor& dropped() const { return dropped_; }
   const Tensor& in_result() const { return in_result_; }
 
  private:
-  /// An element whose sum is zero is there all the same.
+  /// A sparse vector as a dense one. `present` says which elements it has, since a sum may be zero.
   struct Elements {
     Tensor values, present;
   };
@@ -126,8 +127,8 @@ class Oracle {
     dropped_ += sum - a.values;
   }
 
-  /// All members of a butterfly's group have merged alike, as the first of a tree's. What a rank took of
-  /// elements that are not in the result it keeps again.
+  /// Merges as a butterfly's group and the first rank of a tree do. A rank keeps again what it took of
+  /// elements that are not in the result.
   Tensor merged(const std::vector<Tensor>& taken) {
     std::vector<Elements> all;
     for (const Tensor& each : taken) all.push_back({each, each != 0});
@@ -179,8 +180,8 @@ Tensor summed_over_ranks(const Tensor& own) {
 }
 
 // Steps 1 and 3 are abandoned: what comes after them is as if they had not been. TopK's and the tree's
-// residuals are each rank's own. What gTop-k's merges drop of an element of the result may be held back by
-// any rank, so only one step of it is known.
+// residuals are each rank's own. By gTop-k any rank may hold back what merges have dropped of an element in
+// the result, so the oracle knows the residuals of the first step only.
 TEST(SparseExchange, IsWhatOneProcessDoes) {
   for (const Row& row : rows()) {
     if (row.method == Compression::kOkTopK) continue;  // ok_top_k_exchange_test.cpp

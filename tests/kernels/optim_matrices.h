@@ -26,7 +26,7 @@ inline std::vector<bool> signs_of(OptimRule asked) {
   return signs;
 }
 
-/// A tensor that is a matrix; scales of its unsigned states are of rows and columns.
+/// A matrix whose unsigned states have a scale for each row and each column.
 struct Matrix {
   Matrix(Random& random, OptimRule with_rule, const OptimMatrix& of, const Choice& choice = {})
       : rule(with_rule),

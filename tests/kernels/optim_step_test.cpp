@@ -17,14 +17,6 @@
 namespace reef::kernels {
 namespace {
 
-class EveryKernel : public testing::TestWithParam<std::tuple<int, int>> {
- protected:
-  OptimRule rule() const { return static_cast<OptimRule>(std::get<0>(GetParam())); }
-  OptimFormat format() const { return kFormats[std::get<1>(GetParam())]; }
-  std::size_t r() const { return static_cast<std::size_t>(rule()); }
-  std::size_t f() const { return static_cast<std::size_t>(format()); }
-};
-
 TEST_P(EveryKernel, EveryInstructionSetAndAWarpGiveTheSameBits) {
   Random random(static_cast<std::uint64_t>(17 * std::get<0>(GetParam()) + std::get<1>(GetParam())));
   const struct {

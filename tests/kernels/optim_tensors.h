@@ -1,10 +1,13 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "kernels/optim_step.h"
@@ -20,6 +23,15 @@ inline constexpr OptimFormat kFormats[] = {OptimFormat::kFloat32,
                                            OptimFormat::kInt8Compensated,
                                            OptimFormat::kInt4Compensated,
                                            OptimFormat::kCompanded8Compensated};
+/// A test for each rule and format.
+class EveryKernel : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  OptimRule rule() const { return static_cast<OptimRule>(std::get<0>(GetParam())); }
+  OptimFormat format() const { return kFormats[std::get<1>(GetParam())]; }
+  std::size_t r() const { return static_cast<std::size_t>(rule()); }
+  std::size_t f() const { return static_cast<std::size_t>(format()); }
+};
+
 inline const OptimKernels& portable() { return *optim_kernels(OptimLevel::kPortable); }
 
 /// A tensor with memory of its own: comparable and copyable.
@@ -83,6 +95,7 @@ inline std::vector<float> values(Random& random, std::int64_t elements, double l
   return found;
 }
 
+/// The dtypes of a parameter and its gradient, and what is kept of a parameter's rounding.
 struct Choice {
   OptimDtype parameter = OptimDtype::kFloat32;
   OptimDtype gradient = OptimDtype::kFloat32;
@@ -146,7 +159,7 @@ inline Codes codes_of(const std::vector<std::byte>& bytes, OptimFormat format, s
   return found;
 }
 
-/// Gives a tensor a gradient of which some elements are not finite.
+/// Gives the tensor a gradient with elements that are NaN and infinite.
 inline void put_nonfinite(Tensor& tensor, Random& random) {
   std::vector<float> given = values(random, tensor.plain.elements, 0.1);
   given[random() % given.size()] = std::numeric_limits<float>::quiet_NaN();

@@ -10,5 +10,7 @@ constexpr bool kForkedChildrenMayAllocate = false;
 #else
 constexpr bool kForkedChildrenMayAllocate = true;
 #endif
+constexpr const char* kForkedChildrenMayHang =
+    "under AddressSanitizer a forked child may wait for ever for a lock of the allocator";
 
 }  // namespace reef

@@ -318,7 +318,7 @@ TEST_F(LedgerTest, CountsACudaDeviceByItsOwnStatistics) {
 // LibTorch's lock for observers, which other threads hold most of the time here, is taken by a backward pass:
 // a child in which nobody is left to release it ends when it is about to train, and no child hangs.
 TEST_F(LedgerTest, NoForkedChildWaitsForAnObserversLock) {
-  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << "AddressSanitizer's locks do not survive a fork";
+  if (!kForkedChildrenMayAllocate) GTEST_SKIP() << kForkedChildrenMayHang;
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {

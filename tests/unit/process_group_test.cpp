@@ -34,8 +34,8 @@ ProcessGroupOptions options_of(int rank, int world_size, const std::string& stor
   return options;
 }
 
-/// A listening port of 127.0.0.1 that accepts and says nothing. It has not been used by this process before:
-/// ranks count their attempts at an address, and tests leave them uneven.
+/// A listening port of 127.0.0.1 that accepts and says nothing. The port is new to this process, since ranks
+/// count their attempts at an address, and some tests let only one rank try.
 class Listener {
  public:
   Listener() {

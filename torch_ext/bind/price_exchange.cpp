@@ -57,9 +57,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         return std::make_tuple(prices.json(), prices.table());
       });
   m.def(
-      "measure_exchange_work(__torch__.torch.classes.c10d.ProcessGroup group, float density, int elements) "
-      "-> "
-      "float[]",
+      "measure_exchange_work(__torch__.torch.classes.c10d.ProcessGroup group, float density, "
+      "int elements) -> float[]",
       [](const reef::ProcessGroupPtr& group, double density, std::int64_t elements) {
         const reef::ExchangeWork work = reef::measure_exchange_work(group, density, elements);
         std::vector<double> numbers;

@@ -27,7 +27,7 @@ class ExchangeWork:
     merge: float = 0.0
     """For each entry that it merges with others."""
     write: float = 0.0
-    """For each element of a sum of a few entries that it writes."""
+    """For each element of the dense sum that it writes from a few entries."""
     quantize: float = 0.0
     """For each element that becomes a level (``"qsgd"``)."""
     sign: float = 0.0

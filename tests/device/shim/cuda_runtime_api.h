@@ -1,4 +1,5 @@
-// What kernels and their launches use of CUDA, played on the CPU (device/played_grid.h), under CUDA's names.
+// Declares under CUDA's names what the kernels and their launches use, and plays it on the CPU
+// (device/played_grid.h).
 #pragma once
 
 #include <cstddef>
@@ -60,7 +61,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaS
 
 namespace reef::played {
 
-/// Runs a kernel at once, with copies of its arguments.
+/// Runs a kernel to its end, with copies of its arguments.
 template <class... Parameters, class... Given>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, std::int64_t threads, const Given&... given) {
   const std::tuple<std::remove_const_t<Parameters>...> arguments(given...);

@@ -1,25 +1,21 @@
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cub/block/scratch.cuh>
 
 namespace cub {
 
-/// Adds up as BLOCK_REDUCE_WARP_REDUCTIONS does: within a warp by shuffles from the next thread, the next
-/// two, the next four ..., then the warps in their order. As in CUB, the sum is thread 0's alone, and the
-/// scratch may be used again only behind a barrier.
+/// Adds up in the order of BLOCK_REDUCE_WARP_REDUCTIONS: within a warp by shuffles from the next thread, the
+/// next two, the next four ..., then over the warps. As in CUB, only thread 0 gets the sum.
 template <class Number, int kThreads>
 class BlockReduce {
  public:
-  struct TempStorage {
-    Number of[kThreads];
-    std::uint64_t used[kThreads];
-  };
+  using TempStorage = Scratch<Number, kThreads>;
   explicit BlockReduce(TempStorage& scratch) : scratch_(scratch) {}
 
   Number Sum(Number mine) {
     using reef::played::Exchange;
     using reef::played::kWarpThreads;
-    reef::played::use_scratch(scratch_.used);
+    scratch_.use();
     const unsigned self = threadIdx.x % kWarpThreads;
     Number* const warp = scratch_.of + (threadIdx.x - self);
     for (unsigned offset = 1; offset < kWarpThreads; offset *= 2) {

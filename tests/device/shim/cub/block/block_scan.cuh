@@ -1,17 +1,14 @@
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cub/block/scratch.cuh>
 
 namespace cub {
 
-/// As in CUB, the scratch may be used again only behind a barrier.
+/// Gives every thread the combination of the values of the threads before it.
 template <class Value, int kThreads>
 class BlockScan {
  public:
-  struct TempStorage {
-    Value of[kThreads];
-    std::uint64_t used[kThreads];
-  };
+  using TempStorage = Scratch<Value, kThreads>;
   explicit BlockScan(TempStorage& scratch) : scratch_(scratch) {}
 
   void ExclusiveSum(Value mine, Value& before) {
@@ -19,7 +16,7 @@ class BlockScan {
   }
   template <class Combine>
   void ExclusiveScan(Value mine, Value& before, Value first, Combine combine) {
-    reef::played::use_scratch(scratch_.used);
+    scratch_.use();
     scratch_.of[threadIdx.x] = mine;
     reef::played::meet_block(reef::played::Exchange::kReduce);
     before = first;
