@@ -1,6 +1,7 @@
 # make demo | test | bench | quality     each does all the set-up it needs; see cmake/setup.sh for what can be overridden
 # make check                   the tests that a change since main can have touched
 # make test T=shard            the tests of one stem
+# make device                  the tests on a CUDA device that the CPU plays; make test WITHOUT=device: the others
 # make timings                 what building and testing cost, the dearest first
 # make cuda                    the CUDA sources for one architecture, and what is tested of them without a device
 # make device-session          on a machine with an NVIDIA device: tests, sanitizer, benchmarks and a profile
@@ -26,9 +27,9 @@ export CCACHE_NOHASHDIR := 1
 # A precompiled header is found by ccache's hash only if time stamps do not count.
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 
-.PHONY: demo test check bench quality build configure setup cuda device-session sanitize timings format tidy clean help
+.PHONY: demo test device check bench quality build configure setup cuda device-session sanitize timings format tidy clean help
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -11
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -12
 
 setup:
 	@cmake/setup.sh
@@ -51,7 +52,10 @@ demo: configure
 
 TESTS = $(PYTHON) tests/run.py $(BUILD) --jobs $(JOBS)
 test: configure
-	@$(TESTS) $(if $(T),--stem $(T))
+	@$(TESTS) $(if $(T),--stem $(T)) $(if $(WITHOUT),--without $(WITHOUT))
+
+device: configure
+	@$(TESTS) --label device $(if $(T),--stem $(T))
 
 check: configure
 	@$(TESTS) --since $(or $(SINCE),main) $(if $(T),--stem $(T))

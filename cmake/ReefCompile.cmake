@@ -55,19 +55,15 @@ function(reef_test_program target)
   endif()
 endfunction()
 
-# reef_build_facts(source): what build_info() reports, as definitions of that one source.
-function(reef_build_facts source)
+# reef_build_facts(source cuda): what build_info() reports, as definitions of that one source. cuda: the toolkit's version, or "".
+function(reef_build_facts source cuda)
   execute_process(
     COMMAND git -C "${PROJECT_SOURCE_DIR}" rev-parse --short=12 HEAD
     OUTPUT_VARIABLE _commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  set(_cuda "")
-  if(REEF_WITH_CUDA)
-    set(_cuda "${CUDAToolkit_VERSION}")
-  endif()
   set_source_files_properties(
     ${source}
     PROPERTIES
       COMPILE_DEFINITIONS
-      "REEF_VERSION=\"${PROJECT_VERSION}\";REEF_GIT_COMMIT=\"${_commit}\";REEF_BUILT_TORCH=\"${REEF_TORCH_VERSION}\";REEF_BUILT_CUDA=\"${_cuda}\";REEF_CUDA_ARCHS=\"${REEF_CUDA_ARCHS}\";REEF_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\""
+      "REEF_VERSION=\"${PROJECT_VERSION}\";REEF_GIT_COMMIT=\"${_commit}\";REEF_BUILT_TORCH=\"${REEF_TORCH_VERSION}\";REEF_BUILT_CUDA=\"${cuda}\";REEF_CUDA_ARCHS=\"${REEF_CUDA_ARCHS}\";REEF_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\""
   )
 endfunction()

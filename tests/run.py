@@ -4,6 +4,7 @@
     run.py build                  all
     run.py build --stem shard     those whose name begins with it: shard_test, shard_layout_test, python.shard, ...
     run.py build --since main     those that what has changed since then can touch (tests/support/include_graph.py)
+    run.py build --label device   those with a label of CTest; --without device: the others
 
 Builds what these tests need and no more, then hands over to ctest.
 """
@@ -28,7 +29,7 @@ BIN = Path(sys.executable).parent
 
 
 def tests_of(build: Path) -> dict[str, dict]:
-    """Each test of ctest by name: its sources (label "from:"), the targets to be built (label "needs:"), and the
+    """Each test of ctest by name: its labels, among them its sources ("from:") and the targets to be built ("needs:"), and the
     interpreter of one that runs in Python."""
     out = subprocess.run([BIN / "ctest", "--test-dir", build, "--show-only=json-v1"], capture_output=True, text=True,
                          check=True).stdout
@@ -37,6 +38,7 @@ def tests_of(build: Path) -> dict[str, dict]:
         labels = next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
         found[test["name"]] = {kind: [label.removeprefix(f"{kind}:") for label in labels if label.startswith(f"{kind}:")]
                                for kind in ("from", "needs")}
+        found[test["name"]]["labels"] = labels
         found[test["name"]]["interpreter"] = test["command"][0] if "python" in labels else None
     return found
 
@@ -64,6 +66,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--stem")
     parser.add_argument("--since", metavar="COMMIT")
+    parser.add_argument("--label")
+    parser.add_argument("--without", metavar="LABEL")
     options = parser.parse_args()
     tests = tests_of(options.build)
     chosen = list(tests)
@@ -71,6 +75,10 @@ def main() -> int:
         chosen = of_stem(tests, options.stem)
     if options.since:
         chosen = [name for name in of_change(tests, options.since) if name in chosen]
+    if options.label:
+        chosen = [name for name in chosen if options.label in tests[name]["labels"]]
+    if options.without:
+        chosen = [name for name in chosen if options.without not in tests[name]["labels"]]
     if not chosen:
         return 0
     targets = sorted({target for name in chosen for target in tests[name]["needs"]})

@@ -4,12 +4,14 @@ import contextlib
 
 import pytest
 import torch
+from played_device import PLAYED
 
 import reef
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 MIB = 1 << 20
+WIDTH, BATCH, TOKENS = (128, 4, 128) if PLAYED else (512, 8, 256)
 LONG_CYCLES = 20_000_000
 """About ten milliseconds of a device: longer than the host needs to give it the work of a step."""
 
@@ -30,7 +32,7 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
 
 
-def transformer(width=512, layers=6):
+def transformer(width=WIDTH, layers=6):
     torch.manual_seed(0)
     return torch.nn.Sequential(*(Block(width, 8) for _ in range(layers))).cuda()
 
@@ -54,7 +56,7 @@ def train(name, bytes_allowed=None, steps=5, tiers=None, before_backward=lambda:
         generator = torch.Generator("cuda").manual_seed(1)
         losses = []
         for _ in range(steps):
-            x = torch.randn(8, 256, 512, device="cuda", generator=generator)
+            x = torch.randn(BATCH, TOKENS, WIDTH, device="cuda", generator=generator)
             optimizer.zero_grad()
             loss = net(x).square().mean()
             before_backward()
@@ -188,7 +190,7 @@ def test_budgets_on_host_and_device_at_once():
         with on_host, inside(device_bytes, there):
             for _ in range(3):
                 here(torch.ones(64, 512)).square().mean().backward()
-                there(torch.ones(8, 256, 512, device="cuda")).square().mean().backward()
+                there(torch.ones(BATCH, TOKENS, WIDTH, device="cuda")).square().mean().backward()
         return [*(p.grad.cpu() for p in here.parameters()), *(p.grad.cpu() for p in there.parameters())]
 
     torch.cuda.reset_peak_memory_stats()
