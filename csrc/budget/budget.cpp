@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "available_memory.h"
 #include "ledger/counting_allocator.h"
 #include "ledger/cuda.h"
 #include "ledger/vector_math.h"
@@ -24,6 +25,8 @@ struct Budget::State {
   Pager* pager = nullptr;
   std::uint64_t number = 0;  ///< among the pager's
   bool restore = true;
+  std::vector<std::shared_ptr<Tier>> tiers;                  ///< while it is in force
+  std::vector<std::pair<std::string, TierUse>> uses_at_end;  ///< of the tiers
   std::mutex mutex;
   std::optional<Ledger> ledger;  ///< only where asked for: it observes every operator
   std::unique_ptr<PageObservation> observation;
@@ -61,9 +64,17 @@ BudgetOptions with_names(BudgetOptions options, const std::vector<const torch::n
 std::vector<std::shared_ptr<Tier>> tiers_of(BudgetOptions& options) {
   if (options.tiers.empty()) {
     constexpr auto kUnlimited = std::numeric_limits<std::int64_t>::max();
-    options.tiers.push_back(options.device.is_cpu() ? host_tier(kUnlimited) : pinned_tier(kUnlimited));
+    // The system cannot take page-locked memory from a process that has too much of it.
+    if (!options.device.is_cpu()) options.tiers.push_back(pinned_tier(available_memory_bytes() / 2));
+    options.tiers.push_back(host_tier(kUnlimited));
   }
   return std::move(options.tiers);
+}
+
+std::vector<std::pair<std::string, TierUse>> uses_of(const std::vector<std::shared_ptr<Tier>>& tiers) {
+  std::vector<std::pair<std::string, TierUse>> uses;
+  for (const auto& tier : tiers) uses.emplace_back(tier->name(), tier->use());
+  return uses;
 }
 
 }  // namespace
@@ -82,9 +93,10 @@ Budget::Budget(std::uint64_t bytes, at::TensorList tensors, BudgetOptions option
   state_->pager = &pager;
   const bool prefetch = options.prefetch;
   state_->restore = options.restore;
+  state_->tiers = tiers_of(options);
   state_->number = pager.start({.budget_bytes = std::numeric_limits<std::int64_t>::max(),
                                 .expected_bytes = bytes,
-                                .tiers = tiers_of(options),
+                                .tiers = state_->tiers,
                                 .prefetch = prefetch,
                                 .addresses = options.addresses,
                                 .strict = options.strict,
@@ -118,6 +130,8 @@ void Budget::end() {
   if (!state_->observation) return;
   state_->restore ? state_->pager->stop(state_->number) : state_->pager->abandon(state_->number);
   state_->observation.reset();
+  state_->uses_at_end = uses_of(state_->tiers);
+  state_->tiers.clear();  // nobody else may have them: then their memory is free
 }
 
 void Budget::set_bytes(std::uint64_t bytes) {
@@ -258,11 +272,9 @@ std::string Budget::report(bool with_outlook) const {
                                   " operators, whose pages left and came while they ran; with " +
                                   bytes(now.minimum_bytes) + " none would");
   }
-  for (const auto& tier : state_->pager->tiers()) {
-    const TierUse held = tier->use();
-    line("in tier " + tier->name(), bytes(held.used_bytes) + ", at most " + bytes(held.peak_bytes) + "; " +
-                                        bytes(held.written_bytes) + " written, " + bytes(held.read_bytes) +
-                                        " read");
+  for (const auto& [name, held] : state_->tiers.empty() ? state_->uses_at_end : uses_of(state_->tiers)) {
+    line("in tier " + name, bytes(held.used_bytes) + ", at most " + bytes(held.peak_bytes) + "; " +
+                                bytes(held.written_bytes) + " written, " + bytes(held.read_bytes) + " read");
   }
   if (!with_outlook) return text.str();
   for (const BudgetOutlook& step : outlook()) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "checkpoint/tier_copy.h"
+#include "current_device.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -30,7 +31,7 @@ bool has_spare_cores() {
 
 TierSpeed tier_speed(const std::shared_ptr<Tier>& tier, c10::Device device, std::uint64_t bytes) {
   if (bytes == 0) throw ConfigError("tier_speed: 0 bytes tell nothing; give 16 MiB, say");
-  TierLane lane(tier, device);
+  TierLane lane(tier, with_index(device));
   const std::optional<Tier::Slot> slot = lane.tier->take(bytes);
   if (!slot) {
     throw ConfigError("the tier (" + lane.tier->name() + ") has no room for " + std::to_string(bytes) +

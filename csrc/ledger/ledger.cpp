@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "current_device.h"
 #include "ledger/birth.h"
 #include "ledger/blocks.h"
 #include "ledger/books.h"
@@ -16,8 +17,7 @@ namespace reef {
 namespace {
 
 std::size_t checked_slot(c10::Device device) {
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  const auto slot = slot_of(device);
+  const auto slot = slot_of(with_index(device));
   if (!slot) throw ConfigError("the ledger counts cpu and cuda:0 to cuda:15, not " + device.str());
   return *slot;
 }

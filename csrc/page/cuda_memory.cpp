@@ -93,14 +93,18 @@ class CudaMemory final : public Memory {
   void limit(std::uint64_t budget_bytes) override {
     const std::lock_guard lock(limit_mutex_);
     const c10::cuda::CUDAGuard guard(device_.index());
-    if (!limit_) fraction_before_ = caching::getMemoryFraction(device_.index());
     const std::uint64_t total = total_bytes();
-    if (budget_bytes >= total) {
-      limit_.reset();
-      return caching::setMemoryFraction(fraction_before_, device_.index());
-    }
+    if (budget_bytes >= total) return lift_limit();
+    if (!limit_) fraction_before_ = caching::getMemoryFraction(device_.index());
     caching::emptyCache();
     set_limit(std::max(budget_bytes + budget_bytes / kFragmentedPart, kLeastReservedBytes), total);
+  }
+  void unlimit() noexcept override {
+    const std::lock_guard lock(limit_mutex_);
+    try {
+      lift_limit();
+    } catch (const c10::Error&) {  // the device is broken: nobody will reserve any more
+    }
   }
   bool reserve_more(std::uint64_t bytes) override {
     const std::lock_guard lock(limit_mutex_);
@@ -140,17 +144,11 @@ class CudaMemory final : public Memory {
 
   // Behind what the stream of the memory has been given so far; by itself, a device begins at once.
   std::shared_ptr<Transfer> prepare(const PageCopy& copy) override {
-    const c10::cuda::CUDAGuard guard(device_.index());
-    at::RecordFunction range(at::RecordScope::USER_SCOPE);
-    if (range.isActive()) range.before(name_of(copy));
-    const bool out = copy.direction == PageCopy::Direction::kOut;
-    Side& side = out ? out_ : in_;
-    void* const address = copy.tier->address(copy.slot, out ? Tier::Access::kWrite : Tier::Access::kRead);
-    const cudaStream_t used_on = stream_numbered(copy.stream).stream();
-    if (address != nullptr) return start_on_stream(copy, address, side.stream, used_on);
-    const auto ready = std::make_shared<CudaEvent>();
-    ready->record(used_on);
-    return side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
+    try {
+      return prepared(copy);
+    } catch (const c10::Error&) {
+      return failed_transfer(std::current_exception());
+    }
   }
   // The device's memory would have to be read for it, and by the device.
   std::uint64_t hash(const void*, std::uint64_t) const override { return 0; }
@@ -179,6 +177,20 @@ class CudaMemory final : public Memory {
   }
 
  private:
+  std::shared_ptr<Transfer> prepared(const PageCopy& copy) {
+    const c10::cuda::CUDAGuard guard(device_.index());
+    at::RecordFunction range(at::RecordScope::USER_SCOPE);
+    if (range.isActive()) range.before(name_of(copy));
+    const bool out = copy.direction == PageCopy::Direction::kOut;
+    Side& side = out ? out_ : in_;
+    void* const address = copy.tier->address(copy.slot, out ? Tier::Access::kWrite : Tier::Access::kRead);
+    const cudaStream_t used_on = stream_numbered(copy.stream).stream();
+    if (address != nullptr) return start_on_stream(copy, address, side.stream, used_on);
+    const auto ready = std::make_shared<CudaEvent>();
+    ready->record(used_on);
+    return side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
+  }
+
   static constexpr std::uint64_t kLeastReservedBytes = std::uint64_t{64} << 20;  // a few segments
   static constexpr std::uint64_t kLeastSegmentBytes = std::uint64_t{20}
                                                       << 20;  // for a block of 1 MiB or more
@@ -189,6 +201,10 @@ class CudaMemory final : public Memory {
     std::size_t total = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     return total;
+  }
+  void lift_limit() {
+    if (!std::exchange(limit_, std::nullopt)) return;
+    caching::setMemoryFraction(fraction_before_, device_.index());
   }
   void set_limit(std::uint64_t bytes, std::uint64_t total) {
     limit_ = std::min(bytes, total);

@@ -1,9 +1,21 @@
 #include "page/cuda_stream_copy.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <mutex>
+#include <utility>
 
 namespace reef {
 namespace {
+
+class FailedTransfer final : public Transfer {
+ public:
+  explicit FailedTransfer(std::exception_ptr why) { error = std::move(why); }
+  bool done() override { return true; }
+  bool cancel() override { return false; }
+  void wait() override {}
+};
 
 class StreamTransfer final : public Transfer {
  public:
@@ -21,18 +33,32 @@ class StreamTransfer final : public Transfer {
   }
 
   bool done() override {
-    if (!finished_.reached()) return false;
-    seconds = finished_.seconds_since(started_);
+    const std::lock_guard lock(mutex_);
+    if (error) return true;
+    try {
+      if (!finished_.reached()) return false;
+      seconds = finished_.seconds_since(started_);
+    } catch (const c10::Error&) {
+      error = std::current_exception();
+    }
     return true;
   }
   bool cancel() override { return false; }
   void wait() override {
-    const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
-    finished_.hold_back(used_on_);
-    if (current != used_on_) finished_.hold_back(current);
+    const std::lock_guard lock(mutex_);
+    if (error) return;
+    try {
+      const c10::cuda::CUDAGuard guard(device_);  // a default stream is that of the current device
+      const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
+      finished_.hold_back(used_on_);
+      if (current != used_on_) finished_.hold_back(current);
+    } catch (const c10::Error&) {
+      error = std::current_exception();
+    }
   }
 
  private:
+  std::mutex mutex_;            ///< for the results: any thread may ask for them
   std::shared_ptr<Tier> tier_;  // its memory is being copied
   cudaStream_t used_on_;
   c10::DeviceIndex device_ = 0;
@@ -45,6 +71,10 @@ class StreamTransfer final : public Transfer {
 std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
                                           cudaStream_t used_on) {
   return std::make_shared<StreamTransfer>(copy, address, side, used_on);
+}
+
+std::shared_ptr<Transfer> failed_transfer(std::exception_ptr why) {
+  return std::make_shared<FailedTransfer>(std::move(why));
 }
 
 CudaEvent::CudaEvent(unsigned flags) { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <exception>
 #include <memory>
 
 #include "page/memory.h"
@@ -15,6 +16,9 @@ namespace reef {
 /// that stream, and the one that is current then, not the host.
 std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
                                           cudaStream_t used_on);
+
+/// A transfer that could not begin, and is over.
+std::shared_ptr<Transfer> failed_transfer(std::exception_ptr why);
 
 /// Marks a point in a stream.
 class CudaEvent {

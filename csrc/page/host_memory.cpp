@@ -77,7 +77,6 @@ class HostMemory final : public Memory {
   std::uint64_t take_peak() override { return static_cast<std::uint64_t>(take_allocator_peak()); }
 
   void open(Pager& pager) override { allocation_gate.store(&pager, std::memory_order_release); }
-  void limit(std::uint64_t) override {}
 
   c10::DataPtr take_over(const void* data) override { return given_back_later(data); }
   c10::DataPtr allocate(std::uint64_t bytes, std::uint64_t) override {

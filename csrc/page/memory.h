@@ -58,8 +58,11 @@ class Memory {
 
   /// Counts, and makes the allocator ask `pager` for room, from now on. Each memory has one pager.
   virtual void open(Pager& pager) = 0;
-  /// Bounds what the allocator may reserve for a budget of so many bytes; ~0 removes the bound.
-  virtual void limit(std::uint64_t budget_bytes) = 0;
+  /// Bounds what the allocator may reserve for a budget of so many bytes, if it reserves more than it hands
+  /// out.
+  virtual void limit(std::uint64_t) {}
+  /// Removes the bound.
+  virtual void unlimit() noexcept {}
   /// Raises that bound, because a block of `bytes` finds no place between others although there is room.
   /// Returns false if nothing bounds it.
   virtual bool reserve_more(std::uint64_t) { return false; }

@@ -227,7 +227,8 @@ void PageMover::stayed(Page& page, const Transfer& transfer, Decision& decision)
   page.state = PageState::kResident;
   if (transfer.error) {
     // The next tier is tried when the page must leave; of the last's failure somebody has to be told.
-    if (page.leaves_beside && page.tier == tiers_.back()) keep_error(transfer.error, decision);
+    if (page.leaves_beside && !tiers_.empty() && page.tier == tiers_.back())
+      keep_error(transfer.error, decision);
     drop_slot(page, decision);
   } else if (page.keeps) {
     drop_slot(page, decision);

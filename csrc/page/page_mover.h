@@ -49,6 +49,9 @@ class PageMover {
   PageMover& operator=(const PageMover&) = delete;
 
   void set_tiers(std::vector<std::shared_ptr<Tier>> tiers, const Decision&);
+  /// Lets go of the tiers; pages that are away keep theirs. To be dropped by the caller outside the lock: a
+  /// tier may wait for a device before it gives its memory back.
+  std::vector<std::shared_ptr<Tier>> take_tiers(const Decision&) { return std::exchange(tiers_, {}); }
   const std::vector<std::shared_ptr<Tier>>& tiers(const Decision&) const { return tiers_; }
 
   enum class Way : std::uint8_t { kHere, kBeside };

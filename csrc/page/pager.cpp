@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "current_device.h"
 #include "high_water.h"
 #include "page/no_address.h"
 #include "reef/error.h"
@@ -12,11 +13,6 @@
 
 namespace reef {
 namespace {
-
-c10::Device indexed(c10::Device device) {
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  return device;
-}
 
 // By slot; each is made when it is first asked for.
 constinit std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
@@ -26,7 +22,7 @@ constinit std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
 // ---- which
 
 Pager& Pager::of(c10::Device device) {
-  device = indexed(device);
+  device = with_index(device);
   const auto slot = slot_of(device);
   if (!slot)
     throw ConfigError("there is no budget for " + device.str() + "; only for cpu and cuda:0 to cuda:15");
@@ -39,7 +35,7 @@ Pager& Pager::of(c10::Device device) {
 }
 
 Pager* Pager::running(c10::Device device) {
-  const auto slot = slot_of(indexed(device));
+  const auto slot = slot_of(with_index(device));
   Pager* const pager = slot ? pagers[*slot].load() : nullptr;
   return pager != nullptr && pager->running() ? pager : nullptr;
 }
@@ -99,7 +95,7 @@ void Pager::stop(std::uint64_t number) {
     budget_bytes_ = kNoLimit;
     pages = table_.pages();
   }
-  memory_->limit(~std::uint64_t{0});
+  memory_->unlimit();
   mover_.settle_all();
   std::exception_ptr error;
   for (const PagePtr& page : pages) {
@@ -110,12 +106,16 @@ void Pager::stop(std::uint64_t number) {
     }
   }
   pages.clear();
+  std::vector<std::shared_ptr<Tier>> tiers;
   {
     Decision decision(mutex_);
     if (const std::exception_ptr beside = mover_.take_error(decision); !error) error = beside;
     step_.learner().reset();
     forget_all(decision);
-    if (!error) mode_ = Mode::kAsleep;
+    if (!error) {
+      mode_ = Mode::kAsleep;
+      tiers = mover_.take_tiers(decision);
+    }
     listen_while_needed(decision);
   }
   if (error) std::rethrow_exception(error);
@@ -125,12 +125,14 @@ void Pager::stop(std::uint64_t number) {
 void Pager::abandon(std::uint64_t number) noexcept {
   if (mode_ == Mode::kAsleep || number != starts_) return;
   budget_bytes_ = kNoLimit;
-  memory_->limit(~std::uint64_t{0});
+  memory_->unlimit();
   mover_.settle_all();
+  std::vector<std::shared_ptr<Tier>> tiers;
   {
     Decision decision(mutex_);
     step_.learner().reset();
     mode_ = Mode::kAsleep;
+    tiers = mover_.take_tiers(decision);
     touched_.clear();
     forget_all(decision);
     listen_while_needed(decision);
@@ -376,11 +378,6 @@ Trace Pager::trace() const {
 std::uint64_t Pager::fixed_bytes() const {
   const Decision decision(mutex_);
   return step_.fixed_bytes();
-}
-
-std::vector<std::shared_ptr<Tier>> Pager::tiers() const {
-  const Decision decision(mutex_);
-  return mover_.tiers(decision);
 }
 
 SwapSpeeds Pager::speeds() const {

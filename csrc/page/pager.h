@@ -114,7 +114,6 @@ class Pager final : public AllocationGate, private AtFork {
   /// Returns the most that was alive at once beside the pages.
   std::uint64_t fixed_bytes() const;
   SwapSpeeds speeds() const;
-  std::vector<std::shared_ptr<Tier>> tiers() const;
   const Memory& memory() const { return *memory_; }
 
   /// Keeps the mark up to date until remove(). The mark must not move.

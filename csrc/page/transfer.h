@@ -18,7 +18,8 @@
 namespace reef {
 
 /// A copy between memory and a tier. It needs no lock but its own and the tier's, so whoever waits for one
-/// waits for input and output only.
+/// waits for input and output only. What goes wrong, also with the device, is its `error`: done() and wait()
+/// throw nothing, as they are called where nothing may be thrown.
 class Transfer {
  public:
   Transfer() = default;

@@ -27,7 +27,8 @@ namespace reef {
 struct BudgetOptions {
   /// What the budget is for: the CPU or a CUDA device.
   c10::Device device = c10::kCPU;
-  /// Where pages go, the first with room. Empty: host memory without a limit.
+  /// Where pages go, the first with room. Empty: host memory without a limit; of a CUDA device page-locked
+  /// memory first, up to half of what the host has available when the budget begins.
   std::vector<std::shared_ptr<Tier>> tiers;
   /// Once a step is known, move pages beside the operators, before they are needed and as soon as they are
   /// not; false: only when an allocation or an operator demands it.

@@ -66,3 +66,8 @@ def host_bytes():
 def host_waits():
     """How often the program has waited for a stream, an event or a device."""
     return _runtime.played_cuda_host_waits()
+
+
+def break_device(index, error=700):
+    """Lets each call that concerns the device fail from now on, as after a fault in a kernel (cudaErrorIllegalAddress)."""
+    _runtime.played_cuda_break(index, error)

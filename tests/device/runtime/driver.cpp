@@ -1,5 +1,5 @@
-// The CUDA driver, libcuda.so.1, of played devices: LibTorch's library for run-time compilation is linked to one, and asks it
-// which devices are in use.
+// The CUDA driver, libcuda.so.1, of played devices: LibTorch's library for run-time compilation is linked to
+// one, and asks it which devices are in use.
 #define PLAYED extern "C" __attribute__((visibility("default"))) int
 
 namespace {
@@ -19,7 +19,9 @@ PLAYED cuCtxGetCurrent(void** context) {
 }
 PLAYED cuCtxSetCurrent(void*) { return kSuccess; }
 PLAYED cuDevicePrimaryCtxRetain(void** context, int) { return cuCtxGetCurrent(context); }
-PLAYED cuGetErrorString(int, const char** text) { return *text = "not supported by a played device", kSuccess; }
+PLAYED cuGetErrorString(int, const char** text) {
+  return *text = "not supported by a played device", kSuccess;
+}
 
 #define NOT_PLAYED(name) \
   PLAYED name() { return kNotSupported; }

@@ -108,7 +108,8 @@ void DeviceMemory::open(bool opened) {
 void* HostMemory::allocate(std::size_t bytes) {
   if (refusals.refuses()) return nullptr;
   const std::size_t wanted = whole_pages(bytes);
-  void* const at = mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const at =
+      mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return nullptr;
   const std::lock_guard lock(mutex_);
   blocks_[static_cast<const char*>(at)] = wanted;

@@ -1,5 +1,5 @@
-// The memory of played devices. Each has one range of addresses, mapped twice: without access, where the program
-// knows it, and with access, where the work of streams reaches it.
+// The memory of played devices. Each has one range of addresses, mapped twice: without access, where the
+// program knows it, and with access, where the work of streams reaches it.
 #pragma once
 
 #include <cuda_runtime_api.h>

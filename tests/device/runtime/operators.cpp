@@ -1,11 +1,11 @@
-// LibTorch's operators on a played device: every operator that has a CUDA kernel is computed by the CPU's kernel,
-// as work of the current stream, over the same memory. Shapes are known before, by the meta kernel, as on a
-// device; where an operator has none, or gives what is no tensor, the program waits for the stream, which real
-// ones of this kind do, too (nonzero, unique, equal).
+// LibTorch's operators on a played device: every operator that has a CUDA kernel is computed by the CPU's
+// kernel, as work of the current stream, over the same memory. Shapes are known before, by the meta kernel,
+// as on a device; where an operator has none, or gives what is no tensor, the program waits for the stream,
+// which real ones of this kind do, too (nonzero, unique, equal).
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/EmptyTensor.h>
 #include <ATen/ops/copy_native.h>
@@ -28,17 +28,32 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 // Not computed: they make tensors, give views, or only ask for what the program knows.
-const std::set<std::string> kLeftAsTheyAre = {
-    "aten::copy_",         "aten::empty.memory_format", "aten::empty_strided",    "aten::resize_",
-    "aten::_local_scalar_dense", "aten::record_stream", "aten::set_",             "aten::set_.source_Storage",
-    "aten::set_.source_Tensor", "aten::set_.source_Storage_storage_offset", "aten::native_dropout",
-    "aten::is_set_to",     "aten::_efficientzerotensor", "aten::_pin_memory",     "aten::is_pinned",
-    "aten::_resize_output_", "aten::_copy_from", "aten::_copy_from_and_resize",   "aten::_fused_sdp_choice",
-    "aten::_cudnn_init_dropout_state", "aten::_index_put_impl_"};
+const std::set<std::string> kLeftAsTheyAre = {"aten::copy_",
+                                              "aten::empty.memory_format",
+                                              "aten::empty_strided",
+                                              "aten::resize_",
+                                              "aten::_local_scalar_dense",
+                                              "aten::record_stream",
+                                              "aten::set_",
+                                              "aten::set_.source_Storage",
+                                              "aten::set_.source_Tensor",
+                                              "aten::set_.source_Storage_storage_offset",
+                                              "aten::native_dropout",
+                                              "aten::is_set_to",
+                                              "aten::_efficientzerotensor",
+                                              "aten::_pin_memory",
+                                              "aten::is_pinned",
+                                              "aten::_resize_output_",
+                                              "aten::_copy_from",
+                                              "aten::_copy_from_and_resize",
+                                              "aten::_fused_sdp_choice",
+                                              "aten::_cudnn_init_dropout_state",
+                                              "aten::_index_put_impl_"};
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  if (!tensor.is_cuda()) return tensor.device().is_cpu() ? tensor.clone() : tensor;  // as the program has it now
+  if (!tensor.is_cuda())
+    return tensor.device().is_cpu() ? tensor.clone() : tensor;  // as the program has it now
   TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg(),
               "a played device has neither sparse tensors nor conjugate views");
   return at::for_blob(reach(tensor.const_data_ptr()), tensor.sizes())
@@ -164,7 +179,9 @@ Stack given_back(const c10::FunctionSchema& schema, const Stack& given) {
   for (const auto& result : schema.returns()) {
     for (std::size_t i = 0; i < given.size(); ++i) {
       const auto* const alias = schema.arguments()[i].alias_info();
-      if (!writes(schema.arguments()[i]) || result.alias_info() == nullptr || !(*alias == *result.alias_info())) continue;
+      if (!writes(schema.arguments()[i]) || result.alias_info() == nullptr ||
+          !(*alias == *result.alias_info()))
+        continue;
       results.push_back(given[i]);
       break;
     }
@@ -210,7 +227,8 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
       op.callBoxed(&values);
     });
   } else if (const auto shaped = shapes(op, given)) {
-    results = converted(*shaped, [&](const at::Tensor& each) { return on_cuda(each, device); }, at::kCUDA);
+    results = converted(
+        *shaped, [&](const at::Tensor& each) { return on_cuda(each, device); }, at::kCUDA);
     enqueue(stream, Work::kKernel,
             [op, cpu = converted(given, on_cpu, at::kCPU), to = converted(results, on_cpu, at::kCPU)] {
               const ComputeQuietly quietly;
@@ -231,7 +249,8 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     });
     finish(stream);
     if (failure) std::rethrow_exception(failure);
-    results = converted(values, [&](const at::Tensor& each) { return on_cuda(each, device); }, at::kCUDA);
+    results = converted(
+        values, [&](const at::Tensor& each) { return on_cuda(each, device); }, at::kCUDA);
     enqueue(stream, Work::kKernel, [values, to = converted(results, on_cpu, at::kCPU)] {
       const ComputeQuietly quietly;
       copy_results(values, to);
@@ -240,8 +259,8 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
-// Between devices, and between a device and the host, LibTorch copies by the runtime. What it would do by a kernel
-// (other dtypes, other strides) is done here.
+// Between devices, and between a device and the host, LibTorch copies by the runtime. What it would do by a
+// kernel (other dtypes, other strides) is done here.
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const bool by_kernel = to.is_cuda() && from.is_cuda() && to.device() == from.device() &&
                          (to.scalar_type() != from.scalar_type() || !to.is_non_overlapping_and_dense() ||
@@ -261,8 +280,7 @@ std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, st
   const c10::cuda::CUDAGuard guard(input.device());
   const bool drops = train.value_or(true) && p > 0;
   at::Tensor output = on_cuda(input, input.device());
-  at::Tensor mask =
-      at::detail::empty_strided_cuda(input.sizes(), input.strides(), at::kBool, input.device());
+  at::Tensor mask = at::detail::empty_strided_cuda(input.sizes(), input.strides(), at::kBool, input.device());
   const double scale = p == 1 ? 0 : 1 / (1 - p);
   enqueue(c10::cuda::getCurrentCUDAStream(input.device().index()).stream(), Work::kKernel,
           [drops, p, scale, read = on_cpu(input), written = on_cpu(output), kept = on_cpu(mask),

@@ -1,7 +1,7 @@
-// A CUDA runtime that is played: preloaded, it has the functions of libcudart, so LibTorch's CUDA libraries and
-// Reef's CUDA sources run on it unmodified, on a machine without a GPU. A stream is a thread that does its work
-// in order, beside the program. Device memory is host memory that only the work of streams reaches. What a
-// device would compute is given by those who know it: played operators, played kernels, a played NCCL.
+// A CUDA runtime that is played: preloaded, it has the functions of libcudart, so LibTorch's CUDA libraries
+// and Reef's CUDA sources run on it unmodified, on a machine without a GPU. A stream is a thread that does
+// its work in order, beside the program. Device memory is host memory that only the work of streams reaches.
+// What a device would compute is given by those who know it: played operators, played kernels, a played NCCL.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,20 +16,21 @@ inline constexpr int kDevices = 2;
 
 enum class Work : std::uint8_t { kKernel, kCopy, kCommunication };
 
-/// Gives the stream work, behind what it has been given before. While the stream is captured, the work becomes a
-/// part of the graph instead, so it may run many times, or never. What it throws breaks the device, as a failed
-/// assertion in a kernel does.
+/// Gives the stream work, behind what it has been given before. While the stream is captured, the work
+/// becomes a part of the graph instead, so it may run many times, or never. What it throws breaks the device,
+/// as a failed assertion in a kernel does.
 void enqueue(cudaStream_t stream, Work kind, std::function<void()> work);
 
 /// Waits for all that the stream has been given.
 void finish(cudaStream_t stream);
 
-/// Returns the address at which the work of streams reaches device memory that the program knows as `address`,
-/// or the same address if it is none of a device. The program itself can neither read nor write there.
+/// Returns the address at which the work of streams reaches device memory that the program knows as
+/// `address`, or the same address if it is none of a device. The program itself can neither read nor write
+/// there.
 void* reach(const void* address);
 
-/// Lets one kernel at a time run, and opens the device's memory at the addresses that kernels are given, for as
-/// long as it runs.
+/// Lets one kernel at a time run, and opens the device's memory at the addresses that kernels are given, for
+/// as long as it runs.
 void run_kernel(cudaStream_t stream, const std::function<void()>& kernel);
 
 }  // namespace reef::played

@@ -28,16 +28,15 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& 
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const Biased& grad_hy, const Biased& grad_cy,
-                                                      const Tensor& cx, const Tensor& cy, const Tensor& workspace,
-                                                      bool has_bias) {
+                                                      const Tensor& cx, const Tensor& cy,
+                                                      const Tensor& workspace, bool has_bias) {
   const auto gates = at::chunk(workspace, 4, 1);
   const Tensor &in = gates[0], &forget = gates[1], &cell = gates[2], &out = gates[3];
   const Tensor of_hy = or_zeros(grad_hy, cx), squashed = at::tanh(cy);
   const Tensor of_cy = at::add(product(of_hy, out, of_tanh(squashed)), or_zeros(grad_cy, cx));
-  const Tensor grad =
-      at::cat({product(of_cy, cell, of_sigmoid(in)), product(of_cy, cx, of_sigmoid(forget)),
-               product(of_cy, in, of_tanh(cell)), product(of_hy, squashed, of_sigmoid(out))},
-              1);
+  const Tensor grad = at::cat({product(of_cy, cell, of_sigmoid(in)), product(of_cy, cx, of_sigmoid(forget)),
+                               product(of_cy, in, of_tanh(cell)), product(of_hy, squashed, of_sigmoid(out))},
+                              1);
   return {grad, at::mul(of_cy, forget), has_bias ? at::sum(grad, 0) : Tensor()};
 }
 

@@ -49,12 +49,12 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
   void* const written = reach(to);
   if (of_from) {
     const void* const read = reach(from);
-    if (const auto error = stream.give({Work::kCopy, [=] { std::memcpy(written, read, bytes); }})) return error;
+    if (const auto error = stream.give({Work::kCopy, [=] { std::memcpy(written, read, bytes); }}))
+      return error;
   } else {  // pageable: it has been read when the call returns
     const auto* const begin = static_cast<const char*>(from);
     auto kept = std::make_shared<std::vector<char>>(begin, begin + bytes);
-    if (const auto error =
-            stream.give({Work::kCopy, [=] { std::memcpy(written, kept->data(), bytes); }}))
+    if (const auto error = stream.give({Work::kCopy, [=] { std::memcpy(written, kept->data(), bytes); }}))
       return error;
   }
   return of_to ? cudaSuccess : stream.finish();  // pageable: it has been written
@@ -83,11 +83,20 @@ PLAYED cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDAR
 PLAYED cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 PLAYED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = 3; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
-    case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
-    default: *value = 0;
+    case cudaDevAttrMultiProcessorCount:
+      *value = 3;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = 32;
+      break;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = 1024;
+      break;
+    default:
+      *value = 0;
   }
   return cudaSuccess;
 }
@@ -195,7 +204,8 @@ PLAYED cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std
 PLAYED cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   if (!find_block(to)) return noted(cudaErrorInvalidValue);
-  return noted(stream_of(stream).give({Work::kKernel, [=, at = reach(to)] { std::memset(at, value, bytes); }}));
+  return noted(
+      stream_of(stream).give({Work::kKernel, [=, at = reach(to)] { std::memset(at, value, bytes); }}));
 }
 PLAYED cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
@@ -203,13 +213,16 @@ PLAYED cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
 
 // ---- streams and events
 PLAYED cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  *stream = reinterpret_cast<cudaStream_t>(new_stream(current_device(), (flags & cudaStreamNonBlocking) == 0));
+  *stream =
+      reinterpret_cast<cudaStream_t>(new_stream(current_device(), (flags & cudaStreamNonBlocking) == 0));
   return of_current();
 }
 PLAYED cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-PLAYED cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+PLAYED cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
 PLAYED cudaError_t cudaStreamDestroy(cudaStream_t) { return of_current(); }  // it does what it was given
 PLAYED cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return noted(stream_of(stream).finish()); }
 PLAYED cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -221,7 +234,8 @@ PLAYED cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { return *
 PLAYED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return noted(event_of(event).hold_back(stream_of(stream)));
 }
-PLAYED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* with, unsigned) {
+PLAYED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* with,
+                                         unsigned) {
   return noted(stream_of(stream).give({Work::kKernel, [=] { callback(stream, cudaSuccess, with); }}));
 }
 PLAYED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* with) {
@@ -286,11 +300,13 @@ PLAYED cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, std::s
   *count = graph_of(graph).tasks.size();
   return cudaSuccess;
 }
-PLAYED cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* instance, cudaGraph_t graph, unsigned long long) {
+PLAYED cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* instance, cudaGraph_t graph,
+                                                 unsigned long long) {
   *instance = reinterpret_cast<cudaGraphExec_t>(new Graph(graph_of(graph)));
   return of_current();
 }
-PLAYED cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph, unsigned long long flags) {
+PLAYED cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph,
+                                        unsigned long long flags) {
   return cudaGraphInstantiateWithFlags(instance, graph, flags);
 }
 PLAYED cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
@@ -307,8 +323,8 @@ PLAYED cudaError_t cudaGraphExecDestroy(cudaGraphExec_t instance) {
   return cudaSuccess;
 }
 
-// ---- kernels: those of LibTorch are replaced by played operators, those of Reef by played ones. torch.cuda._sleep is
-// one of which only the time counts.
+// ---- kernels: those of LibTorch are replaced by played operators, those of Reef by played ones.
+// torch.cuda._sleep is one of which only the time counts.
 namespace {
 std::atomic<const void*> sleeping_kernel{nullptr};
 constexpr std::int64_t kCyclesPerMicrosecond = 2000;
@@ -319,8 +335,8 @@ PLAYED void** __cudaRegisterFatBinary(void*) {
 }
 PLAYED void __cudaRegisterFatBinaryEnd(void**) {}
 PLAYED void __cudaUnregisterFatBinary(void**) {}
-PLAYED void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*,
-                                   int*) {
+PLAYED void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*,
+                                   void*, void*, int*) {
   if (std::strstr(name, "spin_kernel") != nullptr) sleeping_kernel = function;
 }
 PLAYED void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
@@ -328,7 +344,8 @@ PLAYED cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }
-PLAYED cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void** arguments, std::size_t, cudaStream_t stream) {
+PLAYED cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void** arguments, std::size_t,
+                                    cudaStream_t stream) {
   if (kernel != sleeping_kernel) {
     std::fprintf(stderr, "played device: a kernel that is not played was launched\n");
     return noted(cudaErrorNotSupported);
@@ -336,18 +353,19 @@ PLAYED cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void** argum
   const std::chrono::microseconds time(*static_cast<std::int64_t*>(arguments[0]) / kCyclesPerMicrosecond);
   return noted(stream_of(stream).give({Work::kKernel, [time] { std::this_thread::sleep_for(time); }}));
 }
-PLAYED cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                                      cudaStream_t stream) {
+PLAYED cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                                      std::size_t shared, cudaStream_t stream) {
   return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 PLAYED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, std::size_t) {
   return *blocks = 1, cudaSuccess;
 }
-PLAYED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, std::size_t,
-                                                                          unsigned) {
+PLAYED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int,
+                                                                          std::size_t, unsigned) {
   return *blocks = 1, cudaSuccess;
 }
-PLAYED cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+PLAYED cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                                    unsigned long long,
                                                     cudaDriverEntryPointQueryResult* result) {
   *function = nullptr;
   if (result != nullptr) *result = cudaDriverEntryPointSymbolNotFound;
@@ -361,7 +379,7 @@ cudaError_t not_played(const char* name) {
   return noted(cudaErrorNotSupported);
 }
 }  // namespace
-#define NOT_PLAYED(name) \
+#define NOT_PLAYED(name)                                                                            \
   extern "C" __attribute__((visibility("default"))) cudaError_t played_not_##name() __asm__(#name); \
   cudaError_t played_not_##name() { return not_played(#name); }
 NOT_PLAYED(cudaLaunchKernelExC)

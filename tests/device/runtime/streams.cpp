@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -30,6 +31,19 @@ thread_local int current = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 std::array<std::atomic<unsigned>, 3> mean_delays_us{};
 std::atomic<std::uint64_t> seed{1};
+// Of a whole run, in the order of Work, then the seed: REEF_PLAYED_DELAYS_US="200 0 1000 7".
+[[maybe_unused]] const bool delays_are_set = [] {
+  const char* const given = std::getenv("REEF_PLAYED_DELAYS_US");
+  if (given == nullptr) return false;
+  unsigned kernel = 0, copy = 0, communication = 0;
+  unsigned long long with = 1;
+  if (std::sscanf(given, "%u %u %u %llu", &kernel, &copy, &communication, &with) != 4) std::abort();
+  mean_delays_us[0] = kernel;
+  mean_delays_us[1] = copy;
+  mean_delays_us[2] = communication;
+  seed = with;
+  return true;
+}();
 std::array<std::atomic<int>, kDevices> errors{};
 std::atomic<std::uint64_t> host_waits{0};
 
@@ -60,7 +74,8 @@ cudaError_t Stream::give(Task task) {
   if (blocking_) {
     const bool is_default = this == &default_stream(device_);
     for (Stream* const other : shared().streams) {
-      if (other == this || other->device_ != device_ || !other->blocking_ || other->done_ == other->given_) continue;
+      if (other == this || other->device_ != device_ || !other->blocking_ || other->done_ == other->given_)
+        continue;
       if (!is_default && other != &default_stream(device_)) continue;
       push({Work::kKernel, [other, until = other->given_] {
               std::unique_lock waiting(shared().mutex);
@@ -131,8 +146,8 @@ void Stream::set_delay(unsigned microseconds) {
 
 cudaError_t Event::record(Stream& stream) {
   if (stream.device() != device_) {
-    std::fprintf(stderr, "played cuda:%d: an event of this device is recorded on a stream of cuda:%d\n", device_,
-                 stream.device());
+    std::fprintf(stderr, "played cuda:%d: an event of this device is recorded on a stream of cuda:%d\n",
+                 device_, stream.device());
     return cudaErrorInvalidResourceHandle;
   }
   auto point = std::make_shared<Point>();
@@ -164,9 +179,10 @@ cudaError_t Event::hold_back(Stream& stream) const {
       return cudaErrorStreamCaptureIsolation;
     }
   }
-  return stream.give({Work::kKernel, [point = std::move(point)] {
+  return stream.give({Work::kKernel, [point = std::move(point), device = device_] {
                         std::unique_lock lock(shared().mutex);
-                        shared().progress.wait(lock, [&] { return point->reached; });
+                        shared().progress.wait(
+                            lock, [&] { return point->reached || broken(device) != cudaSuccess; });
                       }});
 }
 
@@ -240,7 +256,8 @@ cudaError_t end_capture(Stream& stream, Graph** graph) {
   if (!capture) return cudaErrorIllegalState;
   for (Stream* const each : shared().streams)
     if (each->capture == capture) each->capture.reset();
-  std::erase_if(shared().captures, [&](const auto& each) { return each.expired() || each.lock() == capture; });
+  std::erase_if(shared().captures,
+                [&](const auto& each) { return each.expired() || each.lock() == capture; });
   if (capture->spoilt) return cudaErrorStreamCaptureInvalidated;
   *graph = new Graph{capture->tasks};
   return cudaSuccess;
@@ -259,7 +276,8 @@ cudaError_t refuse_while_capturing() {
     const auto capture = each.lock();
     if (!capture || capture->mode == cudaStreamCaptureModeRelaxed) continue;
     const bool of_this_thread = capture->begun_by == std::this_thread::get_id();
-    const bool global = capture->mode == cudaStreamCaptureModeGlobal && capture_mode == cudaStreamCaptureModeGlobal;
+    const bool global =
+        capture->mode == cudaStreamCaptureModeGlobal && capture_mode == cudaStreamCaptureModeGlobal;
     if (!of_this_thread && !global) continue;
     capture->spoilt = true;
     error = cudaErrorStreamCaptureUnsupported;
@@ -267,9 +285,13 @@ cudaError_t refuse_while_capturing() {
   return error;
 }
 
-cudaStreamCaptureMode exchange_capture_mode(cudaStreamCaptureMode mode) { return std::exchange(capture_mode, mode); }
+cudaStreamCaptureMode exchange_capture_mode(cudaStreamCaptureMode mode) {
+  return std::exchange(capture_mode, mode);
+}
 
-cudaError_t broken(int device) { return static_cast<cudaError_t>(errors[static_cast<std::size_t>(device)].load()); }
+cudaError_t broken(int device) {
+  return static_cast<cudaError_t>(errors[static_cast<std::size_t>(device)].load());
+}
 int current_device() { return current; }
 void set_current_device(int device) { current = device; }
 
@@ -296,10 +318,16 @@ void run_kernel(cudaStream_t stream, const std::function<void()>& kernel) {
 
 using namespace reef::played;
 
-void played_cuda_delay(int kind, unsigned mean_us) { mean_delays_us.at(static_cast<std::size_t>(kind)) = mean_us; }
+void played_cuda_delay(int kind, unsigned mean_us) {
+  mean_delays_us.at(static_cast<std::size_t>(kind)) = mean_us;
+}
 void played_cuda_delay_stream(cudaStream_t stream, unsigned microseconds) {
   stream_of(stream).set_delay(microseconds);
 }
 void played_cuda_seed(std::uint64_t with) { seed = with; }
-void played_cuda_break(int device, cudaError_t error) { errors.at(static_cast<std::size_t>(device)) = error; }
+void played_cuda_break(int device, cudaError_t error) {
+  const std::lock_guard lock(shared().mutex);
+  errors.at(static_cast<std::size_t>(device)) = error;
+  shared().progress.notify_all();
+}
 std::uint64_t played_cuda_host_waits() { return host_waits; }

@@ -21,13 +21,12 @@ namespace reef::played {
 template <class... Parameters, class... Given>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, std::int64_t threads, cudaStream_t stream,
             const Given&... given) {
-  enqueue(stream, Work::kKernel,
-          [=, arguments = std::tuple<std::remove_const_t<Parameters>...>(given...)] {
-            run_kernel(stream, [&] {
-              run_grid(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
-                       [&] { std::apply(kernel, arguments); });
-            });
-          });
+  enqueue(stream, Work::kKernel, [=, arguments = std::tuple<std::remove_const_t<Parameters>...>(given...)] {
+    run_kernel(stream, [&] {
+      run_grid(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
+               [&] { std::apply(kernel, arguments); });
+    });
+  });
 }
 
 }  // namespace reef::played

@@ -1,0 +1,152 @@
+"""A budget on a CUDA device, where the device lags, refuses or breaks on demand: only a played one does."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from played_device import PLAYED, delays, failing_allocations, host_bytes, slow_stream
+
+import reef
+
+pytestmark = pytest.mark.skipif(not PLAYED, reason="needs a played CUDA device")
+
+MIB = 1 << 20
+ELEMENTS = MIB
+
+
+def tensors(count, device="cuda:0"):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(ELEMENTS, generator=generator).to(device) for _ in range(count)]
+
+
+def beside(bytes_more, device="cuda:0"):
+    """So much more than there is now, or less."""
+    return torch.cuda.memory_allocated(device) + bytes_more
+
+
+@pytest.mark.parametrize("lagging", ["default", "side"])
+def test_what_a_lagging_stream_writes_last_is_not_lost(lagging):
+    kept = tensors(6)
+    expected = [t.cpu() + 1 for t in kept]
+    side = torch.cuda.Stream()
+    lags = torch.cuda.default_stream() if lagging == "default" else side
+    with reef.budget(beside(12 * MIB), kept, device="cuda:0") as budget:
+        with slow_stream(lags, 20_000):
+            for t in kept:
+                t.add_(1)
+            with torch.cuda.stream(side):
+                made = torch.zeros(4 * ELEMENTS, device="cuda")
+                doubled = made + made
+            torch.cuda.synchronize()
+        assert budget.use().evictions > 0
+        del made, doubled
+    assert all(torch.equal(t.cpu(), e) for t, e in zip(kept, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["kernel", "copy"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tier", [lambda: reef.pinned_tier("1GiB"), reef.host_tier], ids=["pinned", "host"])
+def test_any_delays_leave_the_values_alone(kind, seed, tier):
+    kept = tensors(8)
+    values = [t.cpu() for t in kept]
+    with delays(seed, **{kind: 2000}), reef.budget(beside(-12 * MIB), kept, device="cuda:0", tiers=[tier()]):
+        for step in range(3):
+            for i, t in enumerate(kept):
+                t.mul_(1.5).add_(kept[(i + step) % len(kept)])
+                values[i] = values[i] * 1.5
+                values[i] += values[(i + step) % len(kept)]
+    assert all(torch.equal(t.cpu(), v) for t, v in zip(kept, values, strict=True))
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["device", "page-locked"])
+@pytest.mark.parametrize("succeed", range(8))
+def test_allocations_that_fail_are_errors_and_lose_nothing(host, succeed):
+    kept = tensors(8)
+    values = [t.cpu() for t in kept]
+    multiplied = [0] * len(kept)
+    with reef.budget(beside(-12 * MIB), kept, device="cuda:0", tiers=[reef.pinned_tier("1GiB"), reef.host_tier()]):
+        torch.cuda.empty_cache()
+        with failing_allocations(succeed, host=host):
+            for _ in range(3):
+                for i, t in enumerate(kept):
+                    try:
+                        t.mul_(2)
+                        multiplied[i] += 1
+                    except torch.OutOfMemoryError:
+                        pass
+    for t, value, times in zip(kept, values, multiplied, strict=True):
+        assert torch.equal(t.cpu(), value * 2**times)
+
+
+def test_page_locked_memory_ends_with_the_budget():
+    kept = tensors(8)
+    before = host_bytes()
+    budget = reef.budget(beside(-12 * MIB), kept, device="cuda:0")
+    with budget:
+        for t in kept:
+            t.mul_(2)
+        assert host_bytes() > before
+    assert host_bytes() == before
+    assert "in tier pinned" in budget.report()
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_without_a_number_cuda_is_the_current_device(current):
+    try:
+        torch.cuda.set_device(current)
+        here, there = tensors(4, f"cuda:{current}"), tensors(4, f"cuda:{1 - current}")
+        assert reef.pinned_tier("64MiB").speed("cuda").bytes_per_second > 0
+        with reef.budget(beside(-4 * MIB, f"cuda:{current}"), here, device="cuda") as budget:
+            for t in here * 3:
+                t.mul_(2)
+            evictions = budget.use().evictions
+            assert evictions > 0
+            for t in there * 3:
+                t.mul_(2)
+            assert budget.use().evictions == evictions
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_budgets_on_two_devices_at_once():
+    every = {device: tensors(8, device) for device in ("cuda:0", "cuda:1")}
+    values = [t.cpu() for t in every["cuda:0"]]
+    with delays(5, kernel=500, copy=1000):
+        budgets = [reef.budget(beside(-12 * MIB, device), kept, device=device) for device, kept in every.items()]
+        with budgets[0], budgets[1]:
+            for _ in range(3):
+                for here, there in zip(*every.values(), strict=True):
+                    here.mul_(2)
+                    there.mul_(2)
+            assert all(budget.use().evictions > 0 for budget in budgets)
+    for kept in every.values():
+        assert all(torch.equal(t.cpu(), value * 8) for t, value in zip(kept, values, strict=True))
+
+
+BROKEN = """
+    import torch, reef
+    from played_device import break_device
+    kept = [torch.ones(1 << 20, device="cuda") for _ in range(8)]
+    try:
+        with reef.budget(20 << 20, kept, device="cuda:0", tiers=[{tier}]):
+            for step in range(3):
+                for i, t in enumerate(kept):
+                    if (step, i) == (1, {at}):
+                        break_device(0)
+                    t.mul_(2)
+    except torch.AcceleratorError as error:
+        print("the program is told:", str(error).splitlines()[0])
+    del kept
+    print("and ends by itself")
+"""
+
+
+@pytest.mark.parametrize("tier", ['reef.pinned_tier("1GiB")', "reef.host_tier()"], ids=["pinned", "host"])
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_broken_device_is_an_error_and_ends_no_process(tier, at):
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(BROKEN).format(tier=tier, at=at)], capture_output=True, text=True,
+                         timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert "the program is told: CUDA error: an illegal memory access" in run.stdout and "and ends by itself" in run.stdout
