@@ -15,11 +15,10 @@ import time
 import pytest
 from ranks import HANG_SECONDS, POLL_SECONDS, ReservedPort, beside_each_other, environment
 from torch.distributed import TCPStore
+from waits import SHORT_SECONDS
 
-EXPIRES_SECONDS = 10
-"""A timeout that is over before those come for whom a rank waits."""
 AT_ONCE = 16
-MISSED = "did not check in at .* within 10 s"
+MISSED = f"did not check in at .* within {SHORT_SECONDS} s"
 
 
 class Process:
@@ -114,7 +113,7 @@ class Job:
     def has_store(self):
         """Is there a store that a rank reaches by itself? By tcp it is rank 0's, and there once that has tried."""
         if self.kind == "tcp":
-            self.try_it(self.ranks[0], seconds=EXPIRES_SECONDS)
+            self.try_it(self.ranks[0], seconds=SHORT_SECONDS)
             self.ranks[0].says(MISSED)
 
     def keys(self, store, *names) -> dict[str, str]:
@@ -174,31 +173,22 @@ def port_in_use(job):
 
 @history()
 def first_alone(job):
-    for _ in range(2):
-        job.try_it(job.ranks[0], seconds=EXPIRES_SECONDS)
-        job.ranks[0].says(MISSED)
-
-
-@history()
-def last_alone(job):
-    job.has_store()
-    for _ in range(2):
-        job.try_it(job.last, seconds=EXPIRES_SECONDS)
-        job.last.says(MISSED)
+    job.try_it(job.ranks[0], seconds=SHORT_SECONDS)
+    job.ranks[0].says(MISSED)
 
 
 @history()
 def each_alone(job):
     job.has_store()
     for rank in job.ranks:
-        job.try_it(rank, seconds=EXPIRES_SECONDS)
+        job.try_it(rank, seconds=SHORT_SECONDS)
         rank.says(MISSED)
 
 
 @history()
 def last_is_late(job):
     """It comes when the others have given up, and waits until they try again."""
-    job.try_it(*job.others, seconds=EXPIRES_SECONDS)
+    job.try_it(*job.others, seconds=SHORT_SECONDS)
     for rank in job.others:
         rank.says(f"rank {job.size - 1} of {job.size} {MISSED}")
     job.try_it(job.last)
@@ -285,7 +275,7 @@ def one_cannot_join(job):
 def one_sleeps_while_another_gives_up(job):
     """It wakes in the attempt before, and is told so, while the others wait in the next."""
     first, sleeper, last = job.ranks
-    job.try_it(first, seconds=EXPIRES_SECONDS)
+    job.try_it(first, seconds=SHORT_SECONDS)
     job.try_it(sleeper)
     job.await_check_in(first)
     before = job.await_check_in(sleeper)
@@ -375,11 +365,14 @@ def a_larger_world_before(job):
 def outcomes(build_dir, tmp_path_factory):
     """None or what was thrown, of each history. They mostly wait, so many run at once."""
     probe = str(build_dir / "tests" / "attempts_probe")
+    folder = tmp_path_factory.mktemp("attempts")
 
     def outcome(row):
         function, ranks, kind = row
+        own = folder / f"{function.__name__}_{ranks}_{kind}"
+        own.mkdir()
         with ReservedPort() as port:
-            job = Job(probe, ranks, kind, port, tmp_path_factory.mktemp("attempts"))
+            job = Job(probe, ranks, kind, port, own)
             try:
                 function(job)
                 job.all_come_up()
