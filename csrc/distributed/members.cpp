@@ -18,28 +18,25 @@ constexpr milliseconds kAddressTrustedAfter{1000};  // by then every survivor ha
 constexpr milliseconds kStoreAnswersWithin{1000};
 constexpr milliseconds kOthersHearWithin{1000};
 
-constexpr const char* kFailure = "failure";  // of the bring-up
-constexpr const char* kVerdict = "verdict";  // after it
+constexpr const char* kVerdict = "verdict";
 constexpr const char* kHeard = "heard";
 constexpr const char* kOutOfStep = "out_of_step ";  // in place of a rank
 
 std::string key(const char* stage, int rank) { return std::string(stage) + '/' + std::to_string(rank); }
 
-std::string to_record(const Process& process) {
-  std::ostringstream out;
-  out << process.host << '\n' << process.machine << '\n' << process.pid << '\n' << process.start_ticks;
-  for (const auto& address : process.addresses) out << '\n' << address;
-  return out.str();
+/// By which call of which process a rank has come to an attempt.
+struct Claim {
+  std::int64_t call = 0;
+  Process process;
+};
+
+std::string to_record(const Claim& claim) {
+  return std::to_string(claim.call) + '\n' + to_record(claim.process);
 }
 
-Process from_record(const std::string& record) {
-  std::istringstream in(record);
-  Process process;
-  std::getline(in, process.host);
-  std::getline(in, process.machine);
-  in >> process.pid >> process.start_ticks;
-  for (std::string address; in >> address;) process.addresses.push_back(address);
-  return process;
+Claim claim_from(const std::string& record) {
+  const auto line = record.find('\n');
+  return {std::stoll(record.substr(0, line)), Process::from_record(record.substr(line + 1))};
 }
 
 std::string to_record(const Verdict& verdict) {
@@ -54,13 +51,44 @@ Verdict verdict_from(const std::string& record) {
 }
 
 using Kind = Verdict::Kind;
+using FateKind = AttemptFate::Kind;
+
+/// Whether the call that made `claim` is done with the attempt, as `self` calls with number `call` now.
+bool is_over(const Claim& claim, const AttemptFate& fate, const Process& self, std::int64_t call) {
+  if (has_ended(claim.process, self)) return true;
+  if (is_same(claim.process, self) && claim.call < call) return true;
+  switch (fate.kind) {
+    case FateKind::kOpen:
+    case FateKind::kTogether:
+      return false;
+    case FateKind::kUp:
+      // A process that lives uses its group, and whether one of another machine lives cannot be told.
+      return claim.process.machine != self.machine;
+    default:
+      return true;
+  }
+}
 
 }  // namespace
 
 Members::Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout)
     : store_(store->clone()), rendezvous_(std::move(rendezvous)), timeout_(timeout), self_(Process::self()) {}
 
-void Members::check_in(Deadline deadline) {
+bool Members::check_in(std::int64_t call, Deadline deadline) {
+  const auto own = to_record(Claim{call, self_});
+  const auto claimed = store_->compareSet(key("member", rendezvous_.rank), "", own);
+  const AttemptFate fate = AttemptFate::of(*store_);
+  if (claimed != own) {
+    const Claim earlier = claim_from(claimed);
+    if (!is_over(earlier, fate, self_, call)) throw claimed_twice(earlier.process);
+    AttemptFate{FateKind::kAnew, ""}.decide(*store_, FateKind::kOpen);
+    return false;
+  }
+  if (fate.kind == FateKind::kFailed) {
+    if (have_ended_since()) return false;
+    throw ProcessGroupError(fate.reason, rendezvous_.rank);
+  }
+  if (fate.kind != FateKind::kOpen && fate.kind != FateKind::kTogether) return false;
   const auto size = std::to_string(rendezvous_.world_size);
   const auto agreed = store_->compareSet("world_size", "", size);
   if (agreed != size) {
@@ -70,65 +98,80 @@ void Members::check_in(Deadline deadline) {
                                 ": start every rank with the same world size.",
                             rendezvous_.rank);
   }
-  const auto record = to_record(self_);
-  const auto claimed = store_->compareSet(key("member", rendezvous_.rank), "", record);
-  if (claimed != record) {
-    const auto other = from_record(claimed);
-    const auto rank = "rank " + std::to_string(rendezvous_.rank);
-    throw ProcessGroupError(
-        has_ended(other, self_)
-            ? "the store " + address_text(rendezvous_) + " is left from an earlier run: " + rank +
-                  " is claimed by " + other.text() + ", which has ended; remove the store or choose another."
-            : rank + " of " + size + " is claimed twice, by " + other.text() + " and " + self_.text() +
-                  ": give each process its own rank, and each job its own address (this one is " +
-                  address_text(rendezvous_) + ").",
-        rendezvous_.rank);
-  }
   // Who serves the store, for the day when it cannot be asked.
   if (rendezvous_.rank == 0) store_->set("server", rendezvous_.serves ? "0" : "-1");
-  await("member", "check in", deadline);
+  if (!await({"checked_in", "check in", FateKind::kOpen, FateKind::kTogether, FateKind::kMissed}, deadline))
+    return false;
 
   std::vector<std::string> keys;
   for (int rank = 0; rank < rendezvous_.world_size; ++rank) keys.push_back(key("member", rank));
   for (const auto& bytes : store_->multiGet(keys)) {
-    processes_.push_back(from_record(std::string(bytes.begin(), bytes.end())));
+    processes_.push_back(claim_from(std::string(bytes.begin(), bytes.end())).process);
   }
   server_rank_ = std::stoi(store_->get_to_str("server"));
+  return true;
+}
+
+bool Members::have_ended_since() const {
+  for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
+    if (rank == rendezvous_.rank) continue;
+    const auto record = value_of(*store_, key("member", rank));
+    if (record && !has_ended(claim_from(std::string(record->begin(), record->end())).process, self_))
+      return false;
+  }
+  return true;
+}
+
+ProcessGroupError Members::claimed_twice(const Process& other) const {
+  return {"rank " + std::to_string(rendezvous_.rank) + " of " + std::to_string(rendezvous_.world_size) +
+              " is claimed twice, by " + other.text() + " and " + self_.text() +
+              ": give each process its own rank, and each job its own address (this one is " +
+              address_text(rendezvous_) + ").",
+          rendezvous_.rank};
 }
 
 void Members::await_connected(Deadline deadline) {
-  store_->set(key("connected", rendezvous_.rank), "1");
-  await("connected", "connect to the others", deadline);
+  await({"connected", "connect to the others", FateKind::kTogether, FateKind::kUp, FateKind::kFailed},
+        deadline);
 }
 
-void Members::await(const char* stage, const std::string& what, Deadline deadline) {
+bool Members::await(const Stage& stage, Deadline deadline) {
   // One counter, not a key per rank, is polled: the cost does not grow with the number of ranks.
-  const auto count = std::string(stage) + "_count";
+  const auto count = std::string(stage.name) + "_count";
+  store_->set(key(stage.name, rendezvous_.rank), "1");
   store_->add(count, 1);
   for (auto pause = kPollFirst;; pause = std::min(pause * 2, kPollLast)) {
     // Read before the count: a rank that is through may have done its work and ended by the time we look.
     const auto gone = ended();
-    if (store_->add(count, 0) >= rendezvous_.world_size) return;
-    throw_if_failed(gone);
-    if (has_passed(deadline)) {
-      std::vector<int> missing;
-      for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
-        if (!store_->check({key(stage, rank)})) missing.push_back(rank);
-      }
-      throw ProcessGroupError(
-          ranks_text(missing) + " of " + std::to_string(rendezvous_.world_size) + " did not " + what +
-              " at " + address_text(rendezvous_) + " within " + seconds_text(timeout_) +
-              ": look at the output of each, and check that it was started with this address.",
-          rendezvous_.rank);
-    }
+    auto fate = store_->add(count, 0) >= rendezvous_.world_size
+                    ? AttemptFate{stage.through, ""}.decide(*store_, stage.before)
+                    : AttemptFate::of(*store_);
+    if (fate.kind == stage.before && gone.empty() && has_passed(deadline))
+      fate = AttemptFate{stage.too_late, missing_text(stage)}.decide(*store_, stage.before);
+    if (fate.kind == stage.through || fate.kind == FateKind::kUp) return true;
+    if (fate.kind == FateKind::kAnew) return false;
+    throw_if_failed(fate, gone);
     std::this_thread::sleep_for(std::min(pause, time_left(deadline)));
   }
 }
 
-void Members::throw_if_failed() const { throw_if_failed(ended()); }
+std::string Members::missing_text(const Stage& stage) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < rendezvous_.world_size; ++rank) {
+    if (!store_->check({key(stage.name, rank)})) missing.push_back(rank);
+  }
+  return ranks_text(missing) + " of " + std::to_string(rendezvous_.world_size) + " did not " + stage.what +
+         " at " + address_text(rendezvous_) + " within " + seconds_text(timeout_) +
+         ": look at the output of each, and check that it was started with this address.";
+}
 
-void Members::throw_if_failed(const std::vector<int>& gone) const {
-  if (store_->check({kFailure})) throw ProcessGroupError(store_->get_to_str(kFailure), rendezvous_.rank);
+void Members::throw_if_failed() const {
+  const auto gone = ended();
+  throw_if_failed(AttemptFate::of(*store_), gone);
+}
+
+void Members::throw_if_failed(const AttemptFate& fate, const std::vector<int>& gone) const {
+  if (fate.has_failed()) throw ProcessGroupError(fate.reason, rendezvous_.rank);
   if (!gone.empty()) {
     throw ProcessGroupError(
         text_of(gone.front()) + " ended while the group was coming up: look at its output.",
@@ -136,16 +179,13 @@ void Members::throw_if_failed(const std::vector<int>& gone) const {
   }
 }
 
-void Members::throw_if_ended(const std::vector<int>& ranks) const {
-  const auto gone = ended(ranks);
-  if (!gone.empty()) C10_THROW_ERROR(DistError, text_of(gone.front()) + " has ended");
-}
-
 ProcessGroupError Members::failed(const std::string& reason) {
   try {
-    const auto said = store_->compareSet(kFailure, "", reason);
+    const AttemptFate own{FateKind::kFailed, reason};
+    auto fate = own.decide(*store_, FateKind::kOpen);
+    if (fate.kind == FateKind::kTogether) fate = own.decide(*store_, FateKind::kTogether);
     let_others_hear(rendezvous_.world_size);
-    return {said, rendezvous_.rank};
+    return {fate.has_failed() ? fate.reason : reason, rendezvous_.rank};
   } catch (const std::exception&) {
     return {reason + " The store " + address_text(rendezvous_) +
                 " cannot be reached any more: look at the output of rank 0 first.",
@@ -156,6 +196,11 @@ ProcessGroupError Members::failed(const std::string& reason) {
 StorePtr Members::watched(const StorePtr& store, Deadline deadline) const {
   return c10::make_intrusive<WatchedStore>(
       store, [members = shared_from_this()] { members->throw_if_failed(); }, deadline);
+}
+
+void Members::throw_if_ended(const std::vector<int>& ranks) const {
+  const auto gone = ended(ranks);
+  if (!gone.empty()) C10_THROW_ERROR(DistError, text_of(gone.front()) + " has ended");
 }
 
 std::shared_ptr<Heartbeat> Members::heartbeat(milliseconds silence) {

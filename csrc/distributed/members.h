@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "deadline.h"
+#include "distributed/attempt_fate.h"
 #include "distributed/heartbeat.h"
 #include "distributed/process.h"
 #include "distributed/store.h"
@@ -31,13 +32,15 @@ struct Verdict {
 /// all.
 class Members : public std::enable_shared_from_this<Members> {
  public:
-  /// `store` must hold keys of this group alone. A connection of its own is made to it.
+  /// `store` must hold keys of one attempt to bring up this group alone. A connection of its own is made to
+  /// it.
   Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout);
 
-  /// Says that this rank has come, and waits until every rank has. Throws ProcessGroupError if two processes
-  /// claim one rank or disagree on the world size, if ranks are missing at the deadline (their numbers), or
-  /// as throw_if_failed().
-  void check_in(Deadline deadline);
+  /// Says that this rank has come, and waits until every rank has. False: the attempt is over, and this rank
+  /// has no part in it; the next is its own. Throws ProcessGroupError if two processes claim one rank or
+  /// disagree on the world size, if ranks are missing at the deadline (their numbers), or as
+  /// throw_if_failed(). `call` is greater than that of every earlier call of this machine.
+  bool check_in(std::int64_t call, Deadline deadline);
 
   /// Says that this rank is connected to the others, and waits until every rank is. Throws likewise.
   void await_connected(Deadline deadline);
@@ -79,8 +82,20 @@ class Members : public std::enable_shared_from_this<Members> {
                         const std::string& known);
 
  private:
-  void throw_if_failed(const std::vector<int>& gone) const;
-  void await(const char* stage, const std::string& what, Deadline deadline);
+  /// What all ranks do before any goes on.
+  struct Stage {
+    const char* name;
+    const char* what;
+    AttemptFate::Kind before;    ///< while ranks do it
+    AttemptFate::Kind through;   ///< when all have done it
+    AttemptFate::Kind too_late;  ///< when some have not done it in time
+  };
+  bool await(const Stage& stage, Deadline deadline);
+  std::string missing_text(const Stage& stage) const;
+  ProcessGroupError claimed_twice(const Process& other) const;
+  /// All others that have come to the attempt: what failed for them is of no use to this rank.
+  bool have_ended_since() const;
+  void throw_if_failed(const AttemptFate& fate, const std::vector<int>& gone) const;
   Verdict ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known);
   bool reach_store();
   std::vector<int> ended() const;

@@ -87,7 +87,28 @@ Process Process::self() {
   return process;
 }
 
+std::string to_record(const Process& process) {
+  std::ostringstream out;
+  out << process.host << '\n' << process.machine << '\n' << process.pid << '\n' << process.start_ticks;
+  for (const auto& address : process.addresses) out << '\n' << address;
+  return out.str();
+}
+
+Process Process::from_record(const std::string& record) {
+  std::istringstream in(record);
+  Process process;
+  std::getline(in, process.host);
+  std::getline(in, process.machine);
+  in >> process.pid >> process.start_ticks;
+  for (std::string address; in >> address;) process.addresses.push_back(address);
+  return process;
+}
+
 std::string Process::text() const { return "process " + std::to_string(pid) + " on host " + host; }
+
+bool is_same(const Process& left, const Process& right) {
+  return left.machine == right.machine && left.pid == right.pid && left.start_ticks == right.start_ticks;
+}
 
 bool has_ended(const Process& other, const Process& self) {
   const bool told = self.start_ticks != 0 && other.start_ticks != 0;  // there is a /proc

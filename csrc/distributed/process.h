@@ -16,10 +16,18 @@ struct Process {
   std::vector<std::string> addresses;  ///< of the host's network interfaces, loopback left out
 
   static Process self();
+  /// What to_record() was given.
+  static Process from_record(const std::string& record);
 
   /// Host and pid as they stand in messages: "process 123 on host alpha".
   std::string text() const;
 };
+
+/// For another process to read.
+std::string to_record(const Process& process);
+
+/// True if both are one process, which may have begun another program since.
+bool is_same(const Process& left, const Process& right);
 
 /// True if `other` ran on the machine of `self` and has ended. A process that was killed and not yet reaped
 /// by its parent has ended. False where it cannot be told.

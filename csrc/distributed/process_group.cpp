@@ -1,8 +1,8 @@
 #include "reef/process_group.h"
 
-#include <map>
+#include <chrono>
 #include <memory>
-#include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "distributed/gloo.h"
@@ -20,31 +20,28 @@ constexpr milliseconds kLastWords{3000};  // after the deadline, to publish a fa
 using Group = c10d::ProcessGroup;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// How many groups this rank has tried to bring up at this address: every rank counts alike, so the number
-/// keeps their keys apart, also those of an attempt that failed.
-int next_attempt(const Rendezvous& rendezvous) {
-  static std::mutex mutex;
-  static std::map<std::string, int> attempts;
-  const std::lock_guard lock(mutex);
-  return attempts[std::to_string(rendezvous.rank) + '@' + address_text(rendezvous) + rendezvous.prefix]++;
-}
-
 GlooNetwork network_of(const ProcessGroupOptions& options, const Members& members) {
   auto interface = options.interface;
   if (interface.empty()) interface = process_environment("GLOO_SOCKET_IFNAME").value_or("");
   return {.interface = interface, .one_machine = members.on_one_machine()};
 }
 
-GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, const std::string& name,
-                 Deadline deadline) {
-  const StorePtr store =
-      c10::make_intrusive<c10d::PrefixStore>(name, open_store(rendezvous, options.timeout, deadline));
+std::string could_not_join(const Rendezvous& rendezvous, const std::exception& error) {
+  return "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size) + " (" +
+         Process::self().text() + ") could not join the group at " + address_text(rendezvous) + ": " +
+         message_of(error);
+}
+
+/// nullptr: the attempt of this name is over, and this rank has no part in it.
+GroupPtr attempt(const StorePtr& of_all, const Rendezvous& rendezvous, const ProcessGroupOptions& options,
+                 const std::string& name, std::int64_t call, Deadline deadline) {
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, of_all);
   const StorePtr members_store = c10::make_intrusive<c10d::PrefixStore>("members", store);
   const auto members = std::make_shared<Members>(members_store, rendezvous, options.timeout);
   const int rank = rendezvous.rank;
   const int size = rendezvous.world_size;
   try {
-    members->check_in(deadline);
+    if (!members->check_in(call, deadline)) return {};
     const auto connected = [watched = members->watched(store, deadline), rank, size,
                             network = network_of(options, *members), timeout = options.timeout] {
       return make_gloo_backend(watched, rank, size, network, timeout);
@@ -67,9 +64,28 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
   } catch (const ProcessGroupError& error) {
     throw members->failed(message_of(error));
   } catch (const std::exception& error) {
-    throw members->failed("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" +
-                          Process::self().text() + ") could not join the group at " +
-                          address_text(rendezvous) + ": " + message_of(error));
+    throw members->failed(could_not_join(rendezvous, error));
+  }
+}
+
+/// The store says which attempt this is. Ranks that counted for themselves would wait for each other in
+/// different ones, as soon as one had tried more often than another, or had been started anew.
+GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, Deadline deadline) {
+  const auto store = open_store(rendezvous, options.timeout, deadline);
+  const std::int64_t call = std::chrono::steady_clock::now().time_since_epoch().count();
+  const auto number_key = rendezvous.prefix + "/group";
+  try {
+    for (;;) {
+      const std::int64_t number = store->add(number_key, 0);
+      const auto name = number_key + '_' + std::to_string(number);
+      if (auto group = attempt(store, rendezvous, options, name, call, deadline)) return group;
+      // Of the ranks that know that it is over, the first begins the next.
+      store->compareSet(number_key, std::to_string(number), std::to_string(number + 1));
+    }
+  } catch (const ProcessGroupError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw ProcessGroupError(could_not_join(rendezvous, error), rendezvous.rank);
   }
 }
 
@@ -77,12 +93,10 @@ GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& option
 
 c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options) {
   const auto rendezvous = resolve_rendezvous(options);
-  const auto name = rendezvous.prefix + "/group_" + std::to_string(next_attempt(rendezvous));
-  if (rendezvous.world_size == 1) return make_world_of_one(name);
+  if (rendezvous.world_size == 1) return make_world_of_one(rendezvous.prefix + "/alone");
   // Every step ends by the deadline, except a question to a store that has vanished from the network.
   const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
-  const auto group =
-      within(deadline + kLastWords, [=] { return connect(rendezvous, options, name, deadline); });
+  const auto group = within(deadline + kLastWords, [=] { return connect(rendezvous, options, deadline); });
   if (!group) {
     throw ProcessGroupError(
         "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size) +

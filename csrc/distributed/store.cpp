@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,6 +31,7 @@ constexpr milliseconds kPatiencePerAddress{3000};  // a host name can have sever
 // through need not have been the last to begin. And of a bring-up that failed as well, in the way of the
 // next.
 constexpr int kLeaving = 1;
+constexpr milliseconds kPatienceWithFolder{3000};
 // A value that no rank sets.
 constexpr const char* kNoValue = "reef: no value";
 
@@ -146,6 +149,43 @@ StorePtr open_tcp(const Rendezvous& rendezvous, milliseconds timeout, Deadline d
   return store;
 }
 
+/// Of the folder that `path` is in, among all processes that ask for it. Where it cannot be had, it is done
+/// without: some file systems of networks have no locks of folders, and another program may hold it.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path)
+      : descriptor_(
+            ::open(std::filesystem::path(path).parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    lock();
+  }
+  ~FolderLock() { ::close(descriptor_); }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+  void lock() noexcept {
+    const Deadline deadline = std::chrono::steady_clock::now() + kPatienceWithFolder;
+    while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR) &&
+           !has_passed(deadline)) {
+      std::this_thread::sleep_for(milliseconds{1});
+    }
+  }
+  void unlock() noexcept { ::flock(descriptor_, LOCK_UN); }
+
+ private:
+  int descriptor_;
+};
+
+/// The file is removed by the last to end. Who opened it between these two would go on with what stood in it,
+/// and write into another of its name; so nobody opens it while another ends.
+class MeetingFile final : private FolderLock, public c10d::FileStore {
+ public:
+  explicit MeetingFile(const std::string& path) : FolderLock(path), c10d::FileStore(path, kLeaving) {
+    unlock();
+  }
+  ~MeetingFile() override { lock(); }
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<MeetingFile>(path_); }
+};
+
 StorePtr open_file(const Rendezvous& rendezvous, Deadline deadline) {
   // FileStore retries an open that fails for five minutes.
   const int descriptor = ::open(rendezvous.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -158,7 +198,7 @@ StorePtr open_file(const Rendezvous& rendezvous, Deadline deadline) {
   StorePtr store;
   try {
     store = within(deadline, [path = rendezvous.path]() -> StorePtr {
-              return c10::make_intrusive<c10d::FileStore>(path, kLeaving);
+              return c10::make_intrusive<MeetingFile>(path);
             }).value_or(nullptr);
   } catch (const std::exception& error) {
     throw ProcessGroupError(

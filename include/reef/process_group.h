@@ -16,7 +16,8 @@ namespace reef {
 /// why there, so the others fail with its reason instead of waiting. Nothing outlives `options.timeout`.
 /// Throws ConfigError (a half-set environment, a rank outside the world) and ProcessGroupError (port in use,
 /// store unreachable, ranks missing), each naming rank, host and port. Ranks bring up their groups in the
-/// same order; a store that this process serves stays open until the process ends.
+/// same order, and may try again, some more often than others; a store that this process serves stays open
+/// until the process ends.
 REEF_API c10::intrusive_ptr<c10d::ProcessGroup> init_process_group(const ProcessGroupOptions& options = {});
 
 }  // namespace reef

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,26 +33,10 @@ ProcessGroupOptions options_of(int rank, int world_size, const std::string& stor
   return options;
 }
 
-/// A listening port of 127.0.0.1 that accepts and says nothing. The port is new to this process, since ranks
-/// count their attempts at an address, and some tests let only one rank try.
+/// A listening port of 127.0.0.1 that accepts and says nothing.
 class Listener {
  public:
   Listener() {
-    static std::set<int> used;
-    do {
-      if (descriptor_ >= 0) ::close(descriptor_);
-      listen_anywhere();
-    } while (!used.insert(port).second);
-  }
-  ~Listener() { ::close(descriptor_); }
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
-
-  std::string store() const { return "tcp://127.0.0.1:" + std::to_string(port); }
-  int port = 0;
-
- private:
-  void listen_anywhere() {
     descriptor_ = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -65,7 +48,14 @@ class Listener {
     TORCH_CHECK(listens, "no port can be opened on this machine");
     port = ntohs(address.sin_port);
   }
+  ~Listener() { ::close(descriptor_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
+  std::string store() const { return "tcp://127.0.0.1:" + std::to_string(port); }
+  int port = 0;
+
+ private:
   int descriptor_ = -1;
 };
 
