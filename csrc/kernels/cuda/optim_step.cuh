@@ -41,7 +41,8 @@ __device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
 }
 
 /// Calls `work(entry, first, last)` with pieces of an entry, by their numbers in the batch. A block has
-/// pieces that lie together: so an entry is searched for once.
+/// pieces that lie together: so an entry is searched for once. Pieces and tiles are counted in 32 bits: so
+/// many tiles have more elements than a device has bytes.
 template <class Work>
 __device__ void each_run(const OptimBatch& batch, const Work& work) {
   __shared__ int share[2];  // not in registers, which are needed for elements

@@ -9,11 +9,11 @@
 #include "kernels/optim_step/lanes_scalar.h"
 #include "kernels/optim_step/rounding.h"
 
-/// A tile by a warp of 32 threads: what one thread does, from one exchange between threads to the next. A
-/// thread keeps its eight elements in registers from the gradient to the codes; what it must be told by
-/// others is whether a gradient is not finite, and the largest value of a block. So all of it is ordinary
-/// code, which the tests run on the CPU, thread by thread. Here: what of a tile a thread has, and how it is
-/// read and written.
+/// A tile by a warp of 32 threads: what one thread does, from one exchange between threads to the next. What
+/// a thread must be told by others is whether a gradient is not finite, and the largest value of a block. So
+/// all of it is ordinary code, which the tests run on the CPU, thread by thread. A thread has eight elements,
+/// in two halves, for more would not fit its registers: gradients and the new states stay there, all else is
+/// there for one half at a time. Here: what of a tile a thread has, and how it is read and written.
 namespace reef::kernels::warp {
 
 inline constexpr int kThreads = 32;
