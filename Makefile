@@ -72,7 +72,7 @@ cuda:
 	@$(MAKE) --no-print-directory configure REEF_CUDA=1
 	@$(CMAKE) --build $(BUILD) --parallel $(JOBS) --target reef_package
 	@cd tests && PYTHONPATH=$(abspath $(BUILD))/python REEF_BUILD_DIR=$(abspath $(BUILD)) $(CURDIR)/$(PYTHON) -m pytest -q -p no:cacheprovider \
-	  python/test_doctor.py python/test_optim_cuda.py policy/test_surface.py
+	  python/test_doctor.py python/test_optim_cuda.py policy/test_surface.py device/test_kernel_resources.py
 
 # On a machine with an NVIDIA device: tests, sanitizer, benchmarks, a profile, in the order of what they tell.
 device-session: build

@@ -20,6 +20,7 @@ using kernels::OptimSquares;
 using kernels::cuda::OptimBatch;
 using kernels::cuda::OptimCudaKernels;
 using kernels::cuda::OptimEntry;
+using kernels::cuda::pieces_of;
 
 const OptimCudaKernels& kernels_of(OptimFormat format) {
   switch (format) {
@@ -43,11 +44,6 @@ const OptimCudaKernels& kernels_of(OptimFormat format) {
       break;
   }
   return kernels::cuda::optim_int4_rank1();
-}
-
-std::int64_t pieces_of(std::int64_t elements) {
-  constexpr std::int64_t kPieceElements = kernels::cuda::kPieceTiles * kernels::kTileElements;
-  return (elements + kPieceElements - 1) / kPieceElements;
 }
 
 /// Works of one format, by their places, and their entries on the device.

@@ -24,52 +24,70 @@ void exchange(float (&largest)[kThreads][kMostStates * 2 + 1], int blocks) {
   }
 }
 
+template <bool kWhole>
+using Parts = std::vector<Part<kWhole>>;
+
+// Calls `work` with the parts that threads have of each of the tiles [first, last) of so many elements.
+template <class Work>
+void each_tile(std::int64_t elements, bool aligned, std::int64_t first, std::int64_t last, const Work& work) {
+  for (std::int64_t tile = first; tile < last; ++tile) {
+    Parts<true> whole;
+    Parts<false> others;
+    for (int t = 0; t < kThreads; ++t) {
+      whole.push_back({tile, static_cast<int>(kTileElements), t});
+      others.push_back(part_of(tile, elements, t));
+    }
+    if (aligned && (tile + 1) * kTileElements <= elements) {
+      work(whole);
+    } else {
+      work(others);
+    }
+  }
+}
+
 template <class Rule, template <bool> class State>
 struct Kernel {
-  using Thread = Step<Rule, State>;
-
-  static std::vector<Thread> threads(const OptimTensor& tensor, std::int64_t tile, std::int64_t& nonfinite) {
-    static const Maps<State> maps = Maps<State>::all();
-    std::vector<Thread> all;
-    std::int64_t found = 0;
-    for (int t = 0; t < kThreads; ++t) {
-      found += all.emplace_back(tensor, part_of(tile, tensor.elements, t), maps).nonfinite();
-    }
-    nonfinite += found;
-    if (found > 0) all.clear();
-    return all;
+  // Calls `work` with the threads of each tile whose gradient is finite.
+  template <class Work>
+  static std::int64_t each(const OptimTensor& tensor, std::int64_t first, std::int64_t last,
+                           const Work& work) {
+    std::int64_t nonfinite = 0;
+    const auto step = [&]<bool kWhole>(const Parts<kWhole>& parts) {
+      static const Maps<State> maps = Maps<State>::all();
+      std::vector<Step<Rule, State, kWhole>> all;
+      std::int64_t found = 0;
+      for (const auto& part : parts) found += all.emplace_back(tensor, part, maps).nonfinite();
+      nonfinite += found;
+      if (found == 0) work(all);
+    };
+    each_tile(tensor.elements, is_aligned<Rule>(tensor), first, last, step);
+    return nonfinite;
   }
 
   static std::int64_t step(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    std::int64_t nonfinite = 0;
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      std::vector<Thread> all = threads(tensor, tile, nonfinite);
+    return each(tensor, first, last, []<class Thread>(std::vector<Thread>& all) {
       float largest[kThreads][kMostStates * 2 + 1];
       for (std::size_t t = 0; t < all.size(); ++t) all[t].begin(largest[t]);
-      if (!all.empty()) exchange<Thread>(largest, Rule::kStates * Thread::kBlocks);
+      exchange<Thread>(largest, Rule::kStates * Thread::kBlocks);
       for (std::size_t t = 0; t < all.size(); ++t) all[t].end(largest[t]);
-    }
-    return nonfinite;
+    });
   }
 
   static std::int64_t survey(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
-    std::int64_t nonfinite = 0;
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      for (Thread& thread : threads(tensor, tile, nonfinite)) thread.survey();
-    }
-    return nonfinite;
+    return each(tensor, first, last, [](auto& all) {
+      for (auto& thread : all) thread.survey();
+    });
   }
 
   static OptimSquares measure(const OptimTensor& tensor, std::int64_t first, std::int64_t last) {
     OptimSquares sum;
-    std::int64_t nonfinite = 0;
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      for (Thread& thread : threads(tensor, tile, nonfinite)) {
+    each(tensor, first, last, [&](auto& all) {
+      for (auto& thread : all) {
         const OptimSquares own = thread.squares();
         sum.parameter += own.parameter;
         sum.measured += own.measured;
       }
-    }
+    });
     return sum;
   }
 };
@@ -79,25 +97,25 @@ struct Coder {
   static void encode(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
                      std::int64_t last) {
     const auto maps = Maps<State>::all();
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      std::vector<Encode<State, kSigned>> all;
+    const auto encode = [&]<bool kWhole>(const Parts<kWhole>& parts) {
+      std::vector<Encode<State, kSigned, kWhole>> all;
       float largest[kThreads][kMostStates * 2 + 1];
-      for (int t = 0; t < kThreads; ++t) {
-        all.emplace_back(values, state, part_of(tile, elements, t), maps.template of<kSigned>());
-        all.back().begin(largest[t]);
+      for (std::size_t t = 0; t < parts.size(); ++t) {
+        all.emplace_back(values, state, parts[t], maps.template of<kSigned>()).begin(largest[t]);
       }
       exchange<State<kSigned>>(largest, State<kSigned>::kBlocks);
-      for (int t = 0; t < kThreads; ++t) all[static_cast<std::size_t>(t)].end(largest[t]);
-    }
+      for (std::size_t t = 0; t < all.size(); ++t) all[t].end(largest[t]);
+    };
+    each_tile(elements, are_aligned(values, state.codes), first, last, encode);
   }
   static void decode(const OptimState& state, float* values, std::int64_t elements, std::int64_t first,
                      std::int64_t last) {
     const auto maps = Maps<State>::all();
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      for (int t = 0; t < kThreads; ++t) {
-        warp::decode<State, kSigned>(state, values, part_of(tile, elements, t), maps.template of<kSigned>());
+    each_tile(elements, are_aligned(values, state.codes), first, last, [&](const auto& parts) {
+      for (const auto& part : parts) {
+        warp::decode<State, kSigned>(state, values, part, maps.template of<kSigned>());
       }
-    }
+    });
   }
 };
 
@@ -117,9 +135,9 @@ void add_format(OptimKernels& kernels) {
 
 void survey_values(const float* values, const OptimState& state, std::int64_t elements, std::int64_t first,
                    std::int64_t last) {
-  for (std::int64_t tile = first; tile < last; ++tile) {
-    for (int t = 0; t < kThreads; ++t) survey(values, state, part_of(tile, elements, t));
-  }
+  each_tile(elements, are_aligned(values), first, last, [&](const auto& parts) {
+    for (const auto& part : parts) survey(values, state, part);
+  });
 }
 
 void add_rank1(OptimKernels& kernels) {

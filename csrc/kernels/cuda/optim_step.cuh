@@ -19,6 +19,17 @@ namespace groups = cooperative_groups;
 
 inline constexpr int kBlockThreads = 256;
 inline constexpr int kWarps = kBlockThreads / warp::kThreads;
+/// As many blocks as shall fit a multiprocessor: a thread has 64 registers then. Where that is not enough for
+/// what it holds between the halves of a step, counted in fours (a state has two), fewer: with 80 registers
+/// or 128. Nothing is kept in memory for want of a register (tests/device/test_kernel_resources.py).
+inline constexpr int kBlocksAtOnce = 4;
+template <class Rule, template <bool> class State>
+constexpr int blocks_at_once() {
+  if (State<false>::kBlocks == 0) return kBlocksAtOnce;
+  constexpr bool kIsLamb = Rule::kStates == 2 && requires { &Rule::measured; };
+  const int fours = 2 * Rule::kStates + kIsLamb + State<false>::kMoreFours;
+  return fours <= 5 ? kBlocksAtOnce : fours <= 9 ? 3 : 2;
+}
 
 /// A format's tables, copied to where a block's threads look them up.
 template <class Maps>
@@ -29,13 +40,18 @@ __device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
   return *reinterpret_cast<const Maps*>(shared);
 }
 
-inline __device__ warp::Part part_of(std::int64_t tile, std::int64_t elements) {
-  return warp::part_of(tile, elements, static_cast<int>(threadIdx.x % warp::kThreads));
-}
-
-/// Calls `work(entry, tile)` for the tiles of a piece that are this warp's.
+/// Calls `work(entry, first, last)` with pieces of an entry, by their numbers in the batch. A block has
+/// pieces that lie together: so an entry is searched for once. Pieces and tiles are counted in 32 bits: so
+/// many tiles have more elements than a device has bytes.
 template <class Work>
-__device__ void each_tile(const OptimBatch& batch, std::int64_t piece, const Work& work) {
+__device__ void each_run(const OptimBatch& batch, const Work& work) {
+  __shared__ int share[2];  // not in registers, which are needed for elements
+  if (threadIdx.x < 2) {
+    const std::int64_t block = blockIdx.x + std::int64_t{threadIdx.x};
+    share[threadIdx.x] = static_cast<int>(batch.pieces * block / gridDim.x);
+  }
+  __syncthreads();
+  const int piece = share[0];
   int at = 0;  // the last entry that begins at this piece or before it
   for (int end = batch.count; end - at > 1;) {
     const int middle = (at + end) / 2;
@@ -45,12 +61,46 @@ __device__ void each_tile(const OptimBatch& batch, std::int64_t piece, const Wor
       end = middle;
     }
   }
-  const OptimEntry& entry = batch.entries[at];
-  const std::int64_t tiles = tiles_of(entry.tensor.elements);
-  const std::int64_t first = (piece - entry.first_piece) * kPieceTiles;
-  const std::int64_t last = first + kPieceTiles < tiles ? first + kPieceTiles : tiles;
-  for (std::int64_t tile = first + threadIdx.x / warp::kThreads; tile < last; tile += kWarps)
-    work(entry, tile);
+  const OptimEntry* const none = batch.entries + batch.count;
+  for (const OptimEntry* entry = batch.entries + at; entry != none && entry->first_piece < share[1];
+       ++entry) {
+    const int first = static_cast<int>(entry->first_piece);
+    const int end = first + static_cast<int>(pieces_of(entry->tensor.elements));
+    work(*entry, share[0] > first ? share[0] : first, share[1] < end ? share[1] : end);
+  }
+}
+
+/// Calls `work` with this thread's part of tile number `tile` of a tensor.
+template <class Work>
+__device__ void with_part(int tile, std::int64_t elements, bool aligned, const Work& work) {
+  const int thread = static_cast<int>(threadIdx.x) % warp::kThreads;
+  if (aligned && (tile + std::int64_t{1}) * kTileElements <= elements) {
+    work(warp::Part<true>{tile, static_cast<int>(kTileElements), thread});
+  } else {
+    work(warp::part_of(tile, elements, thread));
+  }
+}
+
+/// The same with this block's tiles of pieces [first, last) of an entry, counted in the batch.
+template <class Rule, class Work>
+__device__ void each_part(const OptimEntry& entry, int first, int last, const Work& work) {
+  const auto tiles = static_cast<int>(tiles_of(entry.tensor.elements));
+  const auto before = static_cast<int>(entry.first_piece);
+  const int after = (last - before) * static_cast<int>(kPieceTiles);
+  const int end = after < tiles ? after : tiles;
+  int tile =
+      (first - before) * static_cast<int>(kPieceTiles) + static_cast<int>(threadIdx.x) / warp::kThreads;
+  for (; tile < end; tile += kWarps) {
+    with_part(tile, entry.tensor.elements, warp::is_aligned<Rule>(entry.tensor), work);
+  }
+}
+
+/// And with this grid's tiles of a tensor.
+template <class Work>
+__device__ void each_part(std::int64_t elements, bool aligned, const Work& work) {
+  const auto end = static_cast<int>(tiles_of(elements));
+  int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / warp::kThreads;
+  for (; tile < end; tile += static_cast<int>(gridDim.x) * kWarps) with_part(tile, elements, aligned, work);
 }
 
 /// Adds up what a warp's threads found, and says whether it is anything.
@@ -58,7 +108,7 @@ inline __device__ bool counted(int nonfinite, unsigned long long* to) {
   const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
   if (!all.any(nonfinite > 0)) return false;
   const int sum = groups::reduce(all, nonfinite, groups::plus<int>());
-  if (all.thread_rank() == 0) atomicAdd(to, static_cast<unsigned long long>(sum));
+  if (all.thread_rank() == 0) atomicAdd(warp::global(to), static_cast<unsigned long long>(sum));
   return true;
 }
 
@@ -74,17 +124,17 @@ __device__ void exchange(float (&largest)[kCount]) {
 }
 
 template <class Rule, template <bool> class State>
-__global__ void __launch_bounds__(kBlockThreads)
-    step_kernel(const OptimBatch batch, const __grid_constant__ warp::Maps<State> given) {
+__global__ void __launch_bounds__(kBlockThreads, blocks_at_once<Rule, State>())
+    step_kernel(const __grid_constant__ OptimBatch batch, const __grid_constant__ warp::Maps<State> given) {
   alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
-  for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
-    each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
-      using Step = warp::Step<Rule, State>;
+  each_run(batch, [&](const OptimEntry& entry, int first, int last) {
+    constexpr bool kSurveyed = requires { &State<false>::template raise<true>; };
+    if (kSurveyed && *entry.nonfinite > 0) return;  // all of such a tensor is left
+    each_part<Rule>(entry, first, last, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
+      using Step = warp::Step<Rule, State, kWhole>;
       constexpr int kLargest = Step::kStates * Step::kBlocks;
-      constexpr bool kSurveyed = requires { &State<false>::raise; };
-      if (kSurveyed && *entry.nonfinite > 0) return;  // all of such a tensor is left
-      Step step(entry.tensor, part_of(tile, entry.tensor.elements), maps);
+      Step step(entry.tensor, part, maps);
       if (counted(step.nonfinite(), entry.nonfinite)) return;
       if constexpr (kLargest == 0) {
         step.begin(nullptr);
@@ -96,43 +146,45 @@ __global__ void __launch_bounds__(kBlockThreads)
         step.end(largest);
       }
     });
-  }
+  });
 }
 
 template <class Rule, template <bool> class State>
-__global__ void __launch_bounds__(kBlockThreads)
-    measure_kernel(const OptimBatch batch, OptimSquares* squares,
+__global__ void __launch_bounds__(kBlockThreads, blocks_at_once<Rule, State>())
+    measure_kernel(const __grid_constant__ OptimBatch batch, OptimSquares* squares,
                    const __grid_constant__ warp::Maps<State> given) {
   using Sum = cub::BlockReduce<double, kBlockThreads>;
   alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   __shared__ typename Sum::TempStorage scratch[2];
   const auto& maps = shared_maps(given, shared);
-  for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
-    OptimSquares own;
-    each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
-      warp::Step<Rule, State> step(entry.tensor, part_of(tile, entry.tensor.elements), maps);
-      const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
-      if (all.any(step.nonfinite() > 0)) return;
-      const OptimSquares of_tile = step.squares();
-      own.parameter += of_tile.parameter;
-      own.measured += of_tile.measured;
-    });
-    const OptimSquares sum{Sum(scratch[0]).Sum(own.parameter), Sum(scratch[1]).Sum(own.measured)};
-    if (threadIdx.x == 0) squares[piece] = sum;
-    __syncthreads();  // before the scratch is used again
-  }
+  each_run(batch, [&](const OptimEntry& entry, int first, int last) {
+    for (int piece = first; piece < last; ++piece) {
+      OptimSquares own;
+      each_part<Rule>(entry, piece, piece + 1, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
+        warp::Step<Rule, State, kWhole> step(entry.tensor, part, maps);
+        const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
+        if (all.any(step.nonfinite() > 0)) return;
+        const OptimSquares of_tile = step.squares();
+        own.parameter += of_tile.parameter;
+        own.measured += of_tile.measured;
+      });
+      const OptimSquares sum{Sum(scratch[0]).Sum(own.parameter), Sum(scratch[1]).Sum(own.measured)};
+      if (threadIdx.x == 0) squares[piece] = sum;
+      __syncthreads();  // before the scratch is used again
+    }
+  });
 }
 
 template <template <bool> class State, bool kSigned>
-__global__ void __launch_bounds__(kBlockThreads)
-    encode_kernel(const float* values, const OptimState state, std::int64_t elements, std::int64_t tiles,
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    encode_kernel(const float* values, const __grid_constant__ OptimState state, std::int64_t elements,
                   const __grid_constant__ warp::Maps<State> given) {
   alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
   constexpr int kLargest = State<kSigned>::kBlocks;
-  for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
-       tile += gridDim.x * std::int64_t{kWarps}) {
-    warp::Encode<State, kSigned> encode(values, state, part_of(tile, elements), maps.template of<kSigned>());
+  const bool aligned = warp::are_aligned(values, state.codes);
+  each_part(elements, aligned, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
+    warp::Encode<State, kSigned, kWhole> encode(values, state, part, maps.template of<kSigned>());
     if constexpr (kLargest == 0) {
       encode.begin(nullptr);
       encode.end(nullptr);
@@ -142,19 +194,19 @@ __global__ void __launch_bounds__(kBlockThreads)
       exchange<State<kSigned>>(largest);
       encode.end(largest);
     }
-  }
+  });
 }
 
 template <template <bool> class State, bool kSigned>
-__global__ void __launch_bounds__(kBlockThreads)
-    decode_kernel(const OptimState state, float* values, std::int64_t elements, std::int64_t tiles,
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    decode_kernel(const __grid_constant__ OptimState state, float* values, std::int64_t elements,
                   const __grid_constant__ warp::Maps<State> given) {
   alignas(16) __shared__ std::byte shared[sizeof(warp::Maps<State>)];
   const auto& maps = shared_maps(given, shared);
-  for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
-       tile += gridDim.x * std::int64_t{kWarps}) {
-    warp::decode<State, kSigned>(state, values, part_of(tile, elements), maps.template of<kSigned>());
-  }
+  const bool aligned = warp::are_aligned(values, state.codes);
+  each_part(elements, aligned, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
+    warp::decode<State, kSigned>(state, values, part, maps.template of<kSigned>());
+  });
 }
 
 template <class Kernel, class... Given>
@@ -173,12 +225,12 @@ void add_coding(OptimCudaKernels& kernels) {
   kernels.encode[kSigned] = [](const float* values, const OptimState& state, std::int64_t elements,
                                cudaStream_t stream) {
     return launch(&encode_kernel<State, kSigned>, (tiles_of(elements) + kWarps - 1) / kWarps, stream, values,
-                  state, elements, tiles_of(elements), warp::Maps<State>::all());
+                  state, elements, warp::Maps<State>::all());
   };
   kernels.decode[kSigned] = [](const OptimState& state, float* values, std::int64_t elements,
                                cudaStream_t stream) {
     return launch(&decode_kernel<State, kSigned>, (tiles_of(elements) + kWarps - 1) / kWarps, stream, state,
-                  values, elements, tiles_of(elements), warp::Maps<State>::all());
+                  values, elements, warp::Maps<State>::all());
   };
 }
 

@@ -12,6 +12,9 @@ namespace reef::kernels::cuda {
 
 /// What a block of threads takes at once: so many tiles of one tensor. Sums are added up piece by piece.
 inline constexpr std::int64_t kPieceTiles = 16;
+REEF_LANE constexpr std::int64_t pieces_of(std::int64_t elements) {
+  return (elements + kPieceTiles * kTileElements - 1) / (kPieceTiles * kTileElements);
+}
 
 struct OptimEntry {
   OptimTensor tensor;             ///< of memory on the device

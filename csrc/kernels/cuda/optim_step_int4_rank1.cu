@@ -5,29 +5,28 @@ namespace reef::kernels::cuda {
 namespace {
 
 template <class Rule>
-__global__ void __launch_bounds__(kBlockThreads)
-    survey_kernel(const OptimBatch batch, const __grid_constant__ warp::Maps<warp::Int4Rank1State> given) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    survey_kernel(const __grid_constant__ OptimBatch batch,
+                  const __grid_constant__ warp::Maps<warp::Int4Rank1State> given) {
   alignas(16) __shared__ std::byte shared[sizeof(given)];
   const auto& maps = shared_maps(given, shared);
-  for (std::int64_t piece = blockIdx.x; piece < batch.pieces; piece += gridDim.x) {
-    each_tile(batch, piece, [&](const OptimEntry& entry, std::int64_t tile) {
-      warp::Step<Rule, warp::Int4Rank1State> step(entry.tensor, part_of(tile, entry.tensor.elements), maps);
+  each_run(batch, [&](const OptimEntry& entry, int first, int last) {
+    each_part<Rule>(entry, first, last, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
+      warp::Step<Rule, warp::Int4Rank1State, kWhole> step(entry.tensor, part, maps);
       if (!counted(step.nonfinite(), entry.nonfinite)) step.survey();
     });
-  }
+  });
 }
 
-__global__ void __launch_bounds__(kBlockThreads)
-    survey_values_kernel(const float* values, const OptimState state, std::int64_t elements,
-                         std::int64_t tiles) {
-  for (std::int64_t tile = blockIdx.x * std::int64_t{kWarps} + threadIdx.x / warp::kThreads; tile < tiles;
-       tile += gridDim.x * std::int64_t{kWarps}) {
-    warp::survey(values, state, part_of(tile, elements));
-  }
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    survey_values_kernel(const float* values, const __grid_constant__ OptimState state,
+                         std::int64_t elements) {
+  each_part(elements, warp::are_aligned(values),
+            [&](const auto& part) { warp::survey(values, state, part); });
 }
 
 // A block for each tensor at a time.
-__global__ void __launch_bounds__(kBlockThreads) settle_kernel(const OptimBatch batch) {
+__global__ void __launch_bounds__(kBlockThreads) settle_kernel(const __grid_constant__ OptimBatch batch) {
   for (int i = static_cast<int>(blockIdx.x); i < batch.count; i += static_cast<int>(gridDim.x)) {
     const OptimEntry& entry = batch.entries[i];
     if (*entry.nonfinite > 0) continue;
@@ -56,7 +55,7 @@ OptimCudaKernels all() {
   kernels.survey_values = [](const float* values, const OptimState& state, std::int64_t elements,
                              cudaStream_t stream) {
     return launch(&survey_values_kernel, (tiles_of(elements) + kWarps - 1) / kWarps, stream, values, state,
-                  elements, tiles_of(elements));
+                  elements);
   };
   kernels.settle = [](const OptimBatch& batch, cudaStream_t stream) {
     return launch(&settle_kernel, batch.count, stream, batch);

@@ -2,17 +2,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/lane.h"
 #include "kernels/optim_step.h"
 #include "kernels/optim_step/lanes_scalar.h"
 #include "kernels/optim_step/rounding.h"
 
-/// A tile by a warp of 32 threads: what one thread does, from one exchange between threads to the next. A
-/// thread keeps its eight elements in registers from the gradient to the codes; what it must be told by
-/// others is whether a gradient is not finite, and the largest value of a block. So all of it is ordinary
-/// code, which the tests run on the CPU, thread by thread. Here: what of a tile a thread has, and how it is
-/// read and written.
+/// A tile by a warp of 32 threads: what one thread does, from one exchange between threads to the next. What
+/// a thread must be told by others is whether a gradient is not finite, and the largest value of a block. So
+/// all of it is ordinary code, which the tests run on the CPU, thread by thread. A thread has eight elements,
+/// in two halves, for more would not fit its registers: gradients and the new states stay there, all else is
+/// there for one half at a time. Here: what of a tile a thread has, and how it is read and written.
 namespace reef::kernels::warp {
 
 inline constexpr int kThreads = 32;
@@ -34,8 +35,25 @@ struct Lanes : scalar::Lanes {
 };
 using F = Lanes::Floats;
 using I = Lanes::Ints;
+REEF_LANE I integer(std::uint32_t bits) { return {scalar::wrapped(bits)}; }
 
-/// What of a tile a thread has: four elements one after another in each half.
+/// As load_as_float(), store_rounded() and store_stochastic() of rounding.h have 16 bits, in registers: what
+/// a thread has an address of would be in memory.
+REEF_LANE F float_of_16_bits(OptimDtype dtype, std::uint32_t bits) {
+  if (dtype == OptimDtype::kBFloat16) return floats_of_bits(integer(bits << 16));
+  return {scalar::float_of_float16(static_cast<std::uint16_t>(bits))};
+}
+REEF_LANE I to_16_bits(OptimDtype dtype, F x) {
+  return dtype == OptimDtype::kBFloat16 ? to_bfloat16<Lanes>(x) : I{scalar::float16_of_float(x.v)};
+}
+REEF_LANE I to_16_bits_stochastic(OptimDtype dtype, F x, I random) {
+  if (dtype == OptimDtype::kBFloat16) return to_bfloat16_stochastic<Lanes>(x, random);
+  return {scalar::float16_of_float(stochastic_float16<Lanes>(x, random).v)};
+}
+
+/// What of a tile a thread has: four elements one after another in each half. Of a whole tile, at addresses
+/// that are aligned, nothing needs to be asked.
+template <bool kWhole>
 struct Part {
   std::int64_t tile;
   int elements;  ///< of the tile
@@ -45,132 +63,169 @@ struct Part {
   REEF_LANE int element(int k) const { return k / 4 * kHalf + 4 * thread + k % 4; }
   /// In the tensor, of the first in a half.
   REEF_LANE std::int64_t first(int half) const { return tile * kTileElements + element(4 * half); }
-  REEF_LANE int there(int half) const { return elements - element(4 * half); }
-  REEF_LANE bool has(int k) const { return element(k) < elements; }
+  REEF_LANE bool has(int k) const { return kWhole || element(k) < elements; }
 };
 
-REEF_LANE Part part_of(std::int64_t tile, std::int64_t elements, int thread) {
+REEF_LANE Part<false> part_of(std::int64_t tile, std::int64_t elements, int thread) {
   const std::int64_t rest = elements - tile * kTileElements;
   return {tile, static_cast<int>(rest < kTileElements ? rest : kTileElements), thread};
 }
 
+/// Whether these addresses are multiples of what a thread reads and writes at most at once. Cheap enough for
+/// each tile: a flag for all of a tensor's would take a register.
+template <class... Memory>
+REEF_LANE bool are_aligned(const Memory*... memory) {
+  return ((reinterpret_cast<std::uintptr_t>(memory) | ... | std::uintptr_t{0}) & 15U) == 0;
+}
+
+/// All that a step reads and writes is in a device's own memory, for which it has instructions.
 template <class T>
-struct alignas(4 * sizeof(T)) Four {
-  T v[4];
-};
-/// Of four elements those that are there, at once where that can be; the others are 0.
-template <class T>
-REEF_LANE Four<T> load4(const void* memory, std::int64_t first, int there) {
-  const T* const from = static_cast<const T*>(memory) + first;
-  if (there >= 4 && reinterpret_cast<std::uintptr_t>(from) % sizeof(Four<T>) == 0) {
-    return *reinterpret_cast<const Four<T>*>(from);
+REEF_LANE T* global(T* memory) {
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(memory));
+#endif
+  return memory;
+}
+
+/// Four elements of kBytes, as they are in memory.
+template <int kBytes>
+struct alignas(4 * kBytes) Four {
+  std::uint32_t words[kBytes];
+
+  REEF_LANE std::uint32_t operator[](int k) const {
+    return words[k * kBytes / 4] >> shift(k) & 0xFFFFFFFFU >> (32 - 8 * kBytes);
   }
-  Four<T> x{};
+  /// Where there is zero.
+  REEF_LANE void put(int k, std::uint32_t element) { words[k * kBytes / 4] |= element << shift(k); }
+
+ private:
+  REEF_LANE static int shift(int k) { return 8 * (k * kBytes % 4); }
+};
+template <int kBytes>
+using Element = std::conditional_t<kBytes == 1, std::uint8_t,
+                                   std::conditional_t<kBytes == 2, std::uint16_t, std::uint32_t>>;
+
+/// In a half, from the element number `first` of the memory on; those that are not there are 0.
+template <int kBytes, bool kWhole>
+REEF_LANE Four<kBytes> load4(const void* memory, std::int64_t first, const Part<kWhole>& part, int half) {
+  const auto* const from = global(static_cast<const Element<kBytes>*>(memory) + first);
+  if constexpr (kWhole) return *reinterpret_cast<const Four<kBytes>*>(from);
+  Four<kBytes> x{};
   REEF_UNROLL
   for (int k = 0; k < 4; ++k) {
-    if (k < there) x.v[k] = from[k];
+    if (part.has(4 * half + k)) x.put(k, from[k]);
   }
   return x;
 }
-template <class T>
-REEF_LANE void store4(void* memory, std::int64_t first, int there, const Four<T>& x) {
-  T* const to = static_cast<T*>(memory) + first;
-  if (there >= 4 && reinterpret_cast<std::uintptr_t>(to) % sizeof(Four<T>) == 0) {
-    *reinterpret_cast<Four<T>*>(to) = x;
-    return;
-  }
-  REEF_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    if (k < there) to[k] = x.v[k];
-  }
-}
-
-/// Numbers of any dtype as floats.
-REEF_LANE void read(OptimDtype dtype, const std::byte* memory, const Part& part, F (&x)[kOwn]) {
-  REEF_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    if (dtype == OptimDtype::kFloat32) {
-      const auto four = load4<float>(memory, part.first(half), part.there(half));
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) x[4 * half + k] = {four.v[k]};
-    } else {
-      const auto four = load4<std::uint16_t>(memory, part.first(half), part.there(half));
-      const bool brain = dtype == OptimDtype::kBFloat16;
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        x[4 * half + k] = brain ? floats_of_bits(I{four.v[k] << 16}) : F{scalar::float_of_float16(four.v[k])};
-      }
+template <int kBytes, bool kWhole>
+REEF_LANE void store4(void* memory, std::int64_t first, const Part<kWhole>& part, int half,
+                      const Four<kBytes>& x) {
+  auto* const to = global(static_cast<Element<kBytes>*>(memory) + first);
+  if constexpr (kWhole) {
+#ifdef __CUDA_ARCH__  // one instruction, which the compiler may miss
+    if constexpr (kBytes == 4) {
+      *reinterpret_cast<uint4*>(to) = {x.words[0], x.words[1], x.words[2], x.words[3]};
+      return;
+    }
+#endif
+    *reinterpret_cast<Four<kBytes>*>(to) = x;
+  } else {
+    REEF_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      if (part.has(4 * half + k)) to[k] = static_cast<Element<kBytes>>(x[k]);
     }
   }
 }
-REEF_LANE void write32(std::byte* memory, const Part& part, const F (&x)[kOwn]) {
-  REEF_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Four<float> four;
-    REEF_UNROLL
-    for (int k = 0; k < 4; ++k) four.v[k] = x[4 * half + k].v;
-    store4(memory, part.first(half), part.there(half), four);
-  }
+
+/// Four numbers of any dtype, as they are in memory: so all that a tile needs can be on its way at once.
+/// Those of 16 bits are in the first words.
+template <bool kWhole>
+REEF_LANE Four<4> load4(OptimDtype dtype, const std::byte* memory, const Part<kWhole>& part, int half) {
+  if (dtype == OptimDtype::kFloat32) return load4<4>(memory, part.first(half), part, half);
+  const Four<2> four = load4<2>(memory, part.first(half), part, half);
+  return {{four.words[0], four.words[1]}};
 }
-/// Integers, cut off to the elements' width.
-template <class T>
-REEF_LANE void write_bits(std::byte* memory, const Part& part, const I (&x)[kOwn]) {
+REEF_LANE F to_float(OptimDtype dtype, const Four<4>& four, int k) {
+  if (dtype == OptimDtype::kFloat32) return floats_of_bits(integer(four[k]));
+  return float_of_16_bits(dtype, Four<2>{{four.words[0], four.words[1]}}[k]);
+}
+REEF_LANE void to_floats(OptimDtype dtype, const Four<4>& four, F* x) {
   REEF_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Four<T> four;
-    REEF_UNROLL
-    for (int k = 0; k < 4; ++k) four.v[k] = static_cast<T>(x[4 * half + k].v);
-    store4(memory, part.first(half), part.there(half), four);
-  }
+  for (int k = 0; k < 4; ++k) x[k] = to_float(dtype, four, k);
+}
+/// The bits of numbers, in as many bytes as there are.
+template <int kBytes, bool kWhole>
+REEF_LANE void write4(std::byte* memory, const Part<kWhole>& part, int half, const I* x) {
+  Four<kBytes> four{};
+  REEF_UNROLL
+  for (int k = 0; k < 4; ++k) four.put(k, scalar::raw(x[k]));
+  store4(memory, part.first(half), part, half, four);
+}
+template <bool kWhole>
+REEF_LANE void write4(std::byte* memory, const Part<kWhole>& part, int half, const F* x) {
+  I bits[4];
+  REEF_UNROLL
+  for (int k = 0; k < 4; ++k) bits[k] = bits_of(x[k]);
+  write4<4>(memory, part, half, bits);
 }
 
-/// A parameter, with what is kept beside it.
+/// A parameter, with what is kept beside it: half a thread's elements at once.
 class Parameter {
  public:
+  struct Loaded {
+    Four<4> numbers;
+    Four<1> rests;
+  };
+
   REEF_LANE explicit Parameter(const OptimTensor& tensor)
       : tensor_(tensor),
         kind_(tensor.parameter_dtype == OptimDtype::kFloat32 ? OptimMaster::kNone : tensor.master_kind) {}
 
-  REEF_LANE void read(const Part& part, F (&x)[kOwn]) const {
-    const bool whole = kind_ == OptimMaster::kFloat32;
-    warp::read(whole ? OptimDtype::kFloat32 : tensor_.parameter_dtype,
-               whole ? tensor_.master : tensor_.parameter, part, x);
+  template <bool kWhole>
+  REEF_LANE Loaded load(const Part<kWhole>& part, int half) const {
+    Loaded loaded{};
+    loaded.numbers = load4(dtype(), has_copy() ? tensor_.master : tensor_.parameter, part, half);
+    if (kind_ == OptimMaster::kSplit) {
+      loaded.rests = load4<1>(tensor_.master, part.first(half), part, half);
+    }
+    return loaded;
+  }
+  REEF_LANE void read(const Loaded& loaded, F* x) const {
+    to_floats(dtype(), loaded.numbers, x);
     if (kind_ != OptimMaster::kSplit) return;
     REEF_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const auto rest = load4<std::uint8_t>(tensor_.master, part.first(half), part.there(half));
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        F& own = x[4 * half + k];
-        own = with_rest<Lanes>(tensor_.parameter_dtype, own, I{rest.v[k]});
-      }
+    for (int k = 0; k < 4; ++k) {
+      x[k] = with_rest<Lanes>(tensor_.parameter_dtype, x[k], integer(loaded.rests[k]));
     }
   }
 
-  REEF_LANE void write(const Part& part, std::uint32_t key, const F (&x)[kOwn]) const {
-    if (tensor_.parameter_dtype == OptimDtype::kFloat32) return write32(tensor_.parameter, part, x);
-    if (kind_ == OptimMaster::kFloat32) write32(tensor_.master, part, x);
-    I halves[kOwn], rests[kOwn];
+  template <bool kWhole>
+  REEF_LANE void write(const Part<kWhole>& part, int half, std::uint32_t key, const F* x) const {
+    const OptimDtype dtype = tensor_.parameter_dtype;
+    if (dtype == OptimDtype::kFloat32) return write4(tensor_.parameter, part, half, x);
+    I bits[4];
     REEF_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      std::uint16_t bits = 0;
-      auto* const to = reinterpret_cast<std::byte*>(&bits);
-      if (kind_ == OptimMaster::kStochastic) {
-        const I random = random_bits<Lanes>(key, part.element(k));
-        store_stochastic<Lanes>(tensor_.parameter_dtype, to, 0, x[k], random);
-      } else {
-        store_rounded<Lanes>(tensor_.parameter_dtype, to, 0, x[k]);
-      }
-      halves[k] = {bits};
-      if (kind_ != OptimMaster::kSplit) continue;
-      const F kept = load_as_float<Lanes>(tensor_.parameter_dtype, to, 0);
-      rests[k] = rest_of<Lanes>(tensor_.parameter_dtype, x[k], kept) + I{128};
+    for (int k = 0; k < 4; ++k) {
+      bits[k] = kind_ == OptimMaster::kStochastic
+                    ? to_16_bits_stochastic(dtype, x[k], random_bits<Lanes>(key, part.element(4 * half + k)))
+                    : to_16_bits(dtype, x[k]);
     }
-    write_bits<std::uint16_t>(tensor_.parameter, part, halves);
-    if (kind_ == OptimMaster::kSplit) write_bits<std::uint8_t>(tensor_.master, part, rests);
+    write4<2>(tensor_.parameter, part, half, bits);
+    if (has_copy()) write4(tensor_.master, part, half, x);
+    if (kind_ != OptimMaster::kSplit) return;
+    I rests[4];
+    REEF_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const F kept = float_of_16_bits(dtype, scalar::raw(bits[k]));
+      rests[k] = rest_of<Lanes>(dtype, x[k], kept) + I{128};
+    }
+    write4<1>(tensor_.master, part, half, rests);
   }
 
  private:
+  REEF_LANE bool has_copy() const { return kind_ == OptimMaster::kFloat32; }
+  REEF_LANE OptimDtype dtype() const { return has_copy() ? OptimDtype::kFloat32 : tensor_.parameter_dtype; }
+
   const OptimTensor& tensor_;
   OptimMaster kind_;
 };

@@ -14,17 +14,25 @@ namespace reef::kernels::warp {
 struct Rank1State {
   using Code = Int4Code<Lanes, false>;
   using Map = Code::Map;
+  using Loaded = Codes;
   static decltype(auto) map() { return Code::map(); }
   // As the signed states beside it, which have something to exchange.
   static constexpr int kBlocks = 2;
   static constexpr int kSharing = kThreads;
+  static constexpr int kMoreFours = 4;
 
-  REEF_LANE static void begin(const OptimState& state, const Part& part, const Map&, F (&x)[kOwn]) {
-    const auto pairs = load4<std::uint8_t>(state.codes, at(part), part.there(0));
-    each_own(state, part, reinterpret_cast<const float*>(state.scales), [&](int k, F scale) {
-      x[k] = Code::value(nibble(I{pairs.v[k % 4]}, k / 4), scale * F{1.0F / 16});
-    });
+  template <bool kWhole>
+  REEF_LANE static void load(const OptimState& state, const Part<kWhole>& part, int half, Codes& codes) {
+    if (half == 0) codes.bytes = load4<1>(state.codes, at(part), part, 0);
+    REEF_UNROLL
+    for (float& scale : codes.scales) scale = 0;
+    each_own(state, part, half, reinterpret_cast<const float*>(state.scales),
+             [&](int k, F scale) { codes.scales[k] = scale.v; });
   }
+  REEF_LANE static F value(const Codes& codes, const Map&, int half, int k) {
+    return Code::value(nibble(codes.bytes[k], half), F{codes.scales[k]} * F{1.0F / 16});
+  }
+  REEF_LANE static F seen(F x) { return x; }
 
   REEF_LANE static void keep(F (&x)[kOwn], float* largest) {
     REEF_UNROLL
@@ -33,69 +41,84 @@ struct Rank1State {
     for (int block = 0; block < kBlocks; ++block) largest[block] = 0;
   }
 
-  REEF_LANE static void end(const OptimState& state, const Part& part, const Map& map, std::uint32_t,
+  template <bool kWhole>
+  REEF_LANE static void end(const OptimState& state, const Part<kWhole>& part, const Map& map, std::uint32_t,
                             const float*, F (&x)[kOwn]) {
     const Code code(map);
-    Four<std::uint8_t> halves[2]{};
-    each_own(state, part, state.new_scales, [&](int k, F scale) {
-      const F units = F{Code::kUnits} / max(scale, F{FLT_MIN * Code::kUnits});
-      halves[k / 4].v[k % 4] = static_cast<std::uint8_t>(code.find(x[k], units).v);
-    });
-    store4(state.codes, at(part), part.there(0), paired(halves));
+    Four<1> halves[2]{};
+    REEF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      each_own(state, part, half, state.new_scales, [&](int k, F scale) {
+        const F units = F{Code::kUnits} / max(scale, F{FLT_MIN * Code::kUnits});
+        halves[half].put(k, scalar::raw(code.find(x[4 * half + k], units)) & 0xFFU);
+      });
+    }
+    store4(state.codes, at(part), part, 0, paired(halves));
   }
 
-  REEF_LANE static void raise(const OptimState& state, const Part& part, const F (&x)[kOwn]) {
+  template <bool kWhole>
+  REEF_LANE static void raise(const OptimState& state, const Part<kWhole>& part, const F (&x)[kOwn]) {
     float* const of_columns = state.new_scales + state.matrix.rows;
     std::int64_t before = 0;
     float most = 0;
-    each_place(state, part, [&](int k, std::int64_t row, std::int64_t column) {
-      const float own = min(x[k], F{FLT_MAX}).v;
-      raise_to(of_columns + column, own);
-      if (row != before && most > 0) {
-        raise_to(state.new_scales + before, most);
-        most = 0;
-      }
-      before = row;
-      most = most < own ? own : most;
-    });
+    REEF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      each_place(state, part, half, [&](int k, std::int64_t row, std::int64_t column) {
+        const float own = min(x[4 * half + k], F{FLT_MAX}).v;
+        raise_to(of_columns + column, own);
+        if (row != before && most > 0) {
+          raise_to(state.new_scales + before, most);
+          most = 0;
+        }
+        before = row;
+        most = most < own ? own : most;
+      });
+    }
     if (most > 0) raise_to(state.new_scales + before, most);
   }
 
  private:
-  REEF_LANE static std::int64_t at(const Part& part) { return part.tile * kHalf + 4 * part.thread; }
+  template <bool kWhole>
+  REEF_LANE static std::int64_t at(const Part<kWhole>& part) {
+    return part.tile * kHalf + 4 * part.thread;
+  }
 
-  // Calls `work` with each element that is there, and its row and column.
-  template <class Work>
-  REEF_LANE static void each_place(const OptimState& state, const Part& part, const Work& work) {
+  // Calls `work` with each element of a half that is there, and its row and column.
+  template <bool kWhole, class Work>
+  REEF_LANE static void each_place(const OptimState& state, const Part<kWhole>& part, int half,
+                                   const Work& work) {
+    const std::int64_t first = state.first + part.first(half);
+    std::int64_t row = first / state.matrix.columns;
+    std::int64_t column = first - row * state.matrix.columns;
     REEF_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t first = state.first + part.first(half);
-      std::int64_t row = first / state.matrix.columns;
-      std::int64_t column = first - row * state.matrix.columns;
-      REEF_UNROLL
-      for (int k = 4 * half; k < 4 * half + 4; ++k) {
-        if (part.has(k)) work(k, row, column);
-        if (++column == state.matrix.columns) {
-          column = 0;
-          ++row;
-        }
+    for (int k = 0; k < 4; ++k) {
+      if (part.has(4 * half + k)) work(k, row, column);
+      if (++column == state.matrix.columns) {
+        column = 0;
+        ++row;
       }
     }
   }
   // And its scale, of these.
-  template <class Work>
-  REEF_LANE static void each_own(const OptimState& state, const Part& part, const float* scales,
-                                 const Work& work) {
-    each_place(state, part, [&](int k, std::int64_t row, std::int64_t column) {
-      work(k, min(F{scales[row]}, F{scales[state.matrix.rows + column]}));
+  template <bool kWhole, class Work>
+  REEF_LANE static void each_own(const OptimState& state, const Part<kWhole>& part, int half,
+                                 const float* scales, const Work& work) {
+    const float* const from = global(scales);
+    each_place(state, part, half, [&](int k, std::int64_t row, std::int64_t column) {
+      work(k, min(F{from[row]}, F{from[state.matrix.rows + column]}));
     });
   }
 };
 
 /// One thread's part of the survey of values that become such a state.
-REEF_LANE void survey(const float* values, const OptimState& state, const Part& part) {
+template <bool kWhole>
+REEF_LANE void survey(const float* values, const OptimState& state, const Part<kWhole>& part) {
   F x[kOwn];
-  read(OptimDtype::kFloat32, reinterpret_cast<const std::byte*>(values), part, x);
+  REEF_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const auto* const from = reinterpret_cast<const std::byte*>(values);
+    to_floats(OptimDtype::kFloat32, load4(OptimDtype::kFloat32, from, part, half), x + 4 * half);
+  }
   Rank1State::raise(state, part, x);
 }
 

@@ -9,80 +9,89 @@
 
 namespace reef::kernels::warp {
 
-/// States, by format. begin() gives a thread's values; keep() takes new ones and says the largest of each of
-/// the kBlocks blocks that the thread has elements of, which kSharing threads share; end() writes what was
-/// kept, when it knows the largest of the whole blocks, and leaves in x what the rule's second half is to
-/// see.
+/// States, by format. load() asks for half a thread's elements at once, and value() is one of them; seen() is
+/// what the rule's second half is to see of a new one. States in blocks: keep() takes a thread's new values
+/// and says the largest of each of the kBlocks blocks that it has elements of, which kSharing threads share;
+/// end() writes what was kept, when it knows the largest of the whole blocks. Others have no blocks, and
+/// write() writes half of the new values.
+template <OptimDtype kDtype>
 struct Uncoded {
   struct Map {};
   static Map map() { return {}; }
   static constexpr int kBlocks = 0;
   static constexpr int kSharing = kThreads;
-  REEF_LANE static void keep(F (&)[kOwn], float*) {}
+  static constexpr int kMoreFours = 0;
+  using Loaded = Four<4>;
+  template <bool kWhole>
+  REEF_LANE static void load(const OptimState& state, const Part<kWhole>& part, int half, Loaded& loaded) {
+    loaded = load4(kDtype, state.codes, part, half);
+  }
+  REEF_LANE static F value(const Loaded& loaded, const Map&, int, int k) {
+    return to_float(kDtype, loaded, k);
+  }
+  REEF_LANE static F seen(F x) { return x; }
 };
 
 template <bool kSigned>
-struct Float32State : Uncoded {
-  REEF_LANE static void begin(const OptimState& state, const Part& part, const Map&, F (&x)[kOwn]) {
-    read(OptimDtype::kFloat32, state.codes, part, x);
-  }
-  REEF_LANE static void end(const OptimState& state, const Part& part, const Map&, std::uint32_t,
-                            const float*, F (&x)[kOwn]) {
-    write32(state.codes, part, x);
+struct Float32State : Uncoded<OptimDtype::kFloat32> {
+  template <bool kWhole>
+  REEF_LANE static void write(const OptimState& state, const Part<kWhole>& part, int half, std::uint32_t,
+                              const F* x) {
+    write4(state.codes, part, half, x);
   }
 };
 
 template <bool kSigned>
-struct BFloat16State : Uncoded {
-  REEF_LANE static void begin(const OptimState& state, const Part& part, const Map&, F (&x)[kOwn]) {
-    read(OptimDtype::kBFloat16, state.codes, part, x);
-  }
-  REEF_LANE static void end(const OptimState& state, const Part& part, const Map&, std::uint32_t key,
-                            const float*, F (&x)[kOwn]) {
-    I halves[kOwn];
+struct BFloat16State : Uncoded<OptimDtype::kBFloat16> {
+  template <bool kWhole>
+  REEF_LANE static void write(const OptimState& state, const Part<kWhole>& part, int half, std::uint32_t key,
+                              const F* x) {
+    I bits[4];
     REEF_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      halves[k] = to_bfloat16_stochastic<Lanes>(x[k], random_bits<Lanes>(key, part.element(k)));
+    for (int k = 0; k < 4; ++k) {
+      const I random = random_bits<Lanes>(key, part.element(4 * half + k));
+      bits[k] = to_bfloat16_stochastic<Lanes>(x[k], random);
     }
-    write_bits<std::uint16_t>(state.codes, part, halves);
+    write4<2>(state.codes, part, half, bits);
   }
 };
 
-/// Of elements of both halves, two 4-bit codes a byte.
-REEF_LANE I nibble(I pair, int half) { return half == 0 ? pair & I{15} : scalar::shift_right<4>(pair); }
-REEF_LANE Four<std::uint8_t> paired(const Four<std::uint8_t> (&of)[2]) {
-  Four<std::uint8_t> pairs;
-  REEF_UNROLL
-  for (int k = 0; k < 4; ++k) pairs.v[k] = static_cast<std::uint8_t>(of[0].v[k] | of[1].v[k] << 4);
-  return pairs;
-}
+/// What a thread has of the codes of a half or, packed, of both: two 4-bit codes a byte.
+struct Codes {
+  Four<1> bytes;
+  Four<1> rests;    ///< compensated: of both halves, four bits each
+  float scales[4];  ///< of each element; of all of them, the first
+};
+REEF_LANE I nibble(std::uint32_t pair, int half) { return integer(half == 0 ? pair & 15U : pair >> 4); }
+REEF_LANE Four<1> paired(const Four<1> (&of)[2]) { return {{of[0].words[0] | of[1].words[0] << 4}}; }
 
 template <class Code, bool kSigned, bool kCompensated>
 struct CodedState {
   using Map = typename Code::Map;
+  using Loaded = Codes;
   static decltype(auto) map() { return Code::map(); }
   static constexpr bool kPacked = Code::kBits == 4;
   static constexpr int kBlocks = Code::kBlock == kTileElements ? 1 : 2;
   static constexpr int kSharing = Code::kBlock < 4 * kThreads ? Code::kBlock / 4 : kThreads;
+  /// Registers beside the states' own, in fours.
+  static constexpr int kMoreFours = kCompensated ? 2 : Code::kBlock < 4 * kThreads ? 1 : 0;
 
-  REEF_LANE static void begin(const OptimState& state, const Part& part, const Map& map, F (&x)[kOwn]) {
-    const Code code(map);
-    const auto low = load4<std::uint8_t>(state.codes, at(part, 0), part.there(0));
-    const auto high = kPacked ? low : load4<std::uint8_t>(state.codes, at(part, 1), part.there(1));
-    Four<std::uint8_t> pairs{};
-    if constexpr (kCompensated) pairs = load4<std::uint8_t>(state.codes, rests_at(part), part.there(0));
-    REEF_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const auto unit = code.unit(scale(state, part, half));
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        I byte{half == 0 ? low.v[k] : high.v[k]};
-        if constexpr (kPacked) byte = nibble(byte, half);
-        if constexpr (kCompensated) byte = scalar::shift_left<4>(byte) | nibble(I{pairs.v[k]}, half);
-        x[4 * half + k] = code.decode(byte, unit);
-      }
-    }
+  template <bool kWhole>
+  REEF_LANE static void load(const OptimState& state, const Part<kWhole>& part, int half, Codes& codes) {
+    if (half == 0 || !kPacked) codes.bytes = load4<1>(state.codes, at(part, half), part, half);
+    if (half == 0 && kCompensated) codes.rests = load4<1>(state.codes, rests_at(part), part, 0);
+    if (half == 0 || kBlocks == 2) codes.scales[0] = scale(state, part, half);
   }
+
+  REEF_LANE static F value(const Codes& codes, const Map& map, int half, int k) {
+    const Code code(map);
+    I byte = kPacked ? nibble(codes.bytes[k], half) : integer(codes.bytes[k]);
+    if constexpr (kCompensated) byte = scalar::shift_left<4>(byte) | nibble(codes.rests[k], half);
+    return code.decode(byte, code.unit(codes.scales[0]));
+  }
+
+  // An infinity (a square that overflowed) becomes the largest float.
+  REEF_LANE static F seen(F x) { return max(min(x, F{FLT_MAX}), F{-FLT_MAX}); }
 
   REEF_LANE static void keep(F (&x)[kOwn], float* largest) {
     REEF_UNROLL
@@ -95,38 +104,44 @@ struct CodedState {
     }
   }
 
-  REEF_LANE static void end(const OptimState& state, const Part& part, const Map& map,
+  template <bool kWhole>
+  REEF_LANE static void end(const OptimState& state, const Part<kWhole>& part, const Map& map,
                             [[maybe_unused]] std::uint32_t key, const float* largest, F (&x)[kOwn]) {
     const Code code(map);
-    const F limit{FLT_MAX};  // an infinity (a square that overflowed) becomes the largest float
-    Four<std::uint8_t> bytes[2], rests[2];
+    Four<1> bytes[2]{}, rests[2]{};
+    F units[2];
     REEF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const F scale = Code::scale(min(F{largest[kBlocks == 1 ? 0 : half]}, limit));
-      const F units = F{Code::kUnits} / max(scale, F{FLT_MIN * Code::kUnits});
+      if (half == kBlocks) {  // there is one block
+        units[half] = units[0];
+        break;
+      }
+      const F scale = Code::scale(min(F{largest[half]}, F{FLT_MAX}));
+      units[half] = F{Code::kUnits} / max(scale, F{FLT_MIN * Code::kUnits});
       put_scale(state, part, half, scale.v);
-      REEF_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        F& own = x[4 * half + k];
-        own = max(min(own, limit), F{-FLT_MAX});
-        if constexpr (kCompensated) {
-          const I drawn = random_bits<Lanes>(key, part.element(k));  // sixteen bits for each half
-          const I random = half == 0 ? drawn & I{0xFFFF} : scalar::shift_right<16>(drawn);
-          const I number = code.number(own, units, to_floats(random));
-          bytes[half].v[k] = static_cast<std::uint8_t>(number.v >> 4);
-          rests[half].v[k] = static_cast<std::uint8_t>(number.v & 15);
-        } else {
-          const I added = code.code(code.find(own, units)) + I{Code::kAdded};
-          bytes[half].v[k] = static_cast<std::uint8_t>(max(min(added, I{255}), I{0}).v);
-        }
+    }
+    REEF_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int half = i % 2;  // one after the other, for they share what is drawn
+      const int k = i / 2;
+      const F own = seen(x[4 * half + k]);
+      if constexpr (kCompensated) {
+        const I drawn = random_bits<Lanes>(key, part.element(k));  // sixteen bits for each half
+        const I random = half == 0 ? drawn & I{0xFFFF} : scalar::shift_right<16>(drawn);
+        const std::uint32_t number = scalar::raw(code.number(own, units[half], to_floats(random)));
+        bytes[half].put(k, number >> 4 & 0xFFU);
+        rests[half].put(k, number & 15U);
+      } else {
+        const I added = code.code(code.find(own, units[half])) + I{Code::kAdded};
+        bytes[half].put(k, scalar::raw(max(min(added, I{255}), I{0})));
       }
     }
-    if constexpr (kCompensated) store4(state.codes, rests_at(part), part.there(0), paired(rests));
+    if constexpr (kCompensated) store4(state.codes, rests_at(part), part, 0, paired(rests));
     if constexpr (kPacked) {
-      store4(state.codes, at(part, 0), part.there(0), paired(bytes));
+      store4(state.codes, at(part, 0), part, 0, paired(bytes));
     } else {
-      store4(state.codes, at(part, 0), part.there(0), bytes[0]);
-      store4(state.codes, at(part, 1), part.there(1), bytes[1]);
+      store4(state.codes, at(part, 0), part, 0, bytes[0]);
+      store4(state.codes, at(part, 1), part, 1, bytes[1]);
     }
   }
 
@@ -134,24 +149,34 @@ struct CodedState {
   static constexpr int kBytes = static_cast<int>(kTileElements) * Code::kBits / 8;
   // Where the four codes in a half are; packed, there is one half. And where their rests are, after all
   // codes.
-  REEF_LANE static std::int64_t at(const Part& part, int half) {
+  template <bool kWhole>
+  REEF_LANE static std::int64_t at(const Part<kWhole>& part, int half) {
     const std::int64_t begin = part.tile * (kBytes + (kCompensated ? kHalf : 0));
     return begin + (kPacked ? 4 * part.thread : part.element(4 * half));
   }
-  REEF_LANE static std::int64_t rests_at(const Part& part) {
+  template <bool kWhole>
+  REEF_LANE static std::int64_t rests_at(const Part<kWhole>& part) {
     const int codes = part.elements < kBytes ? part.elements : kBytes;
     return part.tile * (kBytes + kHalf) + codes + 4 * part.thread;
   }
 
-  REEF_LANE static int block_of(const Part& part, int half) { return part.element(4 * half) / Code::kBlock; }
-  REEF_LANE static bool is_there(const Part& part, int half) {
-    return block_of(part, half) * Code::kBlock < part.elements;
+  template <bool kWhole>
+  REEF_LANE static int block_of(const Part<kWhole>& part, int half) {
+    return part.element(4 * half) / Code::kBlock;
   }
-  REEF_LANE static typename Code::Scale* scale_at(const OptimState& state, const Part& part, int half) {
+  template <bool kWhole>
+  REEF_LANE static bool is_there(const Part<kWhole>& part, int half) {
+    return kWhole || block_of(part, half) * Code::kBlock < part.elements;
+  }
+  template <bool kWhole>
+  REEF_LANE static typename Code::Scale* scale_at(const OptimState& state, const Part<kWhole>& part,
+                                                  int half) {
     constexpr int kOfTile = static_cast<int>(kTileElements) / Code::kBlock;
-    return reinterpret_cast<typename Code::Scale*>(state.scales) + part.tile * kOfTile + block_of(part, half);
+    return global(reinterpret_cast<typename Code::Scale*>(state.scales)) + part.tile * kOfTile +
+           block_of(part, half);
   }
-  REEF_LANE static float scale(const OptimState& state, const Part& part, int half) {
+  template <bool kWhole>
+  REEF_LANE static float scale(const OptimState& state, const Part<kWhole>& part, int half) {
     if (!is_there(part, half)) return 0;
     if constexpr (sizeof(typename Code::Scale) == sizeof(float)) {
       return *scale_at(state, part, half);
@@ -160,7 +185,8 @@ struct CodedState {
     }
   }
   // One thread of a block writes its scale.
-  REEF_LANE static void put_scale(const OptimState& state, const Part& part, int half, float scale) {
+  template <bool kWhole>
+  REEF_LANE static void put_scale(const OptimState& state, const Part<kWhole>& part, int half, float scale) {
     if (part.element(4 * half) % Code::kBlock != 0 || !is_there(part, half)) return;
     if constexpr (sizeof(typename Code::Scale) == sizeof(float)) {
       *scale_at(state, part, half) = scale;
@@ -200,34 +226,53 @@ struct Maps {
 };
 
 /// One thread's part of a tile of values that become a state.
-template <template <bool> class State, bool kSigned>
+template <template <bool> class State, bool kSigned, bool kWhole>
 class Encode {
  public:
   using Of = State<kSigned>;
-  REEF_LANE Encode(const float* values, const OptimState& state, const Part& part,
+  REEF_LANE Encode(const float* values, const OptimState& state, const Part<kWhole>& part,
                    const typename Of::Map& map)
       : state_(state), part_(part), map_(map) {
-    read(OptimDtype::kFloat32, reinterpret_cast<const std::byte*>(values), part, x_);
+    const auto* const from = reinterpret_cast<const std::byte*>(values);
+    REEF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      to_floats(OptimDtype::kFloat32, load4(OptimDtype::kFloat32, from, part, half), x_ + 4 * half);
+    }
   }
-  REEF_LANE void begin(float* largest) { Of::keep(x_, largest); }
-  REEF_LANE void end(const float* largest) {
-    Of::end(state_, part_, map_, key_of_encoded(state_, part_.tile), largest, x_);
+  REEF_LANE void begin(float* largest) {
+    if constexpr (Of::kBlocks > 0) Of::keep(x_, largest);
+  }
+  REEF_LANE void end([[maybe_unused]] const float* largest) {
+    const std::uint32_t key = key_of_encoded(state_, part_.tile);
+    if constexpr (Of::kBlocks > 0) {
+      Of::end(state_, part_, map_, key, largest, x_);
+    } else {
+      REEF_UNROLL
+      for (int half = 0; half < 2; ++half) Of::write(state_, part_, half, key, x_ + 4 * half);
+    }
   }
 
  private:
   const OptimState& state_;
-  const Part part_;
+  const Part<kWhole> part_;
   const typename Of::Map& map_;
   F x_[kOwn];
 };
 
 /// And back.
-template <template <bool> class State, bool kSigned>
-REEF_LANE void decode(const OptimState& state, float* values, const Part& part,
+template <template <bool> class State, bool kSigned, bool kWhole>
+REEF_LANE void decode(const OptimState& state, float* values, const Part<kWhole>& part,
                       const typename State<kSigned>::Map& map) {
-  F x[kOwn];
-  State<kSigned>::begin(state, part, map, x);
-  write32(reinterpret_cast<std::byte*>(values), part, x);
+  using Of = State<kSigned>;
+  typename Of::Loaded loaded;
+  REEF_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    F x[4];
+    Of::load(state, part, half, loaded);
+    REEF_UNROLL
+    for (int k = 0; k < 4; ++k) x[k] = Of::value(loaded, map, half, k);
+    write4(reinterpret_cast<std::byte*>(values), part, half, x);
+  }
 }
 
 }  // namespace reef::kernels::warp

@@ -9,7 +9,7 @@
 namespace reef::kernels::warp {
 
 /// One thread's part of the step of one tile.
-template <class Rule, template <bool> class State>
+template <class Rule, template <bool> class State, bool kWhole>
 class Step {
  public:
   static constexpr int kStates = Rule::kStates;
@@ -17,93 +17,129 @@ class Step {
   static constexpr int kSharing = State<true>::kSharing;  ///< threads
   using Tables = Maps<State>;
 
-  REEF_LANE Step(const OptimTensor& tensor, const Part& part, const Tables& maps)
-      : tensor_(tensor), part_(part), maps_(maps), parameter_(tensor), rule_(tensor.constants) {}
+  /// Asks for the gradient and the first half of all else.
+  REEF_LANE Step(const OptimTensor& tensor, const Part<kWhole>& part, const Tables& maps)
+      : tensor_(tensor), part_(part), maps_(maps), parameter_(tensor) {
+    REEF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      gradient_[half] = load4(tensor.gradient_dtype, tensor.gradient, part, half);
+    }
+    load(0, kEachState);
+  }
 
-  /// Reads the gradient: how many of its elements here are not finite.
+  /// How many elements of the gradient here are not finite.
   REEF_LANE int nonfinite() {
-    read(tensor_.gradient_dtype, tensor_.gradient, part_, g_);
     const F gain{tensor_.constants.gradient};
-    int found = 0;
+    F poison{0};  // NaN for ever after a value that is not finite
+    REEF_UNROLL
+    for (int half = 0; half < 2; ++half) to_floats(tensor_.gradient_dtype, gradient_[half], g_ + 4 * half);
     REEF_UNROLL
     for (int k = 0; k < kOwn; ++k) {
       g_[k] = g_[k] * gain;
-      found += !(g_[k].v - g_[k].v == 0);
+      poison = fma(g_[k], F{0}, poison);
     }
+    int found = 0;
+    if (poison.v == 0) return found;
+    REEF_UNROLL
+    for (int k = 0; k < kOwn; ++k) found += !(g_[k].v - g_[k].v == 0);
     return found;
   }
 
-  /// If none of the warp is not finite: new states, and for each of them the largest of its blocks here.
+  /// If none of the warp is not finite: writes the new parameter and states that are not in blocks; of each
+  /// other new state, the largest of its blocks here is found.
   REEF_LANE void begin(float* largest) {
-    advance();
-    keep(largest, std::make_index_sequence<kStates>());
+    advance([&](int half, const F* p) {
+      parameter_.write(part_, half, key(), p);
+      if constexpr (kBlocks == 0) write(half, kEachState);
+    });
+    if constexpr (kBlocks > 0) keep(largest, kEachState);
   }
 
-  /// And with the largest of the whole blocks: writes it all.
-  REEF_LANE void end(const float* largest) {
-    const std::uint32_t key = key_of(tensor_.key, part_.tile);
-    write(largest, key, std::make_index_sequence<kStates>());
-    if constexpr (kHalves) {
-      REEF_UNROLL
-      for (int k = 0; k < kOwn; ++k) p_[k] = rule_.end(p_[k], g_[k], s_[0][k], half_[k]);
-    }
-    parameter_.write(part_, key, p_);
+  /// And with the largest of the whole blocks: writes the states.
+  REEF_LANE void end([[maybe_unused]] const float* largest) {
+    if constexpr (kBlocks > 0) encode(largest, kEachState);
   }
 
   /// Instead: new states, of which only scales that must be known first are kept.
   REEF_LANE void survey() {
-    advance();
-    raise(std::make_index_sequence<kStates>());
+    advance([](int, const F*) {});
+    raise(kEachState);
   }
 
   /// Instead: squares of the elements here, of which a trust ratio is made.
   REEF_LANE OptimSquares squares() {
     OptimSquares sum;
-    read_all(std::make_index_sequence<kStates>());
+    const Rule rule(tensor_.constants);
     REEF_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      if (!part_.has(k)) continue;
-      F s[kStates + 1];
-      gather(s, k);
-      const double p = p_[k].v;
-      const double measured = rule_.measured(p_[k], g_[k], s).v;
-      sum.parameter += p * p;
-      sum.measured += measured * measured;
+    for (int half = 0; half < 2; ++half) {
+      F p[4];
+      read(half, p);
+      REEF_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        if (!part_.has(4 * half + k)) continue;
+        F s[kStates + 1];
+        read_states(half, k, s, kEachState);
+        const double size = p[k].v;
+        const double measured = rule.measured(p[k], g_[4 * half + k], s).v;
+        sum.parameter += size * size;
+        sum.measured += measured * measured;
+      }
     }
     return sum;
   }
 
  private:
   static constexpr bool kHalves = requires { &Rule::begin; };
+  static constexpr std::make_index_sequence<kStates> kEachState{};
   template <std::size_t i>
   using StateOf = State<Rule::is_signed(i)>;
 
+  REEF_LANE std::uint32_t key() const { return key_of(tensor_.key, part_.tile); }
   template <std::size_t... i>
-  REEF_LANE void read_all(std::index_sequence<i...>) {
-    parameter_.read(part_, p_);
-    (StateOf<i>::begin(tensor_.states[i], part_, maps_.template of<Rule::is_signed(i)>(), s_[i]), ...);
+  REEF_LANE void load(int half, std::index_sequence<i...>) {
+    old_parameter_ = parameter_.load(part_, half);
+    (StateOf<i>::load(tensor_.states[i], part_, half, old_states_[i]), ...);
   }
-  // New states, and the first half of the parameter's step.
-  REEF_LANE void advance() {
-    read_all(std::make_index_sequence<kStates>());
+  REEF_LANE void read(int half, F* p) {
+    if (half > 0) load(half, kEachState);
+    parameter_.read(old_parameter_, p);
+  }
+  template <std::size_t... i>
+  REEF_LANE void read_states([[maybe_unused]] int half, [[maybe_unused]] int k, [[maybe_unused]] F* s,
+                             std::index_sequence<i...>) const {
+    ((s[i] = StateOf<i>::value(old_states_[i], maps_.template of<Rule::is_signed(i)>(), half, k)), ...);
+  }
+  // New states, and new parameters for `take`: half by half, for a thread has few registers.
+  template <class Take>
+  REEF_LANE void advance(const Take& take) {
+    const Rule rule(tensor_.constants);
     const float decay = Rule::kCouples ? tensor_.constants.coupled_decay : 0;
     REEF_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      F s[kStates + 1];
-      gather(s, k);
-      if (decay != 0) g_[k] = coupled<Lanes>(p_[k], g_[k], decay);
-      if constexpr (kHalves) {
-        half_[k] = rule_.begin(g_[k], s);
-      } else {
-        rule_.step(p_[k], g_[k], s);
+    for (int half = 0; half < 2; ++half) {
+      F p[4];
+      read(half, p);
+      F* const g = g_ + 4 * half;
+      if (decay != 0) {
+        REEF_UNROLL
+        for (int k = 0; k < 4; ++k) g[k] = coupled<Lanes>(p[k], g[k], decay);
       }
       REEF_UNROLL
-      for (int i = 0; i < kStates; ++i) s_[i][k] = part_.has(k) ? s[i] : F{0};  // what is padded stays zero
+      for (int k = 0; k < 4; ++k) {
+        const bool has = part_.has(4 * half + k);
+        F s[kStates + 1];
+        read_states(half, k, s, kEachState);
+        if constexpr (kHalves) {
+          const F root = rule.begin(g[k], s);
+          p[k] = rule.end(p[k], g[k], StateOf<0>::seen(s[0]), root);
+        } else {
+          rule.step(p[k], g[k], s);
+        }
+        REEF_UNROLL
+        for (int i = 0; i < kStates; ++i)
+          s_[i][4 * half + k] = has ? s[i] : F{0};  // what is padded stays zero
+      }
+      take(half, p);
     }
-  }
-  REEF_LANE void gather(F* s, int k) const {
-    REEF_UNROLL
-    for (int i = 0; i < kStates; ++i) s[i] = s_[i][k];
   }
   template <std::size_t... i>
   REEF_LANE void keep(float* largest, std::index_sequence<i...>) {
@@ -115,23 +151,39 @@ class Step {
   }
   template <std::size_t i>
   REEF_LANE void raise_of() {
-    if constexpr (requires { &StateOf<i>::raise; }) StateOf<i>::raise(tensor_.states[i], part_, s_[i]);
+    if constexpr (requires { &StateOf<i>::template raise<kWhole>; }) {
+      StateOf<i>::raise(tensor_.states[i], part_, s_[i]);
+    }
   }
   template <std::size_t... i>
-  REEF_LANE void write([[maybe_unused]] const float* largest, [[maybe_unused]] std::uint32_t key,
-                       std::index_sequence<i...>) {
-    (StateOf<i>::end(tensor_.states[i], part_, maps_.template of<Rule::is_signed(i)>(), key_of_state(key, i),
-                     largest + i * kBlocks, s_[i]),
+  REEF_LANE void write([[maybe_unused]] int half, std::index_sequence<i...>) {
+    (StateOf<i>::write(tensor_.states[i], part_, half, key_of_state(key(), i), s_[i] + 4 * half), ...);
+  }
+  template <std::size_t... i>
+  REEF_LANE void encode([[maybe_unused]] const float* largest, std::index_sequence<i...>) {
+    (StateOf<i>::end(tensor_.states[i], part_, maps_.template of<Rule::is_signed(i)>(),
+                     key_of_state(key(), i), largest + i * kBlocks, s_[i]),
      ...);
   }
 
   const OptimTensor& tensor_;
-  const Part part_;
+  const Part<kWhole> part_;
   const Tables& maps_;
   const Parameter parameter_;
-  const Rule rule_;
-  F g_[kOwn], p_[kOwn], half_[kOwn];
+  Four<4> gradient_[2];
+  Parameter::Loaded old_parameter_;
+  typename State<true>::Loaded old_states_[kStates + 1];
+  F g_[kOwn];
   F s_[kStates + 1][kOwn];
 };
+
+/// Whether all that a step reads and writes is aligned.
+template <class Rule>
+REEF_LANE bool is_aligned(const OptimTensor& tensor) {
+  const auto with = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return are_aligned(tensor.parameter, tensor.gradient, tensor.master, tensor.states[i].codes...);
+  };
+  return with(std::make_index_sequence<Rule::kStates>());
+}
 
 }  // namespace reef::kernels::warp
