@@ -154,14 +154,15 @@ ncclResult_t ncclCommSplit(ncclComm_t from, int color, int key, ncclComm_t* comm
     add_meeting([=, &comm] { split(comm, color, key, communicator); });
   });
 }
+// As with NCCL, there may be no communicator to end.
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
-  return attempt([&] { known(communicator).finalize(); });
+  return communicator == nullptr ? ncclSuccess : attempt([&] { known(communicator).finalize(); });
 }
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
-  return attempt([&] { known(communicator).destroy(); });
+  return communicator == nullptr ? ncclSuccess : attempt([&] { known(communicator).destroy(); });
 }
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
-  return attempt([&] { known(communicator).abort(); });
+  return communicator == nullptr ? ncclSuccess : attempt([&] { known(communicator).abort(); });
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error) {
   return attempt([&] { give(error, known(communicator).trouble()); });
