@@ -7,7 +7,7 @@ target_include_directories(played_nccl SYSTEM BEFORE PRIVATE "${played_nccl_incl
 target_compile_options(played_nccl PRIVATE -ffp-contract=off)
 target_link_libraries(played_nccl PRIVATE played_cuda Threads::Threads)
 
-foreach(test nccl_test nccl_order_test)
+foreach(test nccl_test nccl_order_test nccl_trouble_test)
   add_executable(played_${test} ${test}.cpp)
   reef_compile(played_${test})
   target_include_directories(played_${test} PRIVATE "${PROJECT_SOURCE_DIR}/tests")

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -112,11 +111,9 @@ Mailboxes::Mailboxes(const SharedName& name, int ranks, int rank) : ranks_(ranks
     throw std::runtime_error("the process that made the unique id has ended or does not hold it any more");
   const std::size_t boxes = static_cast<std::size_t>(kLines) * ranks * ranks;
   bytes_ = sizeof(Shared) + boxes * sizeof(Mailbox);
-  struct stat status {};
-  if (fstat(file.number(), &status) != 0) throw failed("memory to share cannot be looked at");
-  // Only ever grows: ranks that disagree on their number are found below.
-  if (static_cast<std::size_t>(status.st_size) < bytes_ &&
-      ftruncate(file.number(), static_cast<off_t>(bytes_)) != 0)
+  // Only ever grows: ranks that disagree on their number are found below. The last box is one that nobody
+  // uses.
+  if (pwrite(file.number(), "", 1, static_cast<off_t>(bytes_ - 1)) != 1)
     throw failed("memory to share cannot be made larger");
   void* const at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), 0);
   if (at == MAP_FAILED) throw failed("memory to share cannot be mapped");
@@ -188,26 +185,30 @@ bool Mailboxes::move(Line line, Message& message, Outcome& outcome) {
 
 Outcome Mailboxes::exchange(Line line, std::vector<Message> messages) {
   Word& pulse = shared_->members[rank_].pulse;
+  const auto ranks = static_cast<std::size_t>(ranks_);
+  std::vector<bool> waits(2 * ranks), gone(ranks);  // waits: for messages from, or to, each rank
   for (;;) {
     const std::uint32_t before = pulse.load();
-    std::vector<bool> waits(2 * static_cast<std::size_t>(ranks_));  // messages from or to a peer keep order
+    // Who is gone before its mailboxes are looked at has not done any more in them.
+    for (std::size_t peer = 0; line == Line::kHosts && peer < ranks; ++peer)
+      gone[peer] = (waits[2 * peer] || waits[2 * peer + 1]) && is_gone(static_cast<int>(peer));
+    waits.assign(2 * ranks, false);
     bool moved = false;
     int awaited = -1;
     for (Message& message : messages) {
       const std::size_t way = 2 * static_cast<std::size_t>(message.peer) + (message.leaves ? 1 : 0);
-      if (message.is_over || waits[way]) continue;
+      if (message.is_over || waits[way]) continue;  // one way, messages keep their order
       Outcome outcome;
       moved |= move(line, message, outcome);
       if (outcome.how != Outcome::How::kDone) return outcome;
       waits[way] = !message.is_over;
-      if (!message.is_over) awaited = message.peer;
+      if (!message.is_over && (awaited < 0 || gone[message.peer])) awaited = message.peer;
     }
     if (awaited < 0) return {};
     if (aborted_.load()) return {Outcome::How::kAborted, awaited, {}};
     if (shared_->report.load() == 2) return {Outcome::How::kReported, awaited, {}};
     if (moved) continue;
-    for (int peer = 0; line == Line::kHosts && peer < ranks_; ++peer)
-      if ((waits[2 * peer] || waits[2 * peer + 1]) && is_gone(peer)) return {Outcome::How::kGone, peer, {}};
+    if (gone[awaited]) return {Outcome::How::kGone, awaited, {}};
     sleep_while(pulse, before);
   }
 }

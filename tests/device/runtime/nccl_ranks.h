@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <new>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,7 +20,7 @@ namespace reef::played {
 
 constexpr unsigned kDeadlineSeconds = 900;  // several times what a slow machine needs
 
-#define OK(call) ASSERT_EQ(call, ncclSuccess) << ncclGetLastError(nullptr)
+#define NCCL_OK(call) ASSERT_EQ(call, ncclSuccess) << ncclGetLastError(nullptr)
 #define CUDA_OK(call) ASSERT_EQ(call, cudaSuccess)
 
 /// Runs `of_rank` in so many processes, and expects of each that it ends well, or as `kills` plans.
@@ -58,13 +60,13 @@ struct Rank {
 /// The same, with a communicator of all ranks, which is destroyed unless a rank is killed.
 inline void in_ranks(int ranks, const std::function<void(Rank&)>& of_rank, int killed_rank = -1) {
   ncclUniqueId id;
-  OK(ncclGetUniqueId(&id));
+  NCCL_OK(ncclGetUniqueId(&id));
   in_processes(
       ranks,
       [&](int rank) {
         Rank self{rank, ranks};
         CUDA_OK(cudaStreamCreate(&self.stream));
-        OK(ncclCommInitRank(&self.comm, ranks, id, rank));
+        NCCL_OK(ncclCommInitRank(&self.comm, ranks, id, rank));
         of_rank(self);
       },
       killed_rank);
@@ -73,9 +75,9 @@ inline void in_ranks(int ranks, const std::function<void(Rank&)>& of_rank, int k
 inline void end_well(Rank& self) {
   CUDA_OK(cudaStreamSynchronize(self.stream));
   ncclResult_t error = ncclInternalError;
-  OK(ncclCommGetAsyncError(self.comm, &error));
+  NCCL_OK(ncclCommGetAsyncError(self.comm, &error));
   EXPECT_EQ(error, ncclSuccess);
-  OK(ncclCommDestroy(self.comm));
+  NCCL_OK(ncclCommDestroy(self.comm));
 }
 
 /// Elements in device memory.
@@ -108,5 +110,15 @@ class Device {
   std::size_t count_;
   void* data_ = nullptr;
 };
+
+using Ints = std::vector<std::int32_t>;
+/// Numbers of which each rank has others.
+inline Ints ints(int rank, std::size_t count) {
+  Ints all(count);
+  std::iota(all.begin(), all.end(), rank * 100'000);
+  return all;
+}
+/// Larger than any buffer between two ranks.
+constexpr std::size_t kMany = 300'000;
 
 }  // namespace reef::played
