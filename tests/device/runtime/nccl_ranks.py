@@ -13,6 +13,9 @@ import torch.distributed as dist
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 HANG_SECONDS, IMPATIENCE_SECONDS = 900, 20
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8,
+          torch.uint8)
+OPS = {dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.PRODUCT: torch.mul}
 
 
 def of(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,12 +40,12 @@ def added(dtype: torch.dtype, count: int) -> torch.Tensor:
 
 
 def collectives() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8):
-        count = 100_002
+    count = 100_002
+    for dtype in DTYPES:
         mine = here(of(RANK, count, dtype))
         dist.all_reduce(mine)
         expect(mine, added(dtype, count))
-        for op, of_two in ((dist.ReduceOp.MAX, torch.maximum), (dist.ReduceOp.MIN, torch.minimum), (dist.ReduceOp.PRODUCT, torch.mul)):
+        for op, of_two in OPS.items():
             mine = here(of(RANK, count, dtype))
             dist.all_reduce(mine, op)
             expect(mine, of_two(of(0, count, dtype), of(1, count, dtype)))
@@ -73,11 +76,12 @@ def collectives() -> None:
 
 def uneven() -> None:
     """Rank r sends r + p + 1 numbers to rank p."""
-    sizes_in, sizes_out = [RANK + peer + 1 for peer in range(RANKS)], [peer + RANK + 1 for peer in range(RANKS)]
-    got = here(torch.zeros(sum(sizes_out)))
-    dist.all_to_all_single(got, here(of(RANK, sum(sizes_in))), sizes_out, sizes_in)
-    expect(got, torch.cat([of(peer, sum(peer + to + 1 for to in range(RANKS))).split([peer + to + 1 for to in range(RANKS)])[RANK]
-                           for peer in range(RANKS)]))
+    def sizes(rank: int) -> list[int]:
+        return [rank + peer + 1 for peer in range(RANKS)]
+
+    got = here(torch.zeros(sum(sizes(RANK))))
+    dist.all_to_all_single(got, here(of(RANK, sum(sizes(RANK)))), sizes(RANK), sizes(RANK))
+    expect(got, torch.cat([of(peer, sum(sizes(peer))).split(sizes(peer))[RANK] for peer in range(RANKS)]))
 
 
 def messages() -> None:
@@ -97,8 +101,8 @@ def messages() -> None:
 
 
 def in_order() -> None:
-    """Works that run beside the program, on tensors that it computes and reads: where a stream does not wait for another,
-    delays show it."""
+    """Works that run beside the program, on tensors that it computes and reads: where a stream does not wait for
+    another, delays show it."""
     played = ctypes.CDLL(None)
     for kind in range(3):
         played.played_cuda_delay(kind, 500)
@@ -128,7 +132,8 @@ def gradients() -> None:
     def batch(rank: int, step: int) -> torch.Tensor:
         return torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + rank))
 
-    shared, alone = torch.nn.parallel.DistributedDataParallel(net().cuda(), device_ids=[RANK], bucket_cap_mb=0.001), net()
+    shared = torch.nn.parallel.DistributedDataParallel(net().cuda(), device_ids=[RANK], bucket_cap_mb=0.001)
+    alone = net()
     shared_steps, alone_steps = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (shared, alone))
     for step in range(5):
         shared_steps.zero_grad()

@@ -20,9 +20,12 @@ def played(build_dir) -> Path:
     return build_dir / "played"
 
 
+def preloads(played: Path) -> dict[str, str]:
+    return {"LD_PRELOAD": f"{played}/libplayed_cuda.so:{played}/libplayed_nccl.so", "LD_LIBRARY_PATH": str(played)}
+
+
 def run(played: Path, program: str, group: str):
-    env = {"LD_PRELOAD": f"{played}/libplayed_cuda.so:{played}/libplayed_nccl.so", "LD_LIBRARY_PATH": str(played),
-           "TORCH_DIST_USE_NCCL2": GROUPS[group], "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    env = preloads(played) | {"TORCH_DIST_USE_NCCL2": GROUPS[group], "TORCH_NCCL_BLOCKING_WAIT": "1"}
     return run_ranks([sys.executable, str(PROGRAM), str(played), program], 2, env=env)
 
 
@@ -54,7 +57,8 @@ def test_a_rank_that_is_killed_leaves_the_other_waiting_until_it_aborts(in_troub
 def test_different_calls_are_told_by_both_ranks(in_trouble, group):
     for rank in in_trouble["different", group]:
         assert "told: DistBackendError\n" in rank.output and "goes on: 6.0\n" in rank.output, rank.excerpt()
-        said = next(line for line in rank.output.splitlines() if line.startswith(f"played NCCL: rank {rank.rank} of 2:"))
+        begin = f"played NCCL: rank {rank.rank} of 2:"
+        said = next(line for line in rank.output.splitlines() if line.startswith(begin))
         assert "make different calls" in said
         assert "rank 0 is in ncclAllReduce of 5 float32, sum" in said
         assert "rank 1 is in ncclAllReduce of 6 float32, sum" in said
@@ -75,6 +79,6 @@ def test_nothing_that_libtorch_imports_comes_from_the_real_library(played):
 
 def test_it_is_found_instead_of_the_real_library(played):
     program = "import torch, ctypes; print(ctypes.CDLL(None).ncclCommSuspend(None, 0), torch.cuda.nccl.version())"
-    env = os.environ | {"LD_PRELOAD": f"{played}/libplayed_cuda.so:{played}/libplayed_nccl.so", "LD_LIBRARY_PATH": str(played)}
-    out = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", program], env=os.environ | preloads(played), capture_output=True,
+                         text=True, check=True)
     assert out.stdout.startswith("5 (2, ") and "ncclCommSuspend is not played" in out.stderr
