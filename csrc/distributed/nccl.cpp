@@ -4,8 +4,6 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "reef/error.h"
-
 namespace reef {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const StorePtr& store, int rank, int world_size,
@@ -16,9 +14,6 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const StorePtr& store, int r
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, world_size, options);
 }
 
-milliseconds timeout_of_nccl(c10d::Backend& backend) {
-  if (auto* const nccl = dynamic_cast<c10d::ProcessGroupNCCL*>(&backend)) return nccl->getOptions()->timeout;
-  throw ConfigError("a backend calls itself nccl, but is not LibTorch's: make the group with its own.");
-}
+milliseconds timeout_of_nccl(c10d::Backend& backend) { return backend.getBackendOptions()->timeout; }
 
 }  // namespace reef

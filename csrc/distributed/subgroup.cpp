@@ -46,6 +46,11 @@ bool is(const c10::intrusive_ptr<c10d::Backend>& backend, const char* name) {
   return backend && backend->getBackendName() == name;
 }
 
+// LibTorch has several of its own ("nccl", "nccl2").
+bool is_nccl(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  return backend && backend->getBackendName().starts_with("nccl");
+}
+
 std::string list_text(c10::IntArrayRef ranks) {
   std::ostringstream out;
   out << ranks;
@@ -126,7 +131,7 @@ class Meeting {
         name_("reef_subgroup_" + name),
         store_(c10::make_intrusive<c10d::PrefixStore>(name_, parent->getStore())) {
     if (auto backend = backend_of(*parent, c10::kCPU); is(backend, "gloo")) gloo_ = std::move(backend);
-    if (auto backend = backend_of(*parent, c10::kCUDA); is(backend, "nccl")) nccl_ = std::move(backend);
+    if (auto backend = backend_of(*parent, c10::kCUDA); is_nccl(backend)) nccl_ = std::move(backend);
   }
 
   /// Throws what this member cannot do.
@@ -246,7 +251,7 @@ void check_group(const ProcessGroupPtr& group) {
     throw ConfigError(name + " was given no process group: make one with reef::init_process_group.");
   if (group->getSize() == 1) return;
   const auto on_cpu = backend_of(*group, c10::kCPU);
-  if (!is(on_cpu, "gloo") && (on_cpu || !is(backend_of(*group, c10::kCUDA), "nccl"))) {
+  if (!is(on_cpu, "gloo") && (on_cpu || !is_nccl(backend_of(*group, c10::kCUDA)))) {
     throw ConfigError(name + " was given a group over " +
                       (on_cpu ? on_cpu->getBackendName() : group->getBackendName()) +
                       ": it makes groups over gloo and NCCL, as reef::init_process_group does.");

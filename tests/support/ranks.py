@@ -109,6 +109,8 @@ class ReservedPort:
             try:
                 self._reserved.bind(f"\0reef-test-port-{self.number}")
                 with socket.socket() as probe:
+                    # A process that another thread starts just now has this socket, too, for a moment.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(("127.0.0.1", self.number))
                 return
             except OSError:

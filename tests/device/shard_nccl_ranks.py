@@ -1,0 +1,70 @@
+"""One rank of test_shard_nccl.py: `GROUP SEED` trains at every stage with parameters on a device of its own, over NCCL, and on
+the CPU. All values are whole numbers, so the sums are the same in any order, bit for bit. With a seed the devices lag."""
+
+import contextlib
+import os
+import sys
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from played_device import delays
+from whole_number_net import Net, gradients
+
+import reef
+
+STEPS = 4
+
+
+def group_of(kind: str):
+    if kind == "reef":
+        return reef.init_process_group()
+    dist.init_process_group("nccl" if kind == "nccl alone" else "cpu:gloo,cuda:nccl")
+    return dist.group.WORLD
+
+
+def trained(group, device: str, rank: int, delayed: bool = False, **options) -> dict[str, torch.Tensor]:
+    net = Net().to(device)
+    sharded = reef.shard(net, group, reduction="sum", bucket_bytes=2048, **options)
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
+    if delayed:
+        optimizer = reef.DelayedUpdate(optimizer, sharded)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        own = gradients(rank, step)
+        torch.stack([(p * own[name].to(p.device)).sum() for name, p in net.named_parameters()]).sum().backward()
+        optimizer.step()
+    if delayed:
+        optimizer.finish()
+    state = {name: values.cpu() for name, values in sharded.full_state_dict().items()}
+    sharded.end()
+    return state
+
+
+def main(kind: str, seed: int) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank)
+    group = group_of(kind)
+    on_cpu = dist.new_group(backend="gloo") if kind == "nccl alone" else group
+    rows = [{"stage": stage, "offload": offload} for stage in ("replicate", "optimizer", "gradients", "parameters")
+            for offload in (False, True) if not (offload and stage == "replicate")]
+    rows += [{"stage": "optimizer", "offload": True, "delayed": True}]
+    if world_size == 2:
+        rows += [{"stage": "optimizer", "shard_degree": 1}]  # by subgroups
+    for row in rows:
+        with delays(seed + rank, kernel=300, copy=300, communication=1000) if seed else contextlib.nullcontext():
+            found = trained(group, f"cuda:{rank}", rank, **row)
+        expected = trained(on_cpu, "cpu", rank, **row)
+        for name, values in expected.items():
+            assert torch.equal(found[name], values), f"{row}: {name}"
+    print("done", flush=True)
+    if kind != "reef":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
