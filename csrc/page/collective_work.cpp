@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,24 +13,37 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Works that have no future, and so cannot tell: they are asked whenever another ends.
+// One that has failed is over, too.
+bool is_over(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+// Works that cannot tell: they are asked whenever another begins, and when their memory is wanted.
 using Silent = TableAtFork<std::vector<std::pair<WorkPtr, std::function<void()>>>>;
 Silent& silent() {
   static auto* const all = new Silent;
   return *all;
 }
 
-void ask_the_silent() {
+// Returns how many were over, and how many are not.
+std::pair<std::size_t, std::size_t> ask_the_silent() {
   std::vector<std::function<void()>> over;
+  std::size_t left = 0;
   {
     const auto works = silent().lock();
     std::erase_if(*works, [&](auto& work) {
-      if (!work.first->isCompleted()) return false;
+      if (!is_over(*work.first)) return false;
       over.push_back(std::move(work.second));
       return true;
     });
+    left = works->size();
   }
   for (const auto& then : over) then();
+  return {over.size(), left};
 }
 
 WorkPtr work_among(c10::ArrayRef<c10::IValue> outputs) {
@@ -40,9 +54,11 @@ WorkPtr work_among(c10::ArrayRef<c10::IValue> outputs) {
   return nullptr;
 }
 
+// That of a device's work is completed as soon as the device has been given the work, so it says nothing.
 c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   try {
-    return work.getFuture();
+    const auto future = work.getFuture();
+    return future != nullptr && future->devices().empty() ? future : nullptr;
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -53,12 +69,21 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
 void when_over(c10::ArrayRef<c10::IValue> outputs, std::function<void()> then) {
   ask_the_silent();
   const WorkPtr work = work_among(outputs);
-  if (work == nullptr || work->isCompleted()) return then();
+  if (work == nullptr || is_over(*work)) return then();
   if (const auto future = future_of(*work)) {
     future->addCallback([then = std::move(then)](c10::ivalue::Future&) { then(); });
     return;
   }
   silent().lock()->emplace_back(work, std::move(then));
+}
+
+bool wait_for_collective(std::chrono::steady_clock::time_point deadline) {
+  for (;;) {
+    const auto [over, left] = ask_the_silent();
+    if (over > 0) return true;
+    if (left == 0 || std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
 }
 
 }  // namespace reef

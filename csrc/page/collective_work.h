@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <chrono>
 #include <functional>
 
 namespace reef {
@@ -10,5 +11,9 @@ namespace reef {
 /// this thread, where none is. A collective goes on with raw pointers when its operator has ended, so its
 /// tensors must stay until then, however it was issued.
 void when_over(c10::ArrayRef<c10::IValue> outputs, std::function<void()> then);
+
+/// Waits until a collective is over that does not say so by itself, as those of devices do not, and calls
+/// what waits for it. Returns false if there is none, or if none is over by `deadline`.
+bool wait_for_collective(std::chrono::steady_clock::time_point deadline);
 
 }  // namespace reef

@@ -238,7 +238,9 @@ class Pager final : public AllocationGate, private AtFork {
   /// kForTouched is for a page that was touched without an operator: as kUsed, but the last ones that were
   /// touched stay. With kNone no page leaves, and the budget is exceeded by what comes.
   enum class MayLeave : std::uint8_t { kNone, kUnused, kUsed, kForTouched };
+  /// Waits for collectives that hold pages, if there is no other room.
   bool find_room(std::uint64_t bytes, MayLeave which);
+  bool find_room_now(std::uint64_t bytes, MayLeave which);
   void make_room(std::uint64_t bytes);
   bool make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which);
   void need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes);

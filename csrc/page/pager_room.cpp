@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ledger/blocks.h"
+#include "page/collective_work.h"
 #include "page/own_allocation.h"
 #include "page/pager.h"
 #include "reef/error.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
 // All that may leave is being freed by other threads, which takes them an instant.
 constexpr int kMostIdleRounds = 2000;
+constexpr std::chrono::seconds kPatienceWithCollectives{60};
 
 }  // namespace
 
@@ -175,6 +177,16 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
 
 // True: `bytes` are reserved. False: so much is in use that they cannot be.
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
+  if (find_room_now(bytes, which)) return true;
+  if (addresses_stay()) return false;
+  // A collective that this rank waits for may wait for a rank that waits for this one: not for ever.
+  const auto deadline = std::chrono::steady_clock::now() + kPatienceWithCollectives;
+  while (wait_for_collective(deadline))
+    if (find_room_now(bytes, which)) return true;
+  return false;
+}
+
+bool Pager::find_room_now(std::uint64_t bytes, MayLeave which) {
   if (which == MayLeave::kNone) {
     reserved_bytes_ += bytes;
     return true;

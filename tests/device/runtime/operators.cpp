@@ -28,8 +28,7 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 // Not computed: they make tensors, give views, or only ask for what the program knows.
-const std::set<std::string> kLeftAsTheyAre = {"aten::copy_",
-                                              "aten::empty.memory_format",
+const std::set<std::string> kLeftAsTheyAre = {"aten::empty.memory_format",
                                               "aten::empty_strided",
                                               "aten::resize_",
                                               "aten::_local_scalar_dense",
@@ -38,17 +37,9 @@ const std::set<std::string> kLeftAsTheyAre = {"aten::copy_",
                                               "aten::set_.source_Storage",
                                               "aten::set_.source_Tensor",
                                               "aten::set_.source_Storage_storage_offset",
-                                              "aten::native_dropout",
                                               "aten::is_set_to",
                                               "aten::_efficientzerotensor",
-                                              "aten::_pin_memory",
-                                              "aten::is_pinned",
-                                              "aten::_resize_output_",
-                                              "aten::_copy_from",
-                                              "aten::_copy_from_and_resize",
-                                              "aten::_fused_sdp_choice",
-                                              "aten::_cudnn_init_dropout_state",
-                                              "aten::_index_put_impl_"};
+                                              "aten::_fused_sdp_choice"};
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
@@ -306,6 +297,7 @@ struct Registration {
       const std::string text = c10::toString(name);
       const auto op = dispatcher.findSchema(name);
       if (!text.starts_with("aten::") || kLeftAsTheyAre.contains(text) || !op) continue;
+      if (text == "aten::native_dropout") continue;
       if (!op->hasKernelForDispatchKey(DispatchKey::CUDA) || gives_views(op->schema())) continue;
       library.impl(text.c_str() + 6, torch::CppFunction::makeFromBoxedFunction<&compute>());
     }

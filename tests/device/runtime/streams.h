@@ -45,7 +45,6 @@ class Stream {
   cudaError_t finish();
   bool finished() const;
   void set_delay(unsigned microseconds);
-  std::uint64_t number() const { return number_; }
 
   std::shared_ptr<Capture> capture;  ///< null most of the time; guarded by the lock of streams
 
