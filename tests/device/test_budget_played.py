@@ -150,3 +150,44 @@ def test_a_broken_device_is_an_error_and_ends_no_process(tier, at):
                          timeout=600)
     assert run.returncode == 0, run.stderr
     assert "the program is told: CUDA error: an illegal memory access" in run.stdout and "and ends by itself" in run.stdout
+
+
+def test_a_tier_without_room_is_an_error_and_loses_nothing():
+    kept = tensors(4)
+    values = [t.cpu() for t in kept]
+    with reef.budget(beside(4 * MIB), kept, device="cuda:0", tiers=[reef.pinned_tier("1MiB")]):
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError, match="no tier has room for it"):
+                kept[0] + kept[1] + (kept[2] + kept[3])
+        for t in kept:
+            t.mul_(2)
+    assert all(torch.equal(t.cpu(), value * 2) for t, value in zip(kept, values, strict=True))
+
+
+PLUGGED = """
+    import torch, reef
+    plugged = torch.cuda.memory.CUDAPluggableAllocator({library!r}, "played_cuda_plugged_allocate", "played_cuda_plugged_free")
+    torch.cuda.memory.change_current_allocator(plugged)
+    ledger = reef.Ledger()
+    net = torch.nn.Linear(64, 64).cuda()
+    optimizer = reef.optim.AdamW(reef.shard(net, reef.init_process_group(rank=0, world_size=1)).parameters(), lr=0.1)
+    for _ in range(2):
+        net(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    with reef.budget("1GiB", torch.nn.Linear(8, 8)):
+        pass
+    print("finite:", all(p.isfinite().all().item() for p in net.parameters()), sum(ledger.live("cuda").values()))
+    try:
+        reef.budget("1GiB", net, device="cuda").start()
+    except ValueError as error:
+        print("refused:", error)
+"""
+
+
+def test_another_allocator_is_refused_by_a_budget_and_of_no_concern_elsewhere():
+    library = next(line.split()[-1] for line in open("/proc/self/maps") if "libplayed_cuda" in line)
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(PLUGGED).format(library=library)], capture_output=True, text=True,
+                         timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert "finite: True 0" in run.stdout
+    assert "refused: there is no budget where the allocator of CUDA memory is 'pluggable'" in run.stdout, run.stdout

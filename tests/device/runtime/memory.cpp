@@ -18,7 +18,9 @@ constexpr std::size_t kAddresses = std::size_t{1} << 38;  // of each device; use
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kTotalBytes = std::size_t{4} << 30;
 
-std::size_t whole_pages(std::size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+std::size_t whole_pages(std::size_t bytes) {
+  return (std::max(bytes, std::size_t{1}) + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 void must(bool succeeded, const char* what) {
   if (succeeded) return;

@@ -50,6 +50,9 @@ void played_cuda_fail_allocations(int succeed, int fail);
 void played_cuda_fail_host_allocations(int succeed, int fail);
 /// Breaks a device: from now on each call that concerns it returns this error, as after a fault in a kernel.
 void played_cuda_break(int device, cudaError_t error);
+/// An allocator to plug into LibTorch (torch.cuda.memory.CUDAPluggableAllocator).
+void* played_cuda_plugged_allocate(std::ptrdiff_t bytes, int device, cudaStream_t stream);
+void played_cuda_plugged_free(void* data, std::ptrdiff_t bytes, int device, cudaStream_t stream);
 /// Returns how many bytes of page-locked memory there are.
 std::size_t played_cuda_host_bytes();
 /// Returns how often the program has waited for a stream, an event or a device.

@@ -69,6 +69,13 @@ void played_cuda_fail_allocations(int succeed, int fail) {
   for (int device = 0; device < kDevices; ++device) device_memory(device).refusals.set(succeed, fail);
 }
 void played_cuda_fail_host_allocations(int succeed, int fail) { host_memory().refusals.set(succeed, fail); }
+void* played_cuda_plugged_allocate(std::ptrdiff_t bytes, int device, cudaStream_t) {
+  return device_memory(device).allocate(static_cast<std::size_t>(bytes));
+}
+void played_cuda_plugged_free(void* data, std::ptrdiff_t, int device, cudaStream_t) {
+  finish_device(device);
+  device_memory(device).free(data);
+}
 std::size_t played_cuda_host_bytes() { return host_memory().bytes(); }
 
 // ---- devices
