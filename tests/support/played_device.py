@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import torch
 
+import reef  # noqa: F401 - with it come the operators of a played device
+
 PLAYED = torch.cuda.is_available() and torch.cuda.get_device_name(0) == "played device"
 
 
