@@ -258,7 +258,8 @@ def budget(
     at every allocation, and the program computes what it would have computed, bit for bit.
 
     ``targets`` (modules, optimizers, tensors) are known from the start; others become known when an operator meets them.
-    Pages leave for ``tiers``, the first with room; by default host memory, or with ``spill`` a file in that directory.
+    Pages leave for ``tiers``, the first with room; by default host memory (for a CUDA device page-locked memory first, up to
+    half of what the host has available), or with ``spill`` a file in that directory. ``"cuda"`` is the current device.
     Once a training step is known, pages move beside the operators, unless ``prefetch`` is false. When it ends every page
     comes back, unless ``restore`` is false: for models that memory could not hold.
 
@@ -266,9 +267,10 @@ def budget(
     whoever reads or writes it through a pointer (numpy, a file being written, a compiled kernel) waits until it is back.
     An operator whose working set exceeds the budget becomes slow, or, with ``strict``, raises BudgetError and changes
     nothing; training may go on after ``set_bytes``. What is touched without an operator and cannot be read ends the
-    process; if only no tier has room for what must leave (a full disk), ``wait_while_full`` lets it wait. ``"go"``: a tensor that is away has no address, and an access to it
-    raises; such an operator always raises, code that keeps raw pointers over other operators must ``pin`` the tensor, and
-    arrays made by ``numpy()`` stay in memory. ``"automatic"``: as far as the process may; ``Budget.addresses`` says.
+    process; if only no tier has room for what must leave (a full disk), ``wait_while_full`` lets it wait. ``"go"``: a tensor
+    that is away has no address, and an access to it raises; such an operator always raises, code that keeps raw pointers over
+    other operators must ``pin`` the tensor, and arrays made by ``numpy()`` stay in memory. ``"automatic"``: as far as the
+    process may; ``Budget.addresses`` says.
     """
     if tiers is None:
         tiers = [disk_tier(spill)] if spill is not None else []
