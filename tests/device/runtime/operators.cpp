@@ -28,18 +28,11 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 // Not computed: they make tensors, give views, or only ask for what the program knows.
-const std::set<std::string> kLeftAsTheyAre = {"aten::empty.memory_format",
-                                              "aten::empty_strided",
-                                              "aten::resize_",
-                                              "aten::_local_scalar_dense",
-                                              "aten::record_stream",
-                                              "aten::set_",
-                                              "aten::set_.source_Storage",
-                                              "aten::set_.source_Tensor",
-                                              "aten::set_.source_Storage_storage_offset",
-                                              "aten::is_set_to",
-                                              "aten::_efficientzerotensor",
-                                              "aten::_fused_sdp_choice"};
+const std::set<std::string> kLeftAsTheyAre = {
+    "aten::empty.memory_format", "aten::empty_strided",        "aten::resize_",
+    "aten::_local_scalar_dense", "aten::record_stream",        "aten::set_",
+    "aten::set_.source_Storage", "aten::set_.source_Tensor",   "aten::set_.source_Storage_storage_offset",
+    "aten::is_set_to",           "aten::_efficientzerotensor", "aten::_fused_sdp_choice"};
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
