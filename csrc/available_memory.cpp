@@ -25,7 +25,7 @@ std::uint64_t available_in_system() {
   return 0;
 }
 
-// Of control groups, version 2: each of those that lie around the process may have a limit.
+// Reads control groups of version 2: the process's group and each group around it may have a limit.
 std::uint64_t available_in_groups() {
   std::ifstream file("/proc/self/cgroup");
   std::string line;

@@ -24,7 +24,7 @@ constexpr const char* kOutOfStep = "out_of_step ";  // in place of a rank
 
 std::string key(const char* stage, int rank) { return std::string(stage) + '/' + std::to_string(rank); }
 
-/// By which call of which process a rank has come to an attempt.
+/// Identifies the call, and its process, by which a rank came to an attempt.
 struct Claim {
   std::int64_t call = 0;
   Process process;
@@ -53,7 +53,8 @@ Verdict verdict_from(const std::string& record) {
 using Kind = Verdict::Kind;
 using FateKind = AttemptFate::Kind;
 
-/// Whether the call that made `claim` is done with the attempt, as `self` calls with number `call` now.
+/// Returns whether the call that made `claim` no longer takes part in the attempt. `self` is this process,
+/// which calls with number `call`.
 bool is_over(const Claim& claim, const AttemptFate& fate, const Process& self, std::int64_t call) {
   if (has_ended(claim.process, self)) return true;
   if (is_same(claim.process, self) && claim.call < call) return true;

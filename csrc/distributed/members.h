@@ -36,9 +36,9 @@ class Members : public std::enable_shared_from_this<Members> {
   /// it.
   Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout);
 
-  /// Says that this rank has come, and waits until every rank has. False: the attempt is over, and this rank
-  /// has no part in it; the next is its own. Throws ProcessGroupError if two processes claim one rank or
-  /// disagree on the world size, if ranks are missing at the deadline (their numbers), or as
+  /// Says that this rank has come, and waits until every rank has. Returns false if the attempt is over
+  /// without this rank, which then joins the next one. Throws ProcessGroupError if two processes claim one
+  /// rank or disagree on the world size, if ranks are missing at the deadline (their numbers), or as
   /// throw_if_failed(). `call` is greater than that of every earlier call of this machine.
   bool check_in(std::int64_t call, Deadline deadline);
 
@@ -82,7 +82,7 @@ class Members : public std::enable_shared_from_this<Members> {
                         const std::string& known);
 
  private:
-  /// What all ranks do before any goes on.
+  /// A step that all ranks must have done before any of them goes on.
   struct Stage {
     const char* name;
     const char* what;
@@ -93,7 +93,8 @@ class Members : public std::enable_shared_from_this<Members> {
   bool await(const Stage& stage, Deadline deadline);
   std::string missing_text(const Stage& stage) const;
   ProcessGroupError claimed_twice(const Process& other) const;
-  /// All others that have come to the attempt: what failed for them is of no use to this rank.
+  /// Returns whether the processes of all other ranks that came to the attempt have ended, so that its
+  /// failure does not concern this rank.
   bool have_ended_since() const;
   void throw_if_failed(const AttemptFate& fate, const std::vector<int>& gone) const;
   Verdict ask(const std::string& error_text, const std::vector<int>& ranks, const std::string& known);

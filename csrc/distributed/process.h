@@ -16,14 +16,14 @@ struct Process {
   std::vector<std::string> addresses;  ///< of the host's network interfaces, loopback left out
 
   static Process self();
-  /// What to_record() was given.
+  /// Returns the process of which to_record() made `record`.
   static Process from_record(const std::string& record);
 
   /// Host and pid as they stand in messages: "process 123 on host alpha".
   std::string text() const;
 };
 
-/// For another process to read.
+/// Returns a text from which another process can read this one's description.
 std::string to_record(const Process& process);
 
 /// True if both are one process, which may have begun another program since.

@@ -32,7 +32,7 @@ std::string could_not_join(const Rendezvous& rendezvous, const std::exception& e
          message_of(error);
 }
 
-/// nullptr: the attempt of this name is over, and this rank has no part in it.
+/// Returns null if the attempt of this name is over and this rank has no part in it.
 GroupPtr attempt(const StorePtr& of_all, const Rendezvous& rendezvous, const ProcessGroupOptions& options,
                  const std::string& name, std::int64_t call, Deadline deadline) {
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, of_all);
@@ -68,8 +68,8 @@ GroupPtr attempt(const StorePtr& of_all, const Rendezvous& rendezvous, const Pro
   }
 }
 
-/// The store says which attempt this is. Ranks that counted for themselves would wait for each other in
-/// different ones, as soon as one had tried more often than another, or had been started anew.
+/// Joins the attempt whose number is in the store. If each rank counted its own attempts, a rank that had
+/// tried more often than another, or had been restarted, would wait in a different attempt than the others.
 GroupPtr connect(const Rendezvous& rendezvous, const ProcessGroupOptions& options, Deadline deadline) {
   const auto store = open_store(rendezvous, options.timeout, deadline);
   const std::int64_t call = std::chrono::steady_clock::now().time_since_epoch().count();

@@ -149,8 +149,8 @@ StorePtr open_tcp(const Rendezvous& rendezvous, milliseconds timeout, Deadline d
   return store;
 }
 
-/// Of the folder that `path` is in, among all processes that ask for it. Where it cannot be had, it is done
-/// without: some file systems of networks have no locks of folders, and another program may hold it.
+/// Locks the folder of `path` against all processes that use this class. Goes on without the lock if it
+/// cannot be taken: some network file systems cannot lock folders, and another program may hold it.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& path)
@@ -175,8 +175,8 @@ class FolderLock {
   int descriptor_;
 };
 
-/// The file is removed by the last to end. Who opened it between these two would go on with what stood in it,
-/// and write into another of its name; so nobody opens it while another ends.
+/// The last process to end removes the file. A process that opened it just before the removal would keep
+/// stale records, and write to a new file of the same name; so no process opens it while another one ends.
 class MeetingFile final : private FolderLock, public c10d::FileStore {
  public:
   explicit MeetingFile(const std::string& path) : FolderLock(path), c10d::FileStore(path, kLeaving) {

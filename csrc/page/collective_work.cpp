@@ -13,7 +13,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// One that has failed is over, too.
+// A collective that has failed is over, too.
 bool is_over(c10d::Work& work) {
   try {
     return work.isCompleted();
@@ -22,14 +22,15 @@ bool is_over(c10d::Work& work) {
   }
 }
 
-// Works that cannot tell: they are asked whenever another begins, and when their memory is wanted.
+// Holds works that do not report their end. They are polled when another collective begins and when memory is
+// wanted.
 using Silent = TableAtFork<std::vector<std::pair<WorkPtr, std::function<void()>>>>;
 Silent& silent() {
   static auto* const all = new Silent;
   return *all;
 }
 
-// Returns how many were over, and how many are not.
+// Returns how many of these works have ended since the last call, and how many still run.
 std::pair<std::size_t, std::size_t> ask_the_silent() {
   std::vector<std::function<void()>> over;
   std::size_t left = 0;
@@ -54,7 +55,8 @@ WorkPtr work_among(c10::ArrayRef<c10::IValue> outputs) {
   return nullptr;
 }
 
-// That of a device's work is completed as soon as the device has been given the work, so it says nothing.
+// Returns null for a collective on a device: its future completes when the work is enqueued, not when it
+// ends.
 c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   try {
     const auto future = work.getFuture();

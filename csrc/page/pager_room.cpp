@@ -179,7 +179,7 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
   if (find_room_now(bytes, which)) return true;
   if (addresses_stay()) return false;
-  // A collective that this rank waits for may wait for a rank that waits for this one: not for ever.
+  // The wait is bounded: the collective may need a rank that in turn waits for this one.
   const auto deadline = std::chrono::steady_clock::now() + kPatienceWithCollectives;
   while (wait_for_collective(deadline))
     if (find_room_now(bytes, which)) return true;

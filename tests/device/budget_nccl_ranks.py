@@ -45,32 +45,36 @@ def asynchronous(group, inside) -> list[torch.Tensor]:
     return [t.cpu() for t in kept]
 
 
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to(DEVICE)
+
+
+def take_steps(forward, optimizer):
+    draw = generator()
+    for _ in range(4):
+        x = torch.randn(64, 512, generator=draw).to(DEVICE)
+        optimizer.zero_grad()
+        forward(x).square().mean().backward()
+        optimizer.step()
+
+
 def in_parallel(group, inside) -> list[torch.Tensor]:
     """DistributedDataParallel, whose sums begin in backward."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to(DEVICE)
+    net = network()
     parallel = DistributedDataParallel(net, device_ids=[RANK], process_group=group, bucket_cap_mb=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    batches = [torch.randn(64, 512, generator=generator()).to(DEVICE) for _ in range(4)]
     with inside(net):
-        for x in batches:
-            optimizer.zero_grad()
-            parallel(x).square().mean().backward()
-            optimizer.step()
+        take_steps(parallel, optimizer)
     return [p.detach().cpu() for p in net.parameters()]
 
 
 def sharded(group, inside) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to(DEVICE)
+    net = network()
     shard = reef.shard(net, group, stage="parameters", bucket_bytes="1MiB")
     optimizer = reef.optim.AdamW(shard.parameters(), lr=1e-3)
-    batches = [torch.randn(64, 512, generator=generator()).to(DEVICE) for _ in range(4)]
     with inside(net):
-        for x in batches:
-            optimizer.zero_grad()
-            net(x).square().mean().backward()
-            optimizer.step()
+        take_steps(net, optimizer)
     return [t.cpu() for t in shard.full_state_dict().values()]
 
 

@@ -76,6 +76,10 @@ class Job:
         self.path = folder / "meet"
         self.agent, self.started = None, []
 
+    def start_all_anew(self):
+        for rank in range(self.size):
+            self.start_anew(rank)
+
     def start_all(self):
         if self.kind == "agent":
             self.agent = TCPStore("127.0.0.1", self.port, is_master=True, wait_for_workers=False)
@@ -224,8 +228,7 @@ def first_ends_in_a_group(job):
 @history()
 def all_end_in_a_group(job):
     job.all_come_up()
-    for rank in range(job.size):
-        job.start_anew(rank)
+    job.start_all_anew()
 
 
 @history()
@@ -314,8 +317,7 @@ def all_end_after_a_failure(job):
     job.try_it(job.ranks[1], size=job.size + 1)
     for rank in job.ranks[:2]:
         rank.says("was started for a world of")
-    for rank in range(job.size):
-        job.start_anew(rank)
+    job.start_all_anew()
 
 
 @history()

@@ -175,11 +175,11 @@ Stack given_back(const c10::FunctionSchema& schema, const Stack& given) {
 
 // An out= argument gets its shape from the operator.
 void resize_results(const OperatorHandle& op, const Stack& given) {
-  Stack metas = converted(given, on_meta, at::kMeta);
-  const Stack shaped = metas;
   bool has_out = false;
   for (const auto& argument : op.schema().arguments()) has_out |= argument.is_out();
   if (!has_out || !op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) return;
+  Stack metas = converted(given, on_meta, at::kMeta);
+  const Stack shaped = metas;
   const at::DisableRecordFunctionGuard unobserved;
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::Meta), &metas);
   for (std::size_t i = 0; i < given.size(); ++i) {
