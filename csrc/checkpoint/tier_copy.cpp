@@ -62,7 +62,9 @@ TierCopy::TierCopy(TierLane& lane, const std::vector<c10::Storage>& storages, st
 TierCopy::~TierCopy() { give_back(); }
 
 Tier::Slot TierCopy::take(std::size_t bytes) const {
-  if (const std::optional<Tier::Slot> slot = lane_.tier->take(bytes)) return *slot;
+  std::optional<Tier::Slot> slot = lane_.tier->take(bytes);
+  if (!slot && lane_.memory->finish_copies()) slot = lane_.tier->take(bytes);
+  if (slot) return *slot;
   const TierUse use = lane_.tier->use();
   const auto text = [](std::uint64_t count) { return format_bytes(static_cast<std::int64_t>(count)); };
   throw BudgetError(what_ + ": out of memory. The tier (" + lane_.tier->name() + ") has no room for " +
@@ -74,7 +76,7 @@ Tier::Slot TierCopy::take(std::size_t bytes) const {
 void TierCopy::give_back() noexcept {
   for (Piece& piece : pieces_) {
     if (piece.transfer && !piece.transfer->cancel()) piece.transfer->wait();
-    lane_.tier->give_back(piece.slot);
+    lane_.memory->give_back(lane_.tier, piece.slot);
   }
 }
 

@@ -40,7 +40,7 @@ TierSpeed tier_speed(const std::shared_ptr<Tier>& tier, c10::Device device, std:
   struct GiveBack {
     TierLane& lane;
     Tier::Slot slot;
-    ~GiveBack() { lane.tier->give_back(slot); }
+    ~GiveBack() { lane.memory->give_back(lane.tier, slot); }
   } const give_back{lane, *slot};
   const c10::DataPtr block = lane.memory->allocate(bytes);
   const bool works = device.is_cpu() && !has_spare_cores();

@@ -15,6 +15,7 @@
 #include "high_water.h"
 #include "ledger/blocks.h"
 #include "page/cuda_allocator.h"
+#include "page/cuda_slots.h"
 #include "page/cuda_stream_copy.h"
 #include "page/memory.h"
 #include "page/own_allocation.h"
@@ -150,6 +151,10 @@ class CudaMemory final : public Memory {
       return failed_transfer(std::current_exception());
     }
   }
+  void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept override {
+    slots_.give_back(tier, slot);
+  }
+  bool finish_copies() noexcept override { return slots_.finish(); }
   // The device's memory would have to be read for it, and by the device.
   std::uint64_t hash(const void*, std::uint64_t) const override { return 0; }
 
@@ -185,7 +190,12 @@ class CudaMemory final : public Memory {
     Side& side = out ? out_ : in_;
     void* const address = copy.tier->address(copy.slot, out ? Tier::Access::kWrite : Tier::Access::kRead);
     const cudaStream_t used_on = stream_numbered(copy.stream).stream();
-    if (address != nullptr) return start_on_stream(copy, address, side.stream, used_on);
+    if (address != nullptr) {
+      const auto finished = std::make_shared<CudaEvent>(cudaEventDefault);
+      auto transfer = start_on_stream(copy, address, side.stream, used_on, finished);
+      slots_.used_until(finished, copy.tier, copy.slot);
+      return transfer;
+    }
     const auto ready = std::make_shared<CudaEvent>();
     ready->record(used_on);
     return side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
@@ -268,6 +278,7 @@ class CudaMemory final : public Memory {
   mutable std::mutex blocks_mutex_;
   std::vector<const void*> freed_;
   std::unordered_map<const void*, cudaStream_t> streams_;  ///< of blocks that the default stream has not
+  CudaSlots slots_;
   Side out_;
   Side in_;
 };

@@ -19,8 +19,9 @@ class FailedTransfer final : public Transfer {
 
 class StreamTransfer final : public Transfer {
  public:
-  StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side, cudaStream_t used_on)
-      : tier_(copy.tier), used_on_(used_on) {
+  StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side, cudaStream_t used_on,
+                 std::shared_ptr<CudaEvent> finished)
+      : tier_(copy.tier), used_on_(used_on), finished_(std::move(finished)) {
     CudaEvent ready;
     ready.record(used_on);
     ready.hold_back(side.stream());
@@ -28,7 +29,7 @@ class StreamTransfer final : public Transfer {
     const bool out = copy.direction == PageCopy::Direction::kOut;
     C10_CUDA_CHECK(cudaMemcpyAsync(out ? address : copy.data, out ? copy.data : address, copy.bytes,
                                    out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, side.stream()));
-    finished_.record(side.stream());
+    finished_->record(side.stream());
     device_ = side.device_index();
   }
 
@@ -36,8 +37,8 @@ class StreamTransfer final : public Transfer {
     const std::lock_guard lock(mutex_);
     if (error) return true;
     try {
-      if (!finished_.reached()) return false;
-      seconds = finished_.seconds_since(started_);
+      if (!finished_->reached()) return false;
+      seconds = finished_->seconds_since(started_);
     } catch (const c10::Error&) {
       error = std::current_exception();
     }
@@ -50,8 +51,8 @@ class StreamTransfer final : public Transfer {
     try {
       const c10::cuda::CUDAGuard guard(device_);  // a default stream is that of the current device
       const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
-      finished_.hold_back(used_on_);
-      if (current != used_on_) finished_.hold_back(current);
+      finished_->hold_back(used_on_);
+      if (current != used_on_) finished_->hold_back(current);
     } catch (const c10::Error&) {
       error = std::current_exception();
     }
@@ -63,14 +64,14 @@ class StreamTransfer final : public Transfer {
   cudaStream_t used_on_;
   c10::DeviceIndex device_ = 0;
   CudaEvent started_{cudaEventDefault};
-  CudaEvent finished_{cudaEventDefault};
+  const std::shared_ptr<CudaEvent> finished_;
 };
 
 }  // namespace
 
 std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
-                                          cudaStream_t used_on) {
-  return std::make_shared<StreamTransfer>(copy, address, side, used_on);
+                                          cudaStream_t used_on, std::shared_ptr<CudaEvent> finished) {
+  return std::make_shared<StreamTransfer>(copy, address, side, used_on, std::move(finished));
 }
 
 std::shared_ptr<Transfer> failed_transfer(std::exception_ptr why) {
@@ -92,6 +93,10 @@ bool CudaEvent::reached() const {
   }
   C10_CUDA_CHECK(status);
   return true;
+}
+
+void CudaEvent::wait() const noexcept {
+  if (cudaEventSynchronize(event_) != cudaSuccess) (void)cudaGetLastError();
 }
 
 double CudaEvent::seconds_since(const CudaEvent& earlier) const {

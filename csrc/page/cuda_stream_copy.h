@@ -11,15 +11,6 @@
 
 namespace reef {
 
-/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what `used_on` has
-/// been given so far: the stream that the memory belongs to, and gets its next user from. wait() holds back
-/// that stream, and the one that is current then, not the host.
-std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
-                                          cudaStream_t used_on);
-
-/// A transfer that could not begin, and is over.
-std::shared_ptr<Transfer> failed_transfer(std::exception_ptr why);
-
 /// Marks a point in a stream.
 class CudaEvent {
  public:
@@ -31,11 +22,23 @@ class CudaEvent {
   void record(cudaStream_t stream);
   void hold_back(cudaStream_t stream) const;
   bool reached() const;
+  /// Waits on the host until it is reached, or the device is broken.
+  void wait() const noexcept;
   /// 0 if either has not been reached.
   double seconds_since(const CudaEvent& earlier) const;
 
  private:
   cudaEvent_t event_ = nullptr;
 };
+
+/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what `used_on` has
+/// been given so far: the stream that the memory belongs to, and gets its next user from. wait() holds back
+/// that stream, and the one that is current then, not the host. `finished` is recorded behind the copy, and
+/// measures time.
+std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
+                                          cudaStream_t used_on, std::shared_ptr<CudaEvent> finished);
+
+/// A transfer that could not begin, and is over.
+std::shared_ptr<Transfer> failed_transfer(std::exception_ptr why);
 
 }  // namespace reef

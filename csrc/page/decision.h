@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "page/memory.h"
 #include "page/page.h"
 #include "reef/tier.h"
 
@@ -21,7 +22,7 @@ class Decision {
   explicit Decision(std::mutex& mutex) : lock_(mutex) {}
   ~Decision() {
     lock_.unlock();
-    for (const auto& [tier, slot] : slots_) tier->give_back(slot);
+    for (const auto& [memory, tier, slot] : slots_) memory->give_back(tier, slot);
   }
   Decision(const Decision&) = delete;
   Decision& operator=(const Decision&) = delete;
@@ -39,9 +40,9 @@ class Decision {
   void drop(std::shared_ptr<Transfer> transfer) {
     if (transfer != nullptr) transfers_.push_back(std::move(transfer));
   }
-  /// The page's bytes are in no tier any longer.
-  void drop_slot(Page& page) {
-    if (page.slot) slots_.emplace_back(std::exchange(page.tier, nullptr), *page.slot);
+  /// The bytes of the page, which is of `memory`, are in no tier any longer.
+  void drop_slot(Page& page, Memory& memory) {
+    if (page.slot) slots_.push_back({&memory, std::exchange(page.tier, nullptr), *page.slot});
     page.slot.reset();
     page.keeps = false;
   }
@@ -49,7 +50,12 @@ class Decision {
  private:
   c10::SmallVector<c10::DataPtr, 1> blocks_;
   c10::SmallVector<std::shared_ptr<Transfer>, 1> transfers_;
-  c10::SmallVector<std::pair<std::shared_ptr<Tier>, Tier::Slot>, 1> slots_;
+  struct DroppedSlot {
+    Memory* memory;
+    std::shared_ptr<Tier> tier;
+    Tier::Slot slot;
+  };
+  c10::SmallVector<DroppedSlot, 1> slots_;
   std::unique_lock<std::mutex> lock_;
 };
 

@@ -86,6 +86,12 @@ class Memory {
   virtual c10::DataPtr take_over(const void* data) = 0;
   /// Prepares a copy for Transfer::run() or start(). Neither waits nor copies.
   virtual std::shared_ptr<Transfer> prepare(const PageCopy& copy) = 0;
+  /// Gives a slot back to its tier, as soon as no copy that the host has not waited for works on it.
+  virtual void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept {
+    tier->give_back(slot);
+  }
+  /// Waits until the tiers have all slots that were given back. Returns false if they had.
+  virtual bool finish_copies() noexcept { return false; }
   /// Prepares a copy and starts it.
   std::shared_ptr<Transfer> start(const PageCopy& copy) {
     std::shared_ptr<Transfer> transfer = prepare(copy);

@@ -92,6 +92,12 @@ bool NoAddress::is_there(const Page& page, bool writes) const {
 
 // ---- out
 
+PageWay::Place NoAddress::take_place(const Page& page, Tier& tier) {
+  std::optional<Tier::Slot> slot = tier.take(page.bytes);
+  if (!slot && memory_.finish_copies()) slot = tier.take(page.bytes);
+  return {slot};
+}
+
 // Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
 bool NoAddress::leave_clean(const PagePtr& page) {
   {

@@ -30,7 +30,7 @@ class NoAddress final : public PageWay {
   bool at_rest() const { return hashing_ == 0; }
   c10::DataPtr allocate(const Page& page) override;
   c10::DataPtr take_kept(Page&) override { return {}; }
-  Place take_place(const Page& page, Tier& tier) override { return {tier.take(page.bytes)}; }
+  Place take_place(const Page& page, Tier& tier) override;
   bool forget(Page& page, Decision& decision, bool freed) override;
   void release(Page& page, Decision& decision) override { forget(page, decision, /*freed=*/false); }
 

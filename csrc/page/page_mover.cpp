@@ -72,7 +72,7 @@ void PageMover::no_copy(Page& page) {
 
 void PageMover::drop_slot(Page& page, Decision& decision) {
   no_copy(page);
-  decision.drop_slot(page);
+  decision.drop_slot(page, memory_);
 }
 
 // Pages that are back in memory can be written once more. The last that came back is the first to give up its

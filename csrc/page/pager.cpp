@@ -118,6 +118,7 @@ void Pager::stop(std::uint64_t number) {
     }
     listen_while_needed(decision);
   }
+  memory_->finish_copies();
   if (error) std::rethrow_exception(error);
   keep_nothing();
 }
@@ -137,6 +138,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
     forget_all(decision);
     listen_while_needed(decision);
   }
+  memory_->finish_copies();
   keep_nothing();
 }
 

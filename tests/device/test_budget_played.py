@@ -1,5 +1,6 @@
 """A budget on a CUDA device, where the device lags, refuses or breaks on demand: only a played one does."""
 
+import random
 import subprocess
 import sys
 import textwrap
@@ -191,3 +192,30 @@ def test_another_allocator_is_refused_by_a_budget_and_of_no_concern_elsewhere():
     assert run.returncode == 0, run.stderr
     assert "finite: True 0" in run.stdout
     assert "refused: there is no budget where the allocator of CUDA memory is 'pluggable'" in run.stdout, run.stdout
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lag", [{"copy": 2000}, {"kernel": 1000}, {"copy": 1000, "kernel": 500}], ids="-".join)
+def test_a_slot_is_not_given_to_another_stream_while_it_is_copied(lag, seed):
+    """Pages of two streams, whose copies do not wait for each other, share a tier that has hardly more room than they need."""
+    elements = ELEMENTS // 4
+    draw = random.Random(seed)
+    made = torch.Generator().manual_seed(seed)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    values = [[torch.randn(elements, generator=made) for _ in range(6)] for _ in streams]
+    kept = []
+    for stream, of_stream in zip(streams, values, strict=True):
+        with torch.cuda.stream(stream):
+            kept.append([value.cuda() for value in of_stream])
+    torch.cuda.synchronize()
+    tier = reef.pinned_tier("8MiB")
+    with delays(seed, **lag), reef.budget(beside(-6 * MIB), sum(kept, []), device="cuda:0", tiers=[tier]) as budget:
+        for _ in range(120):
+            of, i, j, anew = draw.randrange(2), draw.randrange(6), draw.randrange(6), draw.random() < 0.5
+            with torch.cuda.stream(streams[of]):
+                kept[of][i] = kept[of][i] * 0.5 + kept[of][j] if anew else kept[of][i].add_(kept[of][j])
+            values[of][i] = values[of][i] * 0.5 + values[of][j] if anew else values[of][i].add_(values[of][j])
+        assert budget.use().evictions > 0
+    torch.cuda.synchronize()
+    for of in range(2):
+        assert all(torch.equal(t.cpu(), value) for t, value in zip(kept[of], values[of], strict=True))

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "page/cuda_stream_copy.h"
+#include "reef/tier.h"
+
+namespace reef {
+
+/// Keeps a tier's slots while a device works on them: the host goes on before a copy is over, and a slot that
+/// it gives back then could be taken for a page of another stream, whose copy does not wait for this one.
+/// Thread-safe.
+class CudaSlots {
+ public:
+  CudaSlots() = default;
+  CudaSlots(const CudaSlots&) = delete;
+  CudaSlots& operator=(const CudaSlots&) = delete;
+  /// Waits for the device.
+  ~CudaSlots();
+
+  /// Notes that the device works on the slot until it reaches `end`.
+  void used_until(std::shared_ptr<CudaEvent> end, const std::shared_ptr<Tier>& tier, Tier::Slot slot);
+  /// Gives the slot back, now or in one of the next calls after the device has finished with it.
+  void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept;
+  /// Lets tiers have what was given back, and waits for the device if that is nothing yet. Returns false if
+  /// no slot was given back that its tier does not have.
+  bool finish() noexcept;
+
+ private:
+  using Key = std::pair<std::shared_ptr<Tier>, Tier::Slot>;
+  struct Use {
+    std::vector<std::shared_ptr<CudaEvent>> ends;
+    bool given_back = false;
+  };
+  bool settle() noexcept;
+
+  std::mutex mutex_;
+  std::map<Key, Use> uses_;
+  std::size_t settle_at_ = kSettleAtLeast;  ///< uses; asking for events costs about a microsecond each
+  static constexpr std::size_t kSettleAtLeast = 16;
+};
+
+}  // namespace reef
