@@ -15,12 +15,14 @@
 #include "high_water.h"
 #include "ledger/blocks.h"
 #include "page/cuda_allocator.h"
+#include "page/cuda_page_hash.h"
 #include "page/cuda_slots.h"
 #include "page/cuda_stream_copy.h"
 #include "page/memory.h"
 #include "page/own_allocation.h"
 #include "page/pager.h"
 #include "reef/error.h"
+#include "round_up.h"
 
 namespace reef {
 namespace {
@@ -115,7 +117,11 @@ class CudaMemory final : public Memory {
     set_limit(*limit_ + bytes + kLeastSegmentBytes, total);
     return true;
   }
-  void check_may_begin() const override { check_budget_may_begin(device_.index()); }
+  void prepare_budget() override {
+    check_budget_may_begin(device_.index());
+    const c10::cuda::CUDAGuard guard(device_.index());
+    hashes_.reserve();
+  }
 
   std::vector<const void*> take_freed() override {
     const std::lock_guard lock(blocks_mutex_);
@@ -155,8 +161,27 @@ class CudaMemory final : public Memory {
     slots_.give_back(tier, slot);
   }
   bool finish_copies() noexcept override { return slots_.finish(); }
-  // The device's memory would have to be read for it, and by the device.
-  std::uint64_t hash(const void*, std::uint64_t) const override { return 0; }
+
+  std::uint64_t slot_bytes(std::uint64_t page_bytes) const override {
+    return round_up(page_bytes, CudaPageHash::kNoteBytes) + CudaPageHash::kNoteBytes;
+  }
+  bool is_in_slot(const PageCopy& copy, std::optional<std::uint64_t> hash) override {
+    try {
+      const c10::cuda::CUDAGuard guard(device_.index());
+      const cudaStream_t used_on = stream_numbered(copy.stream).stream();
+      void* const address = address_of(copy, Tier::Access::kCheck);
+      if (address == nullptr) return hash && hashes_.of(copy.data, copy.bytes, used_on) == *hash;
+      hashes_.write_if_changed(copy.data, copy.bytes, address, used_on);
+      const auto end = std::make_shared<CudaEvent>();
+      end->record(used_on);
+      slots_.used_until(end, copy.tier, copy.slot);
+      return true;
+    } catch (const c10::Error&) {  // the device is broken; the page stays, and who uses it is told
+      return false;
+    }
+  }
+  std::uint64_t rewritten() noexcept override { return rewrites() - rewrites_before_; }
+  void reset_rewritten() noexcept override { rewrites_before_ = rewrites(); }
 
   // Under the allocator's lock.
   void traced(const TraceEntry& entry) {
@@ -188,17 +213,24 @@ class CudaMemory final : public Memory {
     if (range.isActive()) range.before(name_of(copy));
     const bool out = copy.direction == PageCopy::Direction::kOut;
     Side& side = out ? out_ : in_;
-    void* const address = copy.tier->address(copy.slot, out ? Tier::Access::kWrite : Tier::Access::kRead);
+    void* const address = address_of(copy, out ? Tier::Access::kWrite : Tier::Access::kRead);
     const cudaStream_t used_on = stream_numbered(copy.stream).stream();
     if (address != nullptr) {
       const auto finished = std::make_shared<CudaEvent>(cudaEventDefault);
+      if (out && copy.hashed) {
+        CudaEvent ready;
+        ready.record(used_on);
+        ready.hold_back(side.stream);
+        hashes_.note(copy.data, copy.bytes, address, side.stream);
+      }
       auto transfer = start_on_stream(copy, address, side.stream, used_on, finished);
       slots_.used_until(finished, copy.tier, copy.slot);
       return transfer;
     }
     const auto ready = std::make_shared<CudaEvent>();
     ready->record(used_on);
-    return side.lane.prepare([this, copy, ready, &side](Transfer&) { copy_through(copy, *ready, side); });
+    return side.lane.prepare(
+        [this, copy, ready, &side](Transfer& transfer) { copy_through(copy, *ready, side, transfer); });
   }
 
   static constexpr std::uint64_t kLeastReservedBytes = std::uint64_t{64} << 20;  // a few segments
@@ -250,10 +282,26 @@ class CudaMemory final : public Memory {
     }
   }
 
-  void copy_through(const PageCopy& copy, const CudaEvent& ready, Side& side) const {
+  // nullptr where the device cannot copy from or to the slot by itself, in whole words.
+  static void* address_of(const PageCopy& copy, Tier::Access access) {
+    constexpr std::uintptr_t kAlignment = 16;
+    void* const address = copy.tier->address(copy.slot, access);
+    return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0 ? address : nullptr;
+  }
+
+  std::uint64_t rewrites() noexcept {
+    try {
+      const c10::cuda::CUDAGuard guard(device_.index());
+      known_rewrites_ = hashes_.written();
+    } catch (const c10::Error&) {  // the device is broken
+    }
+    return known_rewrites_;
+  }
+
+  void copy_through(const PageCopy& copy, const CudaEvent& ready, Side& side, Transfer& transfer) {
     const std::lock_guard lock(side.mutex);
     const c10::cuda::CUDAGuard guard(device_.index());
-    void* const staged = side.staging.of(copy.bytes);
+    void* const staged = side.staging.of(copy.hashed ? slot_bytes(copy.bytes) : copy.bytes);
     const cudaStream_t stream = side.stream.stream();
     ready.hold_back(stream);
     if (copy.direction == PageCopy::Direction::kIn) {
@@ -261,6 +309,8 @@ class CudaMemory final : public Memory {
       C10_CUDA_CHECK(cudaMemcpyAsync(copy.data, staged, copy.bytes, cudaMemcpyHostToDevice, stream));
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));
     } else {
+      // Before it is copied: what is written between the two shows, as another hash than the memory's.
+      if (copy.hashed) transfer.hash = hashes_.of(copy.data, copy.bytes, stream);
       C10_CUDA_CHECK(cudaMemcpyAsync(staged, copy.data, copy.bytes, cudaMemcpyDeviceToHost, stream));
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));
       copy.tier->write(copy.slot, staged);
@@ -279,6 +329,9 @@ class CudaMemory final : public Memory {
   std::vector<const void*> freed_;
   std::unordered_map<const void*, cudaStream_t> streams_;  ///< of blocks that the default stream has not
   CudaSlots slots_;
+  CudaPageHash hashes_;
+  std::atomic<std::uint64_t> known_rewrites_ = 0;
+  std::atomic<std::uint64_t> rewrites_before_ = 0;
   Side out_;
   Side in_;
 };

@@ -86,7 +86,9 @@ class HostMemory final : public Memory {
     TransferLane& lane = copy.direction == PageCopy::Direction::kOut ? out_ : in_;
     return lane.prepare(copy_of(copy), copy.ended, /*at_once=*/copy.kept);
   }
-  std::uint64_t hash(const void* data, std::uint64_t bytes) const override { return hash_bytes(data, bytes); }
+  bool is_in_slot(const PageCopy& copy, std::optional<std::uint64_t> hash) override {
+    return hash_bytes(copy.data, copy.bytes) == hash.value_or(0);
+  }
 
  private:
   // Two, so that one page is hashed and copied while the disk works on another.

@@ -20,13 +20,15 @@ class Pager;
 /// One page's bytes, between memory and a tier.
 struct PageCopy {
   enum class Direction : std::uint8_t { kOut, kIn };
-  Direction direction;
+  Direction direction = Direction::kOut;
   std::shared_ptr<Tier> tier;
-  Tier::Slot slot;
-  void* data;
-  std::uint64_t bytes;
-  bool hashed = true;  ///< whether Transfer::hash is wanted
-  bool kept = false;   ///< the memory itself is kept, and nothing is copied
+  Tier::Slot slot = 0;
+  void* data = nullptr;
+  std::uint64_t bytes = 0;
+  /// Whether it is to be known if the memory still holds what the slot does (Memory::is_in_slot): the slot
+  /// then has Memory::slot_bytes, and host memory gives Transfer::hash.
+  bool hashed = true;
+  bool kept = false;  ///< the memory itself is kept, and nothing is copied
   /// kOut: the hash of what the slot holds. If the bytes have the same, nothing is written (Transfer::same).
   std::optional<std::uint64_t> known_hash = std::nullopt;
   /// Host memory only: called on the thread that copies, right before it does. Returns what to use for
@@ -66,8 +68,8 @@ class Memory {
   /// Raises that bound, because a block of `bytes` finds no place between others although there is room.
   /// Returns false if nothing bounds it.
   virtual bool reserve_more(std::uint64_t) { return false; }
-  /// Throws ConfigError where a budget cannot begin now.
-  virtual void check_may_begin() const {}
+  /// Before a budget begins. Throws ConfigError where none can, and what a device throws that has no memory.
+  virtual void prepare_budget() {}
 
   /// Returns the blocks that were freed since the last call, where the pager is not told of each at once.
   virtual std::vector<const void*> take_freed() { return {}; }
@@ -98,8 +100,17 @@ class Memory {
     transfer->start();
     return transfer;
   }
-  /// Returns the hash of the bytes, as a transfer does; 0 where reading them would cost more than it saves.
-  virtual std::uint64_t hash(const void* data, std::uint64_t bytes) const = 0;
+  /// Bytes of the slot of a page: its own, and what the memory notes behind them.
+  virtual std::uint64_t slot_bytes(std::uint64_t page_bytes) const { return page_bytes; }
+  /// Says whether the memory holds what a copy like this one has written to the slot, of which the transfer
+  /// has given `hash`: code without operators may have written to it. A device that can reach the slot says
+  /// yes, and writes the slot again if it has to, behind what the memory's stream has been given so far;
+  /// where it cannot, the host waits for the stream.
+  virtual bool is_in_slot(const PageCopy& copy, std::optional<std::uint64_t> hash) = 0;
+  /// How often, since the budget began or reset_rewritten(), a device has found that it had to: as far as it
+  /// has got.
+  virtual std::uint64_t rewritten() noexcept { return 0; }
+  virtual void reset_rewritten() noexcept {}
 };
 
 std::unique_ptr<Memory> host_memory();

@@ -93,25 +93,29 @@ bool NoAddress::is_there(const Page& page, bool writes) const {
 // ---- out
 
 PageWay::Place NoAddress::take_place(const Page& page, Tier& tier) {
-  std::optional<Tier::Slot> slot = tier.take(page.bytes);
-  if (!slot && memory_.finish_copies()) slot = tier.take(page.bytes);
+  const std::uint64_t bytes = memory_.slot_bytes(page.bytes);
+  std::optional<Tier::Slot> slot = tier.take(bytes);
+  if (!slot && memory_.finish_copies()) slot = tier.take(bytes);
   return {slot};
 }
 
 // Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
 bool NoAddress::leave_clean(const PagePtr& page) {
+  PageCopy copy;
+  std::optional<std::uint64_t> hash;
   {
     Decision decision(mutex_);
     if (page->state != PageState::kClean || mover_.wanted(*page)) return false;
     if (another_hashes(*page, decision)) return true;
     begin_hashing(*page, decision);
+    copy = copy_out(page, decision);
+    hash = page->hash;
   }
-  const std::uint64_t hash = hash_of(*page);
+  const bool same = is_in_slot(*page, copy, hash);
   const Hold owner = page->storage.lock();
   Decision decision(mutex_);
   if (page->being_hashed) return true;
   if (page->state != PageState::kClean || mover_.wanted(*page)) return false;
-  const bool same = hash == page->hash.value_or(0);
   if (!owner) {
     table_.being_freed(*page);
     return true;
@@ -174,15 +178,15 @@ void NoAddress::begin_hashing(Page& page, const Decision&) {
   ++hashing_;
 }
 
-// Of its memory as it is now; ends what the caller has begun.
-std::uint64_t NoAddress::hash_of(Page& page) {
-  const std::uint64_t hash = memory_.hash(page.data, page.bytes);
+// Looks at its memory as it is now; ends what the caller has begun.
+bool NoAddress::is_in_slot(Page& page, const PageCopy& copy, std::optional<std::uint64_t> hash) {
+  const bool same = memory_.is_in_slot(copy, hash);
   Decision decision(mutex_);
   page.being_hashed = false;
   --hashing_;
   hashed_.notify_all();
   if (page.gone && !page.being_read()) decision.drop(std::move(page.block));
-  return hash;
+  return same;
 }
 
 // What is known without looking at its memory; false: it may leave.
@@ -200,12 +204,14 @@ bool NoAddress::ends_otherwise(Page& page, Transfer& transfer, Decision& decisio
 }
 
 void NoAddress::settle_leaving(const PagePtr& page, Transfer& transfer) {
+  PageCopy copy;
   {
     Decision decision(mutex_);
     if (ends_otherwise(*page, transfer, decision) || another_hashes(*page, decision)) return;
     begin_hashing(*page, decision);
+    copy = copy_out(page, decision);
   }
-  const bool same = hash_of(*page) == transfer.hash.value_or(0);
+  const bool same = is_in_slot(*page, copy, transfer.hash);
   const Hold owner = page->storage.lock();
   Decision decision(mutex_);
   if (page->being_hashed || ends_otherwise(*page, transfer, decision)) return;

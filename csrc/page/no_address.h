@@ -12,7 +12,7 @@ namespace reef {
 /// Pages that lose their address: the page is the memory behind one storage, which keeps its size when it is
 /// evicted, has a null data pointer that owns the page, and refuses whoever asks for the memory. Works on any
 /// memory and any kernel. The memory can be reached while it is written to a tier, so that what is there is
-/// hashed before and after.
+/// hashed before and after (Memory::is_in_slot).
 class NoAddress final : public PageWay {
  public:
   using PageWay::PageWay;
@@ -46,7 +46,7 @@ class NoAddress final : public PageWay {
   bool ends_otherwise(Page& page, Transfer& transfer, Decision& decision);
   bool another_hashes(const Page& page, Decision& decision);
   void begin_hashing(Page& page, const Decision&);
-  std::uint64_t hash_of(Page& page);
+  bool is_in_slot(Page& page, const PageCopy& copy, std::optional<std::uint64_t> hash);
 
   std::condition_variable hashed_;  ///< a page is not being hashed any longer
   std::uint32_t hashing_ = 0;       ///< pages that are being hashed

@@ -59,7 +59,8 @@ std::uint64_t Pager::start(PagerOptions options) {
     throw ConfigError("a budget for " + device().str() +
                       " is in force already; end it first, or change it by set_bytes()");
   }
-  memory_->check_may_begin();
+  memory_->prepare_budget();
+  memory_->reset_rewritten();
   budget_bytes_ = options.budget_bytes;
   choose_way(options.addresses, decision);
   expect(options.expected_bytes > 0 ? options.expected_bytes : options.budget_bytes, decision);
@@ -118,7 +119,7 @@ void Pager::stop(std::uint64_t number) {
     }
     listen_while_needed(decision);
   }
-  memory_->finish_copies();
+  while (memory_->finish_copies()) continue;
   if (error) std::rethrow_exception(error);
   keep_nothing();
 }
@@ -138,7 +139,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
     forget_all(decision);
     listen_while_needed(decision);
   }
-  memory_->finish_copies();
+  while (memory_->finish_copies()) continue;
   keep_nothing();
 }
 
@@ -358,11 +359,15 @@ std::uint64_t Pager::evictable_bytes(const at::Tensor& tensor) {
 }
 
 PagerCounts Pager::counts() const {
+  const std::uint64_t rewritten = memory_->rewritten();
   const Decision decision(mutex_);
-  return {mover_.counts(decision), minimum_bytes_};
+  PagerCounts counts{mover_.counts(decision), minimum_bytes_};
+  counts.unseen_writes += rewritten;
+  return counts;
 }
 
 void Pager::reset_counts() {
+  memory_->reset_rewritten();
   const Decision decision(mutex_);
   mover_.counts(decision) = {};
   minimum_bytes_ = 0;

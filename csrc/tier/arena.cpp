@@ -56,6 +56,7 @@ class ArenaTier final : public Tier {
   }
 
   void* address(Slot slot, Access access) override {
+    if (access == Access::kCheck) return find(slot, nullptr).first;
     return find(slot, access == Access::kWrite ? &TierUse::written_bytes : &TierUse::read_bytes).first;
   }
 
@@ -94,7 +95,7 @@ class ArenaTier final : public Tier {
   std::pair<void*, std::uint64_t> find(Slot slot, std::uint64_t TierUse::*moved) {
     const std::lock_guard lock(mutex_);
     const Place& place = slots_.at(slot);
-    slots_.use.*moved += place.bytes;
+    if (moved != nullptr) slots_.use.*moved += place.bytes;
     return {static_cast<char*>(segments_[place.segment].data) + place.offset, place.bytes};
   }
 

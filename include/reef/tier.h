@@ -40,9 +40,13 @@ class REEF_API Tier {
   virtual void write(Slot slot, const void* data) = 0;
   virtual void read(Slot slot, void* data) = 0;
 
-  /// Where the slot's bytes are, if a device may copy them by itself: page-locked memory; nullptr otherwise.
-  /// The access is counted.
-  enum class Access : std::uint8_t { kRead, kWrite };
+  /// Where the slot's bytes are, if a device may copy them by itself: page-locked memory, aligned to 16
+  /// bytes; nullptr otherwise. The access is counted.
+  enum class Access : std::uint8_t {
+    kRead,
+    kWrite,
+    kCheck,  ///< not counted: the device looks whether they are still right, and writes them again if not
+  };
   virtual void* address(Slot, Access) { return nullptr; }
 
   virtual TierUse use() const = 0;

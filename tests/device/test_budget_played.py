@@ -208,7 +208,7 @@ def test_a_slot_is_not_given_to_another_stream_while_it_is_copied(lag, seed):
         with torch.cuda.stream(stream):
             kept.append([value.cuda() for value in of_stream])
     torch.cuda.synchronize()
-    tier = reef.pinned_tier("8MiB")
+    tier = reef.pinned_tier(8 * (MIB + 512))  # a slot of a page has a note behind it
     with delays(seed, **lag), reef.budget(beside(-6 * MIB), sum(kept, []), device="cuda:0", tiers=[tier]) as budget:
         for _ in range(120):
             of, i, j, anew = draw.randrange(2), draw.randrange(6), draw.randrange(6), draw.random() < 0.5

@@ -1,10 +1,12 @@
 """A budget on a CUDA device: the program computes what it would have computed, bit for bit, whatever its streams do."""
 
 import contextlib
+import ctypes
+import random
 
 import pytest
 import torch
-from played_device import PLAYED
+from played_device import PLAYED, delays
 
 import reef
 
@@ -245,3 +247,96 @@ def test_a_cap_ends_with_its_budget():
     with reef.budget("1GiB", device="cuda"):
         assert torch.cuda.get_per_process_memory_fraction() < fraction
     assert torch.cuda.get_per_process_memory_fraction() == fraction
+
+
+def zero_without_an_operator(tensor, elements):
+    """As a kernel of the program's own would: by a pointer, on the current stream. Where the page is away, the pointer is
+    refused, and an operator does it. Returns whether the pointer was given."""
+    try:
+        pointer = ctypes.c_void_p(tensor.data_ptr())
+    except RuntimeError:
+        tensor.data.view(-1)[:elements].zero_()
+        return False
+    cudart = ctypes.CDLL(None if PLAYED else f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    assert cudart.cudaMemsetAsync(pointer, 0, ctypes.c_size_t(elements * tensor.element_size()), stream) == 0
+    return True
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tier", [reef.host_tier, lambda: reef.pinned_tier(1 << 30), reef.disk_tier],
+                         ids=["host", "pinned", "disk"])
+def test_what_is_written_without_an_operator_is_kept(tier, seed, tmp_path):
+    def run(budget, kept):
+        draw = random.Random(seed)
+        sums = []
+        with budget:
+            for _ in range(150):
+                i = draw.randrange(len(kept))
+                if draw.random() < 0.4:
+                    zero_without_an_operator(kept[i], draw.randrange(1, kept[i].numel()))
+                elif draw.random() < 0.3:
+                    kept[i].add_(1)
+                else:
+                    sums.append(kept[i].sum(dtype=torch.float64))
+            torch.cuda.synchronize()
+            unseen = budget.use().unseen_writes if isinstance(budget, reef.Budget) else 0
+        return [torch.stack(sums).cpu(), *(t.cpu() for t in kept)], unseen
+
+    def tensors():
+        made = torch.Generator().manual_seed(seed)
+        return [torch.randn(size, generator=made).cuda() for size in (999, 4096, 50_001, MIB // 8, MIB // 4, MIB // 4)]
+
+    plain, _ = run(contextlib.nullcontext(), tensors())
+    kept = tensors()
+    made = reef.disk_tier(tmp_path) if tier is reef.disk_tier else tier()
+    found, unseen = run(reef.budget(torch.cuda.memory_allocated() - MIB, kept, device="cuda", tiers=[made]), kept)
+    assert same(found, plain)
+    assert unseen > 0
+
+
+@pytest.mark.parametrize("lags", ["copy", "kernel"] if PLAYED else ["nothing"])
+@pytest.mark.parametrize("layers_later", [1, 3])
+@pytest.mark.parametrize("tier", [reef.host_tier, lambda: reef.pinned_tier(1 << 30)], ids=["host", "pinned"])
+def test_what_is_written_while_its_page_leaves_is_kept(tier, layers_later, lags):
+    """A layer's input leaves beside the program some time after the layer is through with it; this writes to it then."""
+    recent = []
+    written_before_it_left = 0
+
+    def write(_, inputs, __):
+        nonlocal written_before_it_left
+        recent.append(inputs[0].detach())
+        if len(recent) > layers_later:
+            written_before_it_left += zero_without_an_operator(recent[-1 - layers_later], 1000)
+
+    def run(bytes_allowed=None):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12))).cuda()
+        for layer in net:
+            layer.register_forward_hook(write)
+        losses, use = [], None
+        with contextlib.ExitStack() as stack:
+            if bytes_allowed:
+                budget = stack.enter_context(reef.budget(bytes_allowed, net, device="cuda", tiers=[tier()]))
+            if bytes_allowed and PLAYED:
+                stack.enter_context(delays(1, **{lags: {"copy": 5000, "kernel": 500}[lags]}))
+            for _ in range(5):
+                loss = net(torch.ones(2048, 256, device="cuda")).square().mean()
+                recent.clear()
+                loss.backward()
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.sub_(p.grad)
+                net.zero_grad()
+                losses.append(loss.detach())
+            if bytes_allowed:
+                torch.cuda.synchronize()
+                use = budget.use()
+        return [torch.stack(losses).cpu(), *(p.detach().cpu() for p in net.parameters())], use
+
+    torch.cuda.reset_peak_memory_stats()
+    plain, _ = run()
+    written_before_it_left = 0
+    found, use = run(torch.cuda.max_memory_allocated() * 6 // 10)
+    assert same(found, plain)
+    assert use.fetches > 0 and written_before_it_left > 0
