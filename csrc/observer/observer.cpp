@@ -40,7 +40,8 @@ void ends(const at::RecordFunction&, at::ObserverContext* context) {
   }
 }
 
-// LibTorch swallows what an observer throws, and then never tells of the end.
+// LibTorch swallows what an observer throws, and then never tells of the end: here it costs the listener that
+// threw its call, and no other.
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   std::array<OperatorListener*, kMostListeners> all{};
   bool any = false;
@@ -54,17 +55,15 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   const Operator& op = operator_of(call);
   if (!op.is_operator && call.inputs().empty()) return nullptr;
   auto begun = std::make_unique<OperatorCall>(op, call);
-  try {
-    begun->in_backward = in_backward();
-    begun->records_gradient = !begun->in_backward && records_gradient(call);
-    if (begun->records_gradient) listeners().callback.need_lock();
-    for (std::size_t i = 0; i < kMostListeners; ++i) {
-      if (all[i] == nullptr || (!op.is_operator && !all[i]->hears_ranges())) continue;
+  begun->in_backward = in_backward();
+  begun->records_gradient = !begun->in_backward && records_gradient(call);
+  if (begun->records_gradient) listeners().callback.need_lock();
+  for (std::size_t i = 0; i < kMostListeners; ++i) {
+    if (all[i] == nullptr || (!op.is_operator && !all[i]->hears_ranges())) continue;
+    try {
       if (all[i]->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
+    } catch (...) {  // by the contract the listener is as before
     }
-  } catch (...) {
-    ends(call, begun.get());
-    return nullptr;
   }
   if (begun->heard == 0) return nullptr;
   return begun;

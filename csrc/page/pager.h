@@ -139,8 +139,8 @@ class Pager final : public AllocationGate, private AtFork {
   /// Which storages become pages, beside parameters and what an operator on a known page writes or makes.
   enum class Register : std::uint8_t { kNone, kAll };
   /// Brings in and pins the pages of an operator that has a kernel of its own and starts now. Throws nothing:
-  /// an error is kept, and thrown by this thread's next allocation within the operator; until then the
-  /// storage throws when it is accessed.
+  /// why a page did not come is thrown by this thread's next allocation within the operator, and until then
+  /// the storage throws when it is accessed; anything else that fails is thrown by the next allocation.
   void enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
   /// Ends what enter() began; `results` are the operator's new storages. With `then`, its pages stay pinned
   /// until `*then` is called.
@@ -224,6 +224,8 @@ class Pager final : public AllocationGate, private AtFork {
       return {pages.data() + begin, ends[i] - begin};
     }
   };
+  void enter_operator(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses);
+  void enter_caller(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses);
   void begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
                   const Known& known, Decision& decision);
   static StepFollower::Uses learned_uses(c10::ArrayRef<Use> uses, const Known& known);

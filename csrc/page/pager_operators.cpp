@@ -22,6 +22,15 @@ void Pager::enter(const OperatorCall& call, Register what, c10::ArrayRef<Use> us
     frame.outermost_uses = 0;
   }
   if (mode_ == Mode::kAsleep || uses.empty()) return;
+  try {
+    enter_operator(frame, call, what, uses);
+  } catch (...) {  // leave() lets go of what has been pinned; the next allocation tells
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
+  }
+}
+
+void Pager::enter_operator(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses) {
+  const bool outermost = frame.depth == 1;
   const std::size_t first = frame.used.size();
   bool all_there = true;
   std::optional<PlanWanted> wanted;
@@ -101,6 +110,7 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
     if (pages.empty()) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
       if (data == nullptr || use.storage->nbytes() < Page::kLeastBytes) continue;
+      frame.unknown.reserve(frame.unknown.size() + 1);
       table_.use_unknown(data);
       frame.unknown.push_back(data);
       continue;
@@ -114,8 +124,8 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
       // A block belongs to the stream that it was allocated on; on another, it could be given away while in
       // use.
       if (page->stream != stream) stay(*page);
-      table_.pin(*page);
       frame.used.push_back({PagePtr(page), use.writes, use.storage});
+      table_.pin(*page);
     }
   }
 }
@@ -261,6 +271,14 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
 
 void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses) {
   if (mode_ == Mode::kAsleep) return;
+  try {
+    enter_caller(call, keeps, uses);
+  } catch (...) {  // leave_around() lets go of what has been pinned; the next allocation tells
+    mover_.keep_error(std::current_exception(), Decision(mutex_));
+  }
+}
+
+void Pager::enter_caller(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses) {
   Frame& frame = this_threads_frame();
   c10::SmallVector<Frame::Use, 8> wanted;
   {
@@ -270,14 +288,15 @@ void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
       const Pages pages = find(*use.storage, decision);
       for (Page* const page : pages) {
         if (use.writes) ++page->version;
-        table_.pin(*page);
         frame.held.push_back({&call, PagePtr(page)});
+        table_.pin(*page);
         if (!page->way->is_there(*page, use.writes))
           wanted.push_back({PagePtr(page), use.writes, use.storage});
         if (use.writes) page->written();
       }
       const void* const data = pages.empty() ? use.storage->_mutable_data_ptr_no_checks().get() : nullptr;
       if (data != nullptr) {
+        frame.held.reserve(frame.held.size() + 1);
         table_.use_unknown(data);
         frame.held.push_back({&call, nullptr, data});
       }
