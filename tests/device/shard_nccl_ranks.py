@@ -45,6 +45,13 @@ def trained(group, device: str, rank: int, delayed: bool = False, **options) -> 
     return state
 
 
+def compressions(kind: str) -> list[reef.Compression]:
+    by_backend_of_device = [reef.Compression("bfloat16"), reef.Compression("float16")]
+    if kind == "nccl alone":
+        return by_backend_of_device
+    return by_backend_of_device + [reef.Compression(name, density=0.1) for name in ("topk", "gtopk", "gtopk_tree", "oktopk")]
+
+
 def main(kind: str, seed: int) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank)
@@ -55,6 +62,8 @@ def main(kind: str, seed: int) -> None:
     rows += [{"stage": "optimizer", "offload": True, "delayed": True}]
     if world_size == 2:
         rows += [{"stage": "optimizer", "shard_degree": 1}]  # by subgroups
+    rows += [{"stage": "parameters", "compression": method} for method in compressions(kind)]
+    rows += [{"stage": "optimizer", "compression": method, "offload": True} for method in compressions(kind)[::2]]
     for row in rows:
         with delays(seed + rank, kernel=300, copy=300, communication=1000) if seed else contextlib.nullcontext():
             found = trained(group, f"cuda:{rank}", rank, **row)
