@@ -26,8 +26,7 @@ struct RoomWanted {
 
 /// Makes the error for a working set that exceeds the budget.
 BudgetError working_set_error(const RoomWanted& wanted);
-/// Makes the error for an operator that an allocation failed with `refused` and that went on with less
-/// memory.
+/// Makes the error for an operator whose allocation failed with `refused` and that went on with less memory.
 BudgetError went_on_error(const std::string& op, const std::exception_ptr& refused);
 /// Makes the error for a page of `page_bytes` that should leave but for which no tier has room.
 BudgetError no_tier_error(const RoomWanted& wanted, std::uint64_t page_bytes,

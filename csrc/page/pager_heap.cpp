@@ -114,8 +114,8 @@ void Pager::note_made(Page& page, const Decision&) {
   frame.used.push_back({PagePtr(&page)});
 }
 
-// Reserves room for a block and returns true. Returns false if there is only room of pages in use, so that
-// the block must be made without frames. Throws if the operator cannot run like that.
+// Reserves room for a block and returns true. Returns false if only pages in use could make room, so that the
+// block must be made without frames. Throws if the operator cannot run like that.
 bool Pager::find_room_for_block(std::uint64_t bytes, std::uint64_t page_bytes) {
   if (find_room(bytes, MayLeave::kUnused)) return true;
   const Decision decision(mutex_);

@@ -172,8 +172,8 @@ bool Pager::others_use(const Page& page) const {
   return page.pins > static_cast<std::uint32_t>(own) + page.holds;
 }
 
-// Brings a page in. Returns false if there is only room of other pages in use; if addresses stay, the page
-// comes when it is touched.
+// Brings a page in. Returns false if only other pages in use could make room for it; then the page comes when
+// it is touched. This is possible only if addresses stay.
 bool Pager::bring_in(const Frame::Use& used) {
   if (make_resident(used.page, used.owner, used.writes, MayLeave::kUnused)) return true;
   const Decision decision(mutex_);
