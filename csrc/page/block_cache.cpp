@@ -41,7 +41,7 @@ void BlockCache::trim(std::uint64_t kept_bytes) noexcept {
   trim_locked(kept_bytes);
 }
 
-// The smallest ranges first: they are of the least use.
+// Unmaps the smallest ranges first, because they are the least useful.
 void BlockCache::trim_locked(std::uint64_t kept_bytes) noexcept {
   while (kept_.bytes() > kept_bytes) {
     const auto gone = kept_.take_smallest(round_up(kept_.bytes() - kept_bytes, kFrameBytes));

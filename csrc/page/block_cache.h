@@ -11,26 +11,26 @@
 
 namespace reef {
 
-/// Memory for large blocks, mapped by ourselves: a heap keeps what is freed between blocks that live on, so
-/// that a process within its budget would still grow. What is freed is kept for the next blocks, as far as
-/// the owner allows, and then goes back to the system, whatever lives beside it. Thread-safe.
+/// Allocates large blocks by mmap(). A heap cannot return memory that was freed between blocks in use, so a
+/// process within its budget would still grow. This cache keeps freed blocks for later ones, up to a limit of
+/// the owner, and returns the rest to the system, whatever blocks are in use beside it. Thread-safe.
 class BlockCache {
  public:
-  /// Smaller ones are the heap's.
+  /// Smaller blocks belong to the heap.
   static constexpr std::size_t kSmallestBlock = std::size_t{128} << 10;
 
   BlockCache() = default;
-  ~BlockCache();  ///< blocks that are in use stay
+  ~BlockCache();  ///< leaves blocks in use mapped
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// From what is kept if it fits there, else new, and then at most `kept_bytes` stay. nullptr if the system
-  /// has none. Aligned to a memory page; its content is anything, and the system has memory for what is
-  /// touched.
+  /// Allocates a block from what is kept or, if it does not fit there, from the system; then keeps at most
+  /// `kept_bytes`. Returns nullptr if the system has no memory. The block is aligned to a memory page and has
+  /// arbitrary content; physical memory is allocated when it is touched.
   void* allocate(std::size_t bytes, std::uint64_t kept_bytes);
-  /// False if it is no block of ours.
+  /// Frees a block. Returns false if `data` is not a block of this cache.
   bool free(void* data) noexcept;
-  /// Gives back to the system until at most so many bytes are kept.
+  /// Returns memory to the system until at most `kept_bytes` are kept.
   void trim(std::uint64_t kept_bytes) noexcept;
 
   std::uint64_t kept_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }
@@ -41,7 +41,7 @@ class BlockCache {
   MutexAtFork mutex_{AtFork::Order::kBlocks};
   std::unordered_map<const void*, std::size_t> in_use_;
   FreeRanges kept_;
-  std::atomic<std::uint64_t> kept_bytes_ = 0;  ///< of it, for whoever has no lock
+  std::atomic<std::uint64_t> kept_bytes_ = 0;  ///< bytes of `kept_`, readable without the lock
 };
 
 }  // namespace reef

@@ -10,7 +10,7 @@
 
 namespace reef {
 
-/// Measures what a device's budget leaves free over a stretch of time.
+/// Measures how much of a device's budget stays free over a period of time.
 class BudgetRoom {
  public:
   explicit BudgetRoom(c10::Device device) : device_(device) {}
@@ -18,14 +18,14 @@ class BudgetRoom {
   BudgetRoom(const BudgetRoom&) = delete;
   BudgetRoom& operator=(const BudgetRoom&) = delete;
 
-  /// Returns how many bytes were free when most was alive since begin(); if pages have left since, minus
-  /// their bytes. Returns 0 if the budget began later, and nothing if none is in force.
+  /// Returns how many bytes were free at the peak since begin(), less the bytes of pages that have been
+  /// evicted since. Returns 0 if the budget began after begin(), and nothing if no budget is in force.
   std::optional<std::int64_t> left_bytes();
   void begin();
 
  private:
   c10::Device device_;
-  Pager* pager_ = nullptr;  ///< that knows our mark
+  Pager* pager_ = nullptr;  ///< the pager that updates `mark_`
   PeakMark mark_;
 };
 

@@ -14,9 +14,10 @@
 
 namespace reef {
 
-/// Holds a pager's lock while something is decided. The lock covers nothing that can wait: no input or
-/// output, no reference to a storage, nothing of Python's. What is let go of meanwhile is dropped when the
-/// lock has been released: blocks, which go back to allocators with locks of their own, and room in tiers.
+/// Holds a pager's lock while something is decided. Nothing that can block may happen under the lock: no
+/// input or output, no owning reference to a storage, nothing of Python's. Blocks, whose allocators have
+/// locks of their own, transfers, and room in tiers are therefore dropped only after the lock has been
+/// released.
 class Decision {
  public:
   explicit Decision(std::mutex& mutex) : lock_(mutex) {}
@@ -27,7 +28,7 @@ class Decision {
   Decision(const Decision&) = delete;
   Decision& operator=(const Decision&) = delete;
 
-  /// Without the lock, until another thread has changed it to be so.
+  /// Waits, with the lock released, until another thread has made the condition true.
   template <class IsSo>
   void wait(std::condition_variable& changed, const IsSo& is_so) {
     changed.wait(lock_, is_so);
@@ -36,11 +37,11 @@ class Decision {
   void drop(c10::DataPtr block) {
     if (block) blocks_.push_back(std::move(block));
   }
-  /// It may have what the thread that submitted it had, objects of Python's among it.
+  /// A transfer may own objects of the thread that submitted it, including Python's.
   void drop(std::shared_ptr<Transfer> transfer) {
     if (transfer != nullptr) transfers_.push_back(std::move(transfer));
   }
-  /// The bytes of the page, which is of `memory`, are in no tier any longer.
+  /// Gives up the room of the page, which is of `memory`, in its tier.
   void drop_slot(Page& page, Memory& memory) {
     if (page.slot) slots_.push_back({&memory, std::exchange(page.tier, nullptr), *page.slot});
     page.slot.reset();

@@ -7,18 +7,18 @@
 
 namespace reef {
 
-/// Addresses whose faults could not be served, and how often. Who touched one may have gone on meanwhile: a
-/// fault is told when it happens, and its page may come, and be freed, before it is heard. That happens now
-/// and then at an address that is used all the time. One that is real comes again as soon as whoever waits is
-/// woken, and again and again.
+/// Counts the faults at each address that could not be served. A single one is no error: a fault is queued
+/// when it happens, and before it is read, its page may come back, the thread may go on, and the page may be
+/// freed. At a busy address this happens now and then. A real fault repeats each time that its thread is
+/// woken.
 class FaultTrouble {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// So many times, each within this time of the one before: it is real.
+  /// A fault is real if it comes this many times, each within kComesAgain of the one before.
   static constexpr int kMostTimes = 8;
   static constexpr std::chrono::seconds kComesAgain{2};
 
-  /// How often it has come so, with this time.
+  /// Notes a fault at `address` and returns how many have come in a row.
   int times_now(std::uint64_t address, Time now = std::chrono::steady_clock::now()) {
     if (troubles_.size() > kMostAddresses) troubles_.clear();
     Trouble& trouble = troubles_[address];
@@ -26,7 +26,7 @@ class FaultTrouble {
     trouble.last = now;
     return trouble.times;
   }
-  /// It was served.
+  /// Notes that a fault at `address` was served.
   void over(std::uint64_t address) { troubles_.erase(address); }
 
  private:

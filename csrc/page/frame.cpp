@@ -5,7 +5,7 @@
 namespace reef {
 
 // A thread that runs an operator while it ends (from the destructor of something it owns) gets a frame that
-// nobody frees.
+// is never freed.
 Frame& Frame::make(std::size_t device_slot) {
   static thread_local bool ended = false;
   struct Owned {

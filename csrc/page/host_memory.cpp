@@ -18,9 +18,9 @@
 namespace reef {
 namespace {
 
-// What tells a thread that another is being profiled. Not all that LibTorch passes on between threads: there
-// may be objects of Python's in that, and a transfer is dropped by threads that must not wait for Python's
-// lock.
+// The state that makes another thread record in this thread's profile. It is not the whole thread-local state
+// that LibTorch passes between threads, because that may own Python objects, and threads that drop a transfer
+// must not wait for Python's lock.
 struct Profiled {
   at::RecordFunctionTLS callbacks = at::get_record_function_tls_();
   std::shared_ptr<c10::ThreadLocalDebugInfo> info = c10::ThreadLocalDebugInfo::current();
@@ -49,8 +49,9 @@ void move(const PageCopy& copy, Transfer& transfer) {
   if (!transfer.same) copy.tier->write(copy.slot, data);
 }
 
-// As a range in torch's profiler where the submitting thread is being profiled. Out, it gives the hash of
-// what was there; if something writes at this moment, the hash is not that of the page, and it stays.
+// Makes the function that copies. If the submitting thread is being profiled, the copy is a range in torch's
+// profiler. A copy out returns the hash of the bytes that it has read; if something writes at the same time,
+// this is not the hash of the page, which then stays.
 TransferLane::Copy copy_of(PageCopy copy) {
   copy.ended = nullptr;
   if (!at::hasThreadLocalCallbacks()) return [copy](Transfer& transfer) { move(copy, transfer); };
@@ -91,7 +92,7 @@ class HostMemory final : public Memory {
   }
 
  private:
-  // Two, so that one page is hashed and copied while the disk works on another.
+  // Two threads each, so that one page is hashed and copied while the disk works on another.
   TransferLane out_{2};
   TransferLane in_{2};
 };

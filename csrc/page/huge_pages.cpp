@@ -13,7 +13,8 @@ namespace {
 constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kLeastBytes = 2 * kHugePageBytes;
 
-// Of LibTorch's own allocator, counted or not. While a gate gives memory it may be the gate's.
+// Whether memory is from LibTorch's own allocator, counted or not. While a gate provides memory, counted
+// memory may be the gate's.
 bool is_plain(const c10::DataPtr& fresh) {
   const c10::DeleterFnPtr deleter = fresh.get_deleter();
   if (deleter == c10::GetDefaultCPUAllocator()->raw_deleter()) return true;
@@ -29,7 +30,7 @@ at::Tensor on_huge_pages(at::Tensor fresh) {
   auto* const begin = static_cast<char*>(storage.mutable_data());
   const std::int64_t before = -reinterpret_cast<std::intptr_t>(begin) & (kHugePageBytes - 1);
   const std::int64_t inside = (bytes - before) / kHugePageBytes * kHugePageBytes;
-  ::madvise(begin + before, static_cast<std::size_t>(inside), MADV_HUGEPAGE);  // an advice, which may fail
+  ::madvise(begin + before, static_cast<std::size_t>(inside), MADV_HUGEPAGE);  // Only advice; it may fail.
   return fresh;
 }
 

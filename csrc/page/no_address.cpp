@@ -13,12 +13,12 @@
 namespace reef {
 namespace {
 
-// What keeps the owner of a page's memory alive while the page leaves or comes; nullptr: it is being freed by
-// another thread, which will tell. Taken and dropped outside every lock: where only Python has a reference to
-// a storage, LibTorch takes the interpreter's lock for both.
+// Keeps the owner of a page's memory alive while the page leaves or comes. It is null if another thread is
+// freeing the owner; that thread will notify the pager. It must be made and dropped outside of all locks: if
+// only Python has a reference to a storage, LibTorch takes the interpreter's lock for both.
 using Hold = c10::intrusive_ptr<c10::StorageImpl>;
 
-// The storage of a page that is away is gone.
+// The deleter of a storage whose page is away.
 void storage_died(void* context) {
   const PagePtr page(static_cast<Page*>(context), /*add_ref=*/false);
   page->pager.storage_died(*page);
@@ -32,15 +32,15 @@ std::string refusal_of(const Page& page) {
          "(reef::pin)";
 }
 
-// numpy() and sharing between processes make a storage non-resizable; a lazy clone hands its memory to a
-// context of its own.
+// Returns whether no one else can use the memory. numpy() and sharing between processes make a storage
+// non-resizable; a lazy clone moves its memory to another context.
 bool may_leave(const Page& page, c10::StorageImpl& owner) {
   const c10::DataPtr& block = owner._mutable_data_ptr_no_checks();
   return block.get() == page.data && block.get_context() == page.data && owner.resizable();
 }
 
-// From now on whoever asks the owner for the memory is refused. Gives the block, to be dropped outside the
-// lock.
+// Takes the block from its owner, which throws from now on when it is asked for its memory. The returned
+// block must be dropped outside the lock.
 c10::DataPtr taken_from(Page& page, c10::StorageImpl& owner) {
   refuse_access(owner, refusal_of(page));
   c10::DataPtr block = std::move(owner._mutable_data_ptr_no_checks());
@@ -49,13 +49,13 @@ c10::DataPtr taken_from(Page& page, c10::StorageImpl& owner) {
   return block;
 }
 
-// `block` has the page's bytes, and is the owner's from now on. Gives what it had instead, to be dropped
-// outside the lock.
+// Gives `block`, which holds the page's bytes, back to the owner. Returns `block` if the owner has other
+// memory by now; it must be dropped outside the lock.
 c10::DataPtr put_back(Page& page, c10::StorageImpl& owner, c10::DataPtr block) {
   c10::DataPtr& there = owner._mutable_data_ptr_no_checks();
-  if (page_behind(there) != &page) return block;  // it has other memory by now
+  if (page_behind(there) != &page) return block;
   (void)there.release_context();
-  intrusive_ptr_release(&page);  // the caller has another
+  intrusive_ptr_release(&page);  // The caller has another reference.
   owner.set_data_ptr_noswap(std::move(block));
   allow_access(owner);
   return {};
@@ -77,7 +77,7 @@ void NoAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit,
   if (Page* const page = table_.add(pager, *this, storage)) visit(*page);
 }
 
-// In memory, and if it is to be written, read by nobody.
+// The page must be in memory and, if it is to be written, must not be read by a transfer.
 bool NoAddress::is_there(const Page& page, bool writes) const {
   switch (page.state) {
     case PageState::kResident:
@@ -99,7 +99,8 @@ PageWay::Place NoAddress::take_place(const Page& page, Tier& tier) {
   return {slot};
 }
 
-// Operators are seen; code that has a raw pointer, and compiled graphs, write without one.
+// Lets a clean page leave without writing it. The memory is compared with the slot because only writes by
+// operators are observed: code with a raw pointer, and compiled graphs, may have written to it.
 bool NoAddress::leave_clean(const PagePtr& page) {
   PageCopy copy;
   std::optional<std::uint64_t> hash;
@@ -166,7 +167,7 @@ void NoAddress::take_away(Page& page, c10::StorageImpl& owner, Decision& decisio
   decision.drop(taken_from(page, owner));
 }
 
-// Another thread is at it, and will have seen the same when this returns.
+// Returns whether another thread is hashing the page; if so, waits until it has done so.
 bool NoAddress::another_hashes(const Page& page, Decision& decision) {
   if (!page.being_hashed) return false;
   wait_until_alone(page, decision);
@@ -178,7 +179,7 @@ void NoAddress::begin_hashing(Page& page, const Decision&) {
   ++hashing_;
 }
 
-// Looks at its memory as it is now; ends what the caller has begun.
+// Compares the page's current memory with its slot, and ends the hashing that the caller has begun.
 bool NoAddress::is_in_slot(Page& page, const PageCopy& copy, std::optional<std::uint64_t> hash) {
   const bool same = memory_.is_in_slot(copy, hash);
   Decision decision(mutex_);
@@ -189,7 +190,7 @@ bool NoAddress::is_in_slot(Page& page, const PageCopy& copy, std::optional<std::
   return same;
 }
 
-// What is known without looking at its memory; false: it may leave.
+// Settles all cases that do not depend on the memory's content. Returns false if the page may leave.
 bool NoAddress::ends_otherwise(Page& page, Transfer& transfer, Decision& decision) {
   if (page.transfer.get() != &transfer || page.state != PageState::kLeaving) return true;
   if (page.gone) {
@@ -257,7 +258,7 @@ void NoAddress::settle_coming(const PagePtr& page, Transfer& transfer, c10::Stor
   }
   const Hold hold = owner == nullptr ? page->storage.lock() : Hold();
   if (owner == nullptr) owner = hold.get();
-  if (owner == nullptr) return;  // whoever frees it will tell
+  if (owner == nullptr) return;  // The thread that frees it will notify the pager.
   Decision decision(mutex_);
   if (!is_coming() || page->gone) return;
   const void* const data = page->block.get();
@@ -278,7 +279,8 @@ bool NoAddress::forget(Page& page, Decision& decision, bool freed) {
   const bool away = page.state == PageState::kAway || page.state == PageState::kComing;
   table_.remove(page);
   if (page.transfer) {
-    // A device's allocator has the block already; its streams must not write there before it has been read.
+    // A device's allocator already has the block back; its streams must not write there before it has been
+    // read.
     if (!freed && !away) page.transfer->wait();
     if (page.transfer->cancel() || page.transfer->done() || (!freed && !away)) {
       mover_.end_transfer(page, decision);

@@ -9,10 +9,10 @@
 
 namespace reef {
 
-/// Pages that lose their address: the page is the memory behind one storage, which keeps its size when it is
-/// evicted, has a null data pointer that owns the page, and refuses whoever asks for the memory. Works on any
-/// memory and any kernel. The memory can be reached while it is written to a tier, so that what is there is
-/// hashed before and after (Memory::is_in_slot).
+/// Pages that lose their address when they are evicted. Such a page is the memory of one storage. While it is
+/// away, the storage keeps its size, has a null data pointer that owns the page, and throws when it is asked
+/// for its memory. This works with any memory and any kernel. The memory stays accessible while it is written
+/// to a tier, so it is compared with the tier's copy before it leaves, to detect writes in between.
 class NoAddress final : public PageWay {
  public:
   using PageWay::PageWay;
@@ -48,8 +48,8 @@ class NoAddress final : public PageWay {
   void begin_hashing(Page& page, const Decision&);
   bool is_in_slot(Page& page, const PageCopy& copy, std::optional<std::uint64_t> hash);
 
-  std::condition_variable hashed_;  ///< a page is not being hashed any longer
-  std::uint32_t hashing_ = 0;       ///< pages that are being hashed
+  std::condition_variable hashed_;  ///< notified when the hashing of a page has ended
+  std::uint32_t hashing_ = 0;       ///< how many pages are being hashed
 };
 
 /// Returns the page whose bytes are away and that this data pointer owns, or nullptr.

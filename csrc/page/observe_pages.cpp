@@ -23,14 +23,14 @@ namespace {
 using Register = Pager::Register;
 using Uses = c10::SmallVector<Pager::Use, 8>;
 
-// What a tensor of LibTorch's own, with memory, is for the dispatcher.
+// The dispatch keys of LibTorch's own tensors that have memory.
 constexpr c10::DispatchKeySet kPlain = c10::DispatchKeySet(
     {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::ADInplaceOrView,
      c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCPU,
      c10::DispatchKey::AutocastCUDA, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
-// Whether nothing but LibTorch's kernel runs within: no mode, no transform, no hook of the program's. What
-// the kernel calls then works on its arguments and on what it makes for itself.
+// Whether only LibTorch's kernel runs inside the call: no mode, no transform and no hook of the program.
+// Operators that the kernel calls then use only its arguments and memory that it has made.
 bool is_closed(const OperatorCall& call) {
   if (!call.op.is_of_torch || c10::impl::dispatch_mode_enabled()) return false;
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
@@ -45,7 +45,7 @@ bool is_closed(const OperatorCall& call) {
   });
 }
 
-// Nothing that a subclass may answer for: it may raise, or call operators.
+// Calls no function that a subclass may override, because that could raise or call operators.
 void add_dense(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device device) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -53,7 +53,8 @@ void add_dense(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device de
   uses.push_back({storage, writes, tensor.requires_grad() && tensor.is_leaf()});
 }
 
-// A sparse tensor has no storage: its parts do. Many wrappers call themselves sparse; the class says who is.
+// A sparse tensor has no storage of its own, but its parts do. Many wrapper subclasses have sparse dispatch
+// keys, so the class of the tensor decides.
 void add_tensor(Uses& uses, const at::Tensor& tensor, bool writes, c10::Device device) {
   if (!tensor.defined()) return;
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
@@ -81,8 +82,8 @@ void add_inputs(Uses& uses, const OperatorCall& call, c10::Device device) {
   for (std::size_t i = 0; i < inputs.size(); ++i) add(uses, inputs[i], call.op.writes(i), device);
 }
 
-// An operator of LibTorch's that only calls others runs on any device, so it reads no memory by itself but
-// the lengths and indices that it asks to be in the CPU's.
+// An operator of LibTorch that only calls others runs on any device. So it reads no memory by itself, except
+// for lengths and indices that must be on the CPU.
 void add_integers(Uses& uses, const OperatorCall& call, c10::Device device) {
   for (const c10::IValue& input : call.call.inputs()) {
     any_tensor(input, [&](const at::Tensor& tensor) {
@@ -119,7 +120,7 @@ class PageListener final : public OperatorListener {
     op.is_operator&& op.is_of_torch ? add_integers(uses, call, device_) : add_inputs(uses, call, device_);
     const bool keeps = op.is_operator && !op.is_of_torch;
     if (uses.empty() && !keeps) return false;
-    if (op.is_of_reducer) pager_.keep(uses);  // it compares their addresses between operators
+    if (op.is_of_reducer) pager_.keep(uses);  // The reducer compares their addresses between operators.
     pager_.enter_around(call, keeps, uses);
     return true;
   }
@@ -130,7 +131,7 @@ class PageListener final : public OperatorListener {
     Uses results;
     try {
       for (const c10::IValue& output : call.call.outputs()) add(results, output, false, device_);
-    } catch (...) {  // of a subclass: what it has told is all that is known
+    } catch (...) {  // A subclass may throw; the results found so far are used.
     }
     if (!call.op.is_collective) return pager_.leave(call, what_to_register(call), results);
     Pager::LetGo let_go;
@@ -138,7 +139,7 @@ class PageListener final : public OperatorListener {
     if (!let_go) return;
     try {
       when_over(call.call.outputs(), let_go);
-    } catch (...) {  // it cannot be asked, so its tensors stay for good
+    } catch (...) {  // Its end cannot be observed, so its tensors stay in memory forever.
     }
   }
 
@@ -147,7 +148,7 @@ class PageListener final : public OperatorListener {
   c10::Device device_;
 };
 
-// Never destroyed: an operator that it heard begin may end at any time.
+// Never destroyed, because an operator whose beginning it has observed may end at any time.
 PageListener& listener_of(Pager& pager) {
   static auto* const mutex = new MutexAtFork(AtFork::Order::kTables);
   static std::array<PageListener*, kDeviceSlots> listeners{};

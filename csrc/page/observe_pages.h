@@ -6,7 +6,8 @@ namespace reef {
 
 class Pager;
 
-/// While one lives, operators on any thread bring the pager's pages in. Counted: several may live.
+/// While an object of this class exists, operators on any thread bring the pager's pages in. There may be
+/// several.
 class PageObservation {
  public:
   explicit PageObservation(Pager& pager);

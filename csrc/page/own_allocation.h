@@ -2,7 +2,8 @@
 
 namespace reef {
 
-/// While one lives, what this thread allocates is for a page whose room is there already: nobody is asked.
+/// While an object of this class exists, this thread allocates for pages whose room is reserved already, so
+/// the pager is not asked for room.
 class OwnAllocation {
  public:
   OwnAllocation() { ++depth_; }
@@ -13,7 +14,7 @@ class OwnAllocation {
   static bool is_being_made() { return depth_ > 0; }
 
  private:
-  // Small enough for the static block, which is found without a call.
+  // Small enough for the static TLS block, which is accessed without a function call.
   [[gnu::tls_model("initial-exec")]] static inline constinit thread_local int depth_ = 0;
 };
 

@@ -9,8 +9,8 @@
 namespace reef {
 namespace {
 
-// LibTorch's kernels want it; and so much at the start of a slab is nobody's, so that no hole spans two
-// slabs.
+// LibTorch's kernels expect this alignment. The first bytes of a slab, as many as this, are never used, so
+// that no hole spans two slabs.
 constexpr std::uint64_t kBlockAlignment = 64;
 
 std::uint64_t start_of(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
@@ -82,7 +82,7 @@ std::uint64_t PageHeap::counted_bytes(const void* data) const {
   return bytes;
 }
 
-// ---- by address
+// ---- search by address
 
 Page* PageHeap::at(std::uint64_t where) const {
   const auto after = by_address_.upper_bound(where);

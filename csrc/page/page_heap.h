@@ -12,42 +12,41 @@
 
 namespace reef {
 
-/// Which pages hold which blocks, where addresses stay: a large block has pages of its own, one for each
-/// chunk; small ones lie together in a slab, which is one page. Pure but for the pages; read and written
-/// under the pager's lock.
+/// Maps blocks to pages, if addresses stay: a large block has pages of its own, one for each chunk; small
+/// blocks share a slab, which is one page. Does no system calls; read and written under the pager's lock.
 class PageHeap {
  public:
-  /// Blocks that are smaller than this part of a slab lie in slabs.
+  /// Blocks smaller than a slab divided by this are put into slabs.
   static constexpr std::uint64_t kLeastInSlab = 4;
 
   struct Block {
     std::uint64_t bytes = 0;
-    bool foreign = false;  ///< another allocator's: only the frames that it fills are pages
+    bool foreign = false;  ///< another allocator's block: only frames that lie completely in it are pages
     c10::SmallVector<PagePtr, 1> pages;
   };
 
-  /// nullptr: there is none that begins at `data`. Valid until the next block is added.
+  /// Returns the block that begins at `data`, or nullptr. Valid until the next block is added.
   Block* find(const void* data);
   void add(const void* data, Block block);
-  /// Takes a block of `bytes` in a slab; nullptr if no slab has room.
+  /// Takes a block of `bytes` from a slab. Returns nullptr if no slab has room.
   void* take_small(std::uint64_t bytes);
   void add_slab(const PagePtr& slab);
-  /// The block goes. Gives the pages that go with it: its own, or the slab that it leaves empty.
+  /// Removes a block. Returns the pages that end with it: its own, or the slab if it is empty now.
   c10::SmallVector<PagePtr, 1> remove(const void* data);
 
-  /// The page that has this address, or nullptr.
+  /// Returns the page that contains this address, or nullptr.
   Page* at(std::uint64_t address) const;
   using Visit = c10::function_ref<void(Page&)>;
-  /// All pages that have bytes of [data, data + bytes), in the order of their addresses.
+  /// Visits all pages that have bytes of [data, data + bytes), in ascending order of their addresses.
   void pages_of(const void* data, std::uint64_t bytes, Visit visit) const;
-  /// Notes that the page's bytes have left, or have come back, and calls `visit` with each block that lies in
-  /// the page and with the bytes that the ledger must take away from it, or add to it.
+  /// Note that the page's bytes have left, or have come back. They call `visit` with each block in the page
+  /// and the number of bytes that the ledger must subtract from the block, or add to it.
   using VisitBlock = c10::function_ref<void(const void* data, std::uint64_t bytes)>;
   void leave(Page& page, VisitBlock visit);
   void come(Page& page, VisitBlock visit);
-  /// Gives the bytes of the block that are in memory; the ledger counts a new block with these.
+  /// Returns how many bytes of the block are in memory, which is what the ledger counts for a new block.
   std::uint64_t counted_bytes(const void* data) const;
-  /// All blocks of other allocators.
+  /// Visits all blocks of other allocators.
   void foreign_blocks(c10::function_ref<void(Block&)> visit);
   std::size_t foreign_count() const { return foreign_count_; }
 
@@ -62,9 +61,9 @@ class PageHeap {
   };
 
   boost::unordered_flat_map<const void*, Block> blocks_;
-  std::map<std::uint64_t, Page*> by_address_;  ///< the start of each
-  std::map<std::uint64_t, Slab> slabs_;        ///< the same of slabs
-  FreeRanges holes_;                           ///< of slabs
+  std::map<std::uint64_t, Page*> by_address_;  ///< pages by their start
+  std::map<std::uint64_t, Slab> slabs_;        ///< slabs by their start
+  FreeRanges holes_;                           ///< free ranges in slabs
   std::size_t foreign_count_ = 0;
 };
 

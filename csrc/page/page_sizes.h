@@ -9,10 +9,9 @@
 
 namespace reef {
 
-/// How large pages are where addresses stay. An instruction may need several pages at once, so none is more
-/// than a small part of the budget: a larger block leaves in chunks, and small ones lie together in slabs.
-/// Chunks are of large frames where the budget is large enough, and an eighth of the block's frames at most
-/// is lost by that.
+/// The sizes of pages whose addresses stay. An instruction may need several pages at once, so a page is at
+/// most a small part of the budget: a larger block leaves in chunks, and small blocks share slabs. Chunks
+/// have large frames if the budget is large enough and at most an eighth of the block is lost by rounding up.
 struct PageSizes {
   static constexpr std::uint64_t kPagesInBudget = 32;
   static constexpr std::uint64_t kLargePagesInBudget = 16;
@@ -22,7 +21,7 @@ struct PageSizes {
   std::uint64_t slab_bytes = std::uint64_t{32} << 10;
   bool large_frames = false;
 
-  /// `has_large_frames`: whether the system has any.
+  /// Returns the sizes for a budget. `has_large_frames` says whether the system has large frames.
   static PageSizes of_budget(std::uint64_t budget_bytes, bool has_large_frames) {
     PageSizes sizes;
     const std::uint64_t part = std::bit_floor(std::max<std::uint64_t>(budget_bytes / kPagesInBudget, 1));
@@ -31,12 +30,12 @@ struct PageSizes {
     sizes.large_frames = has_large_frames && budget_bytes / kLargePagesInBudget >= kLargeFrameBytes;
     return sizes;
   }
-  /// The size of the frames of a block.
+  /// Returns the size of the frames of a block.
   std::uint64_t frame_bytes(std::uint64_t block_bytes) const {
     const std::uint64_t lost_bytes = round_up(block_bytes, kLargeFrameBytes) - block_bytes;
     return large_frames && lost_bytes <= block_bytes / 8 ? kLargeFrameBytes : kFrameBytes;
   }
-  /// The size of the pages of a block that has frames of this size.
+  /// Returns the size of the pages of a block that has frames of this size.
   std::uint64_t page_bytes(std::uint64_t block_bytes, std::uint64_t frame_bytes) const {
     return std::max(frame_bytes == kFrameBytes ? chunk_bytes : frame_bytes,
                     round_up(block_bytes / kMostPagesInBlock, frame_bytes));

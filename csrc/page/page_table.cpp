@@ -14,20 +14,20 @@ namespace reef {
 PageTable::PageTable(Memory& memory, StepLearner& learner)
     : memory_(memory), learner_(learner), away_counter_("bytes away (" + memory.device().str() + ")") {}
 
-// ---- which
+// ---- the set of pages
 
 Page* PageTable::at(const void* data) const {
   const auto found = by_data_.find(data);
   return found == by_data_.end() ? nullptr : found->second;
 }
 
-// A block, or what stands for it, may have been handed from one storage to another.
+// A block, or the data pointer that replaces it, may have been moved from one storage to another.
 Page* PageTable::find(c10::StorageImpl& storage) {
   const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
   Page* page = page_behind(block);
   if (page == nullptr) page = at(block.get());
   if (page == nullptr || page->storage._unsafe_get_target() == &storage) return page;
-  if (storage.nbytes() != page->bytes) return nullptr;  // a part of the page's storage
+  if (storage.nbytes() != page->bytes) return nullptr;  // The storage is only a part of the page.
   page->storage = weak(storage);
   if (page->preparing) end_preparing(*page);
   return page;
@@ -78,7 +78,7 @@ void PageTable::remove(Page& page) {
   pages_.pop_back();
 }
 
-// ---- who may leave
+// ---- pages that may leave
 
 void PageTable::pin(Page& page) {
   if (page.pins++ > 0 || page.gone) return;
@@ -180,7 +180,7 @@ void PageTable::unuse_unknown(const void* data) {
   if (found != unknown_.end() && --found->second == 0) unknown_.erase(found);
 }
 
-// ---- where it is
+// ---- states of a page
 
 void PageTable::count(const Page& page, bool there) {
   const std::uint64_t bytes = there ? page.bytes : -page.bytes;

@@ -14,12 +14,12 @@
 namespace reef {
 namespace {
 
-// By slot; each is made when it is first asked for.
+// Indexed by slot. Each pager is made when it is first asked for.
 constinit std::array<std::atomic<Pager*>, kDeviceSlots> pagers{};
 
 }  // namespace
 
-// ---- which
+// ---- the pager of a device
 
 Pager& Pager::of(c10::Device device) {
   device = with_index(device);
@@ -64,7 +64,7 @@ std::uint64_t Pager::start(PagerOptions options) {
   budget_bytes_ = options.budget_bytes;
   choose_way(options.addresses, decision);
   expect(options.expected_bytes > 0 ? options.expected_bytes : options.budget_bytes, decision);
-  // A system call that is given memory must find it there, unless faults of system calls are served.
+  // Memory that is passed to a system call must be in place, unless faults of system calls are served.
   uses_more_than_fits_ = addresses_stay() && !options.strict && faults_.access == FaultAccess::kFull;
   waits_while_full_ = options.wait_while_full;
   minimum_bytes_ = 0;
@@ -143,13 +143,13 @@ void Pager::abandon(std::uint64_t number) noexcept {
   keep_nothing();
 }
 
-// The system has what is free.
+// Returns all free memory to the system.
 void Pager::keep_nothing() {
   blocks_.trim(0);
   each_stable([](StableAddress& stable) { stable.keep_no_frames(); });
 }
 
-// Those that are away stay pages, and so do those that the program has pinned.
+// Ends all pages except those that are away and those that the program has pinned.
 void Pager::forget_all(Decision& decision) {
   const std::vector<PagePtr> pages = table_.pages();
   for (const PagePtr& page : pages) {
@@ -164,8 +164,9 @@ void Pager::listen_while_needed(const Decision&) { listens_ = running() || !tabl
 
 // ---- at a fork
 
-// A forked child (a data loader's worker) has none of the threads that move or hash pages, and its memory is
-// not ours to bound: there every page is in memory or away, and comes back when it is used.
+// A forked child (such as a data loader's worker) has none of the threads that move or hash pages, and its
+// memory is not bounded. So at a fork every page must be either in memory or away; in the child, pages come
+// back when they are used.
 void Pager::before_fork() {
   for (;;) {
     mutex_.lock();
@@ -191,7 +192,7 @@ void Pager::after_fork_in_child() {
   each_stable([this](StableAddress& stable) { serve_faults(stable); });
 }
 
-// ---- what the owner of a budget asks and says
+// ---- for the owner of a budget
 
 std::uint64_t Pager::budget_bytes() const { return budget_bytes_; }
 
@@ -215,11 +216,12 @@ void Pager::set_budget_bytes(std::uint64_t bytes) {
   if (bytes > before) bring_back();
 }
 
-// As far as there is room: the last used first, since those that are used next were used last, too.
+// Brings pages back as far as there is room. The most recently used ones come first, because they are likely
+// to be used next.
 void Pager::bring_back() {
   struct Wanted {
     PagePtr page;
-    bool coming;  ///< has its room already
+    bool coming;  ///< whether its room is reserved already
     std::uint64_t last_use;
   };
   std::vector<Wanted> wanted;
@@ -247,13 +249,13 @@ void Pager::disallow(std::uint64_t bytes) noexcept {
   allowed_bytes_ -= bytes;
   try {
     make_room(0);
-  } catch (const BudgetError&) {  // the next allocation finds the same
+  } catch (const BudgetError&) {  // The next allocation will throw the same error.
   } catch (...) {
     mover_.keep_error(std::current_exception(), Decision(mutex_));
   }
 }
 
-// Adds its pages to those that were found.
+// Appends the storage's pages to `found`.
 void Pager::find(c10::StorageImpl& storage, c10::SmallVectorImpl<Page*>& found, const Decision& decision) {
   const std::size_t before = found.size();
   const auto note = [&](Page& page) { found.push_back(&page); };
@@ -279,11 +281,11 @@ Pager::Pages Pager::find_or_register(c10::StorageImpl& storage, Decision& decisi
   return pages;
 }
 
-// A new page.
+// Initializes a new page.
 void Pager::adopt(Page& page) {
   page.stream = memory_->stream_of(page.data);
   page.last_use = ++clock_;
-  if (page.shared) page.next_use = 0;  // by whatever operator comes next
+  if (page.shared) page.next_use = 0;  // Any next operator may use it.
 }
 
 void Pager::learn(Page& page) {
@@ -312,7 +314,7 @@ void Pager::pin(const at::Tensor& tensor) {
     take_freed(decision);
     for (Page* const page : find_or_register(*storage, decision)) {
       pages.emplace_back(page);
-      page->written();  // whoever pins may write
+      page->written();  // A caller that pins may write.
       ++page->version;
       ++page->holds;
       table_.pin(*page);
@@ -399,9 +401,9 @@ void Pager::plan(const std::optional<PlanWanted>& wanted) {
   step_.use_plan(std::move(made), *wanted);
 }
 
-// ---- what was alive
+// ---- peaks
 
-// What the block cache may keep does not depend on who looks at peaks, and when.
+// Updates a peak of its own for the block cache, which must not depend on resets by others.
 void Pager::see_peaks(const Decision&) {
   raise(seen_peak_bytes_, memory_->peak_bytes());
   peaks_.see();

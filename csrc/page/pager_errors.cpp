@@ -13,7 +13,7 @@ std::string running(const RoomWanted& wanted) {
   return wanted.op.empty() ? "outside any operator" : "operator " + wanted.op;
 }
 
-// Programs that lower their batch size when memory is short know LibTorch's errors by these words
+// Programs that lower their batch size when memory is short recognize LibTorch's errors by these words
 // (Lightning's is_oom_error, accelerate's find_executable_batch_size).
 std::string in_torchs_words(const RoomWanted& wanted) {
   return wanted.device.is_cpu() ? " [DefaultCPUAllocator: can't allocate memory]" : " [CUDA out of memory]";

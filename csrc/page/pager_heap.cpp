@@ -1,4 +1,4 @@
-// What a pager does for blocks whose addresses stay: it makes their pages, and chooses that way.
+// The part of Pager for blocks whose addresses stay: decides whether they do, and makes their pages.
 #include <c10/core/StorageImpl.h>
 #include <sys/sysinfo.h>
 
@@ -21,7 +21,7 @@ constexpr std::uint64_t kMostNewBytes = std::uint64_t{8} << 20;
 
 constexpr std::uint64_t kLeastAddressBytes = std::uint64_t{1} << 36;
 
-// Addresses for a model that a disk holds, or as many as the process may reserve.
+// Reserves enough addresses for a model of the size of a disk, or as many as the process may reserve.
 StableAddress* stable_addresses(PageMover& mover, FaultAccess access) {
   struct sysinfo system {};
   ::sysinfo(&system);
@@ -35,8 +35,8 @@ StableAddress* stable_addresses(PageMover& mover, FaultAccess access) {
   }
 }
 
-// For whoever cannot change the program: "stay", "go", and for tests "stay-user", which does without the
-// faults of system calls.
+// REEF_ADDRESSES overrides the program's choice: "stay", "go" or, for tests, "stay-user", which does not
+// serve faults of system calls.
 std::string wanted_by_environment() {
   const char* const value = std::getenv("REEF_ADDRESSES");
   const std::string wanted = value == nullptr ? "" : value;
@@ -48,9 +48,9 @@ std::string wanted_by_environment() {
 
 std::string addresses_here() { return to_text(fault_support()); }
 
-// ---- the way
+// ---- the way of new pages
 
-// Pages that there are already keep theirs.
+// Existing pages keep the way they have.
 void Pager::choose_way(Addresses addresses, const Decision&) {
   if (!device().is_cpu()) return;
   std::string wanted = wanted_by_environment();
@@ -72,7 +72,7 @@ void Pager::choose_way(Addresses addresses, const Decision&) {
   }
 }
 
-// Its thread serves faults for good, so another is made only for another access.
+// A StableAddress is never destroyed, because its thread serves faults; there is at most one for each access.
 void Pager::use_stable_addresses(FaultAccess access) {
   std::atomic<StableAddress*>& made = staying_[access == FaultAccess::kFull ? 1 : 0];
   if (made == nullptr) {
@@ -82,7 +82,8 @@ void Pager::use_stable_addresses(FaultAccess access) {
   stable_ = made.load();
 }
 
-// So that the rest of an operator's pages can come when it touches them.
+// Whether an operator can run although not all of its pages fit: pages in use may be evicted, and the missing
+// ones come when they are touched.
 bool Pager::can_go_on(const Decision&) const {
   return most() == MayLeave::kUsed && table_.pinned_victim() != nullptr;
 }
@@ -104,7 +105,7 @@ std::string Pager::addresses() const {
 
 // ---- blocks
 
-// A block that the running operator makes is one that it uses.
+// A block that is made by the running operator is also used by it, and is pinned.
 void Pager::note_made(Page& page, const Decision&) {
   adopt(page);
   Frame& frame = this_threads_frame();
@@ -113,8 +114,8 @@ void Pager::note_made(Page& page, const Decision&) {
   frame.used.push_back({PagePtr(&page)});
 }
 
-// True: room for a block is reserved. False: there is none but that of pages in use, and the block comes
-// without frames. Throws if it cannot go on so.
+// Reserves room for a block and returns true. Returns false if only pages in use could make room, so that the
+// block must be made without frames. Throws if the operator cannot run like that.
 bool Pager::find_room_for_block(std::uint64_t bytes, std::uint64_t page_bytes) {
   if (find_room(bytes, MayLeave::kUnused)) return true;
   const Decision decision(mutex_);
@@ -125,7 +126,7 @@ bool Pager::find_room_for_block(std::uint64_t bytes, std::uint64_t page_bytes) {
   return false;
 }
 
-// A large block that has never been touched comes without frames, too, and gets them when it is touched.
+// A large block that has never been touched is also made without frames, and gets them when it is touched.
 void* Pager::allocate_stable(std::size_t wanted_bytes) {
   const PageSizes sizes = stable().sizes_in(expected_bytes_);
   const bool small = wanted_bytes < sizes.slab_bytes / PageHeap::kLeastInSlab;
@@ -152,7 +153,7 @@ void* Pager::allocate_stable(std::size_t wanted_bytes) {
   stable().trim(kept_bytes(0));
   Decision decision(mutex_);
   PageHeap& heap = stable().heap(decision);
-  // Another thread may have made room meanwhile, and a slab that nobody uses would stay for good.
+  // Another thread may have added a slab meanwhile; a second one that nothing uses would never be freed.
   if (void* const other = small ? heap.take_small(wanted_bytes) : nullptr) {
     if (there) reserved_bytes_ -= bytes;
     contents == Contents::kFrames ? frames.keep({data, bytes}) : frames.give_up_addresses(data, bytes);

@@ -1,4 +1,4 @@
-// What a pager does for running operators: brings in and pins what they use, and follows the step.
+// The part of Pager for running operators: brings in and pins the pages they use, and follows the step.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -53,12 +53,13 @@ void Pager::enter_operator(Frame& frame, const OperatorCall& call, Register what
       for (const LearnedPagePtr& page : step_.learner().left_behind())
         table_.next_use_changed(static_cast<Page&>(*page));
       if (replan) fetches_.clear();
-      // A plan adds up what was never alive together (pinned memory at its most, and pages at theirs); a step
-      // that evicted nothing needs none.
+      // A step that evicted nothing needs no plan. A plan would be too pessimistic, because it adds the peak
+      // of pinned memory and the peak of pages, which may have occurred at different times.
       if (replan && evicted_before_step_ != before)
         wanted = step_.wants_plan(budget_bytes_, mover_.speeds(decision));
     }
-    // All are pinned before the first is brought in: making room for one must not push out another.
+    // All pages are pinned before the first is brought in, because making room for one must not evict
+    // another.
     begin_uses(frame, call, what, uses, known, decision);
     for (std::size_t i = first; i < frame.used.size(); ++i) {
       const Frame::Use& used = frame.used[i];
@@ -85,7 +86,7 @@ StepFollower::Uses Pager::learned_uses(c10::ArrayRef<Use> uses, const Known& kno
   return used;
 }
 
-// Of the outermost operator.
+// Returns the pages of the outermost operator that the learner knows.
 StepFollower::Uses Pager::learned_uses(const Frame& frame) {
   StepFollower::Uses used;
   for (std::size_t i = 0; i < frame.outermost_uses; ++i) {
@@ -95,7 +96,7 @@ StepFollower::Uses Pager::learned_uses(const Frame& frame) {
   return used;
 }
 
-// Pins pages, and registers new ones; notes the storages that are none.
+// Pins the operator's pages and registers new ones; notes the storages that are no pages.
 void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c10::ArrayRef<Use> uses,
                        const Known& known, Decision& decision) {
   const std::uint64_t stream = memory_->stream();
@@ -106,7 +107,7 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
     c10::ArrayRef<Page*> pages = known.of(i);
     Pages registered;
     if (pages.empty() && may_register)
-      pages = registered = find_or_register(*use.storage, decision);  // it may be there twice
+      pages = registered = find_or_register(*use.storage, decision);  // The storage may occur twice.
     if (pages.empty()) {
       const void* const data = use.storage->_mutable_data_ptr_no_checks().get();
       if (data == nullptr || use.storage->nbytes() < Page::kLeastBytes) continue;
@@ -121,8 +122,8 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
       page->last_use = clock_;
       page->parameter |= use.parameter;
       if (use.writes) ++page->version;
-      // A block belongs to the stream that it was allocated on; on another, it could be given away while in
-      // use.
+      // A block belongs to the stream for which it was allocated. If another stream uses it, the allocator
+      // could reuse it too early after an eviction.
       if (page->stream != stream) stay(*page);
       frame.used.push_back({PagePtr(page), use.writes, use.storage});
       table_.pin(*page);
@@ -130,7 +131,7 @@ void Pager::begin_uses(Frame& frame, const OperatorCall& call, Register what, c1
   }
 }
 
-// Pins all that the frame uses once more.
+// Pins everything that the frame uses once more, and returns the function that unpins it.
 Pager::LetGo Pager::held_until_called(const Frame& frame) {
   for (const Frame::Use& use : frame.used) table_.pin(*use.page);
   for (const void* data : frame.unknown) table_.use_unknown(data);
@@ -145,7 +146,7 @@ void Pager::end_uses(c10::ArrayRef<Frame::Use> used, c10::ArrayRef<const void*> 
   for (const void* data : unknown) table_.unuse_unknown(data);
 }
 
-// Its pages are in memory.
+// Is called when the operator's pages are in memory.
 void Pager::operator_runs(const Frame& frame, const Decision&) {
   if (frame.used.empty()) return;
   const std::uint64_t needed = needed_bytes(0);
@@ -171,8 +172,8 @@ void Pager::bring_in(Frame& frame, const OperatorCall& call, std::size_t first) 
   operator_runs(frame, decision);
 }
 
-// Says whether operators of other threads run on the page, and may be asking its storage for the memory. With
-// the lock.
+// Returns whether operators of other threads use the page and may be asking its storage for the memory.
+// Called with the lock held.
 bool Pager::others_use(const Page& page) const {
   const Frame& frame = this_threads_frame();
   const auto is_it = [&](const auto& use) { return use.page == &page; };
@@ -181,7 +182,8 @@ bool Pager::others_use(const Page& page) const {
   return page.pins > static_cast<std::uint32_t>(own) + page.holds;
 }
 
-// False: there is no room but that of other pages in use; where addresses stay, it comes when it is touched.
+// Brings a page in. Returns false if only other pages in use could make room for it; then the page comes when
+// it is touched. This is possible only if addresses stay.
 bool Pager::bring_in(const Frame::Use& used) {
   if (make_resident(used.page, used.owner, used.writes, MayLeave::kUnused)) return true;
   const Decision decision(mutex_);
@@ -189,7 +191,7 @@ bool Pager::bring_in(const Frame::Use& used) {
   throw working_set_error(wanted_room(used.page->bytes, decision));
 }
 
-// What could not come is refused, with the reason, to whoever asks its storage for the memory.
+// If the page could not come, makes its storage throw the reason when it is asked for its memory.
 void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
                             const std::exception_ptr& failed) {
   std::string refusal;
@@ -202,10 +204,11 @@ void Pager::refuse_or_allow(const Frame::Use& used, Refusals::Runner runner,
   Page& page = *used.page;
   if (used.writes) page.written();
   if (!refusal.empty() && page.state == PageState::kAway) {
-    // Where addresses go, the storage throws already, but with the message for a read without an operator.
+    // If addresses do not stay, the storage throws already, but with the message for a read without an
+    // operator.
     const bool others_read = page.way->addresses_stay() && page.pins > 1;
     refusals_.refuse(page, *used.owner, runner, refusal, others_read);
-  } else if (page.refusals > 0) {  // it is there, or comes when it is touched
+  } else if (page.refusals > 0) {  // It is in memory, or comes when it is touched.
     refusals_.came(page, *used.owner, runner);
   }
 }
@@ -214,14 +217,14 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
   Frame& frame = this_threads_frame();
   const bool outermost = --frame.depth == 0;
   if (outermost) {
-    // Libraries try what needs less memory where they get none (cuDNN: another algorithm), which is another
-    // result in its last bits.
+    // A library that gets no memory may try something that needs less (cuDNN: another algorithm), with
+    // results that differ in the last bits.
     if (const auto refused = std::exchange(frame.refused, nullptr); refused && !results.empty())
       mover_.keep_error(std::make_exception_ptr(went_on_error(call.op.name, refused)), Decision(mutex_));
     frame.failed = nullptr;
     frame.op = nullptr;
   }
-  if (frame.knew) what = Register::kAll;  // what is made of pages is one
+  if (frame.knew) what = Register::kAll;  // The results of an operator on pages become pages.
   if (frame.used.empty() && frame.unknown.empty() && (what == Register::kNone || results.empty())) return;
   {
     Decision decision(mutex_);
@@ -234,12 +237,12 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
         if (!page->in_memory() && !page->way->addresses_stay()) continue;
         page->last_use = clock_;
         if (page->learned) made.push_back(page);
-        if (!frame.keepers.empty()) {  // what calls this operator may keep a raw pointer
+        if (!frame.keepers.empty()) {  // The caller of this operator may keep a raw pointer.
           table_.pin(*page);
           frame.held.push_back({frame.keepers.back(), PagePtr(page)});
         }
         if (outermost) continue;
-        table_.pin(*page);  // so may an outer kernel
+        table_.pin(*page);  // An outer kernel may keep one, too.
         frame.used.push_back({PagePtr(page)});
       }
     }
@@ -247,7 +250,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
       if (then != nullptr) *then = held_until_called(frame);
       return;
     }
-    // The step hears of the end before its pages may go.
+    // The step is told of the end before the pages may leave.
     if (running() && (frame.position != StepFollower::kUntraced || !made.empty())) {
       if (frame.position == StepFollower::kUntraced) {
         frame.position = step_.begin_operator(call.op.name, {});
@@ -267,7 +270,7 @@ void Pager::leave(const OperatorCall& call, Register what, c10::ArrayRef<Use> re
   move_ahead(frame.position);
 }
 
-// ---- what calls operators
+// ---- callers of operators
 
 void Pager::enter_around(const OperatorCall& call, bool keeps, c10::ArrayRef<Use> uses) {
   if (mode_ == Mode::kAsleep) return;
@@ -307,9 +310,11 @@ void Pager::enter_caller(const OperatorCall& call, bool keeps, c10::ArrayRef<Use
     std::exception_ptr failed;
     try {
       bring_in(use);
-    } catch (const BudgetError&) {  // an operator within finds that by itself
-      if (!use.page->way->addresses_stay()) failed = std::current_exception();  // else it comes when touched
-    } catch (...) {  // told by the next allocation, or by the access
+    } catch (const BudgetError&) {
+      // An operator inside the call will get the same error; if addresses stay, the page comes when it is
+      // touched.
+      if (!use.page->way->addresses_stay()) failed = std::current_exception();
+    } catch (...) {  // The next allocation, or the access, throws it.
       failed = std::current_exception();
       mover_.keep_error(failed, Decision(mutex_));
     }
@@ -348,7 +353,7 @@ void Pager::leave_around(const OperatorCall& call) noexcept {
 
 // ---- the plan
 
-// It is followed as far as memory and the tiers allow; what fails is told at the next allocation.
+// Follows the plan as far as memory and the tiers allow. The next allocation throws what has failed.
 void Pager::move_ahead(std::size_t position) {
   c10::SmallVector<PagePtr, 4> leave;
   c10::SmallVector<PagePtr, 4> come;
@@ -365,7 +370,8 @@ void Pager::move_ahead(std::size_t position) {
         leave.emplace_back(page);
       }
     }
-    // In the order in which they are needed; what is still leaving has its room until it is gone.
+    // Pages are fetched in the order in which they are needed. A page that is leaving occupies its room until
+    // it has left.
     while (!fetches_.empty()) {
       Page* page = page_of(fetches_.front());
       if (page != nullptr && page->state == PageState::kAway) {

@@ -1,4 +1,4 @@
-// How room is found: for allocations, for pages that come back, ahead of operators.
+// The part of Pager that finds room: for allocations, for pages that come back, and ahead of operators.
 #include <algorithm>
 #include <chrono>
 #include <string_view>
@@ -15,7 +15,8 @@ namespace reef {
 namespace {
 
 constexpr std::uint64_t kLeastSlackBytes = std::uint64_t{16} << 20;
-// All that may leave is being freed by other threads, which takes them an instant.
+// How often to look again when all pages that may leave are being freed by other threads, which takes only a
+// moment.
 constexpr int kMostIdleRounds = 2000;
 constexpr std::chrono::seconds kPatienceWithCollectives{60};
 
@@ -31,7 +32,7 @@ bool Pager::before_allocate(std::size_t bytes) {
     {
       Decision decision(mutex_);
       if (const std::exception_ptr error = mover_.take_error(decision)) std::rethrow_exception(error);
-      if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // allocate() sees to its pages
+      if (addresses_stay() && bytes >= Page::kLeastBytes) return false;  // See allocate().
       note_needed(bytes, decision);
       there = try_claim(bytes);
     }
@@ -47,7 +48,7 @@ void Pager::refuse(const std::exception_ptr& error) {
   Frame& frame = this_threads_frame();
   if (frame.depth == 0) std::rethrow_exception(error);
   frame.refused = error;
-  // cuDNN tries another algorithm where it is told that there is no memory, and keeps to it from then on.
+  // On an OutOfMemoryError, cuDNN would try another algorithm and would use it from then on.
   const std::string_view op = frame.op != nullptr ? *frame.op : std::string_view();
   if (op.find("conv") != op.npos || op.find("cudnn") != op.npos) {
     try {
@@ -72,7 +73,7 @@ void* Pager::allocate(std::size_t bytes) {
     }
   }
   if (bytes < BlockCache::kSmallestBlock) return nullptr;
-  // What the pager allocates for itself has no reservation.
+  // The pager's own allocations have no reservation.
   return blocks_.allocate(bytes, kept_bytes(OwnAllocation::is_being_made() ? bytes : 0));
 }
 
@@ -93,7 +94,7 @@ bool Pager::freed(const void* data) noexcept {
   return later;
 }
 
-// When no budget is in force nothing is kept.
+// Keeps nothing if no budget is in force.
 bool Pager::take_back(void* data) noexcept {
   if (StableAddress* const stable = stable_of(data)) {
     {
@@ -116,7 +117,7 @@ void Pager::storage_died(Page& page) noexcept {
   listen_while_needed(decision);
 }
 
-// Where the allocator tells of it later, under a lock of its own.
+// Handles frees that the allocator reports later, because it frees under a lock of its own.
 void Pager::take_freed(Decision& decision) {
   for (const void* data : memory_->take_freed()) {
     Page* page = table_.at(data);
@@ -135,15 +136,16 @@ std::uint64_t Pager::alive_bytes(std::uint64_t bytes) const {
 
 std::uint64_t Pager::limit_bytes() const { return budget_bytes_ + allowed_bytes_; }
 
-// Beside what is alive: up to the budget, or the most that was ever alive, and a little more, without which
-// blocks of many sizes would hardly ever fit where others have left.
+// Returns how much free memory may be kept: what is alive and what is kept may together reach the budget or
+// the peak, plus a little slack, without which blocks of varying sizes would hardly ever fit into free
+// ranges.
 std::uint64_t Pager::kept_bytes(std::uint64_t bytes) const {
   const std::uint64_t peak = std::max<std::uint64_t>(seen_peak_bytes_, memory_->peak_bytes());
   const std::uint64_t most = std::min<std::uint64_t>(budget_bytes_, peak);
   return most - std::min(most, alive_bytes(bytes)) + std::max<std::uint64_t>(most / 8, kLeastSlackBytes);
 }
 
-// What would be alive with every page away that could be.
+// Returns what would be alive if every page left that can.
 std::uint64_t Pager::needed_bytes(std::uint64_t bytes) const {
   return alive_bytes(bytes) - table_.evictable_bytes();
 }
@@ -155,7 +157,8 @@ std::uint64_t Pager::note_needed(std::uint64_t bytes, const Decision&) {
   return needed;
 }
 
-// Several threads at once never claim more than there is, nor does one that fails disturb another.
+// Reserves room if there is enough. Concurrent threads never claim more than there is, and a failed claim
+// does not make another one fail.
 bool Pager::try_claim(std::uint64_t bytes) {
   std::uint64_t reserved = reserved_bytes_;
   while (memory_->alive_bytes() + reserved + bytes <= limit_bytes()) {
@@ -175,7 +178,7 @@ RoomWanted Pager::wanted_room(std::uint64_t bytes, const Decision&) const {
           .step_bytes = std::max(minimum_bytes_, step_.least_bytes())};
 }
 
-// True: `bytes` are reserved. False: so much is in use that they cannot be.
+// Reserves `bytes` and returns true, or returns false if too much is in use.
 bool Pager::find_room(std::uint64_t bytes, MayLeave which) {
   if (find_room_now(bytes, which)) return true;
   if (addresses_stay()) return false;
@@ -200,12 +203,12 @@ bool Pager::find_room_now(std::uint64_t bytes, MayLeave which) {
     {
       Decision decision(mutex_);
       take_freed(decision);
-      // What is touched without an operator is no operator's working set.
+      // Memory that is touched without an operator does not belong to a working set.
       const std::uint64_t needed = touched ? needed_bytes(bytes) : note_needed(bytes, decision);
       if (try_claim(bytes)) return true;
       const bool too_much = needed > limit_bytes();
       if ((too_much && which == MayLeave::kUnused && !retry()) || idle > kMostIdleRounds) return false;
-      leaving = mover_.leaving(decision);  // its bytes are on their way already
+      leaving = mover_.leaving(decision);  // Its bytes will be free soon.
       const c10::ArrayRef<PagePtr> spared =
           touched ? c10::ArrayRef<PagePtr>(touched_) : c10::ArrayRef<PagePtr>();
       if (leaving == nullptr)
@@ -264,10 +267,10 @@ bool Pager::free_some(std::uint64_t bytes) noexcept {
   return memory_->alive_bytes() < before;
 }
 
-// ---- pages that are wanted
+// ---- pages that are needed
 
-// Returns when it is in memory, and with `writes` when nothing reads it beside. False: what is in use leaves
-// no room for it, which is an error unless it may be left away.
+// Returns true when the page is in memory and, with `writes`, when no transfer reads it. Returns false if
+// pages in use leave no room for it.
 bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes, MayLeave which) {
   for (;;) {
     bool away = false;
@@ -284,7 +287,7 @@ bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
     if (!away) {
       mover_.wait_for(page, owner);
       const Decision decision(mutex_);
-      if (owner == nullptr && page->way->is_freed(*page)) return true;  // whoever frees it will tell
+      if (owner == nullptr && page->way->is_freed(*page)) return true;  // The freeing thread reports it.
       continue;
     }
     if (!find_room(page->bytes, which)) return false;
@@ -299,7 +302,7 @@ bool Pager::make_resident(const PagePtr& page, c10::StorageImpl* owner, bool wri
   }
 }
 
-// The same for whoever cannot go on without it.
+// Does the same for a caller that cannot continue without the page.
 void Pager::need_resident(const PagePtr& page, c10::StorageImpl* owner, bool writes) {
   if (make_resident(page, owner, writes, most())) return;
   const Decision decision(mutex_);

@@ -7,14 +7,14 @@
 
 namespace reef {
 
-/// A time from which on somebody wants to know how much was alive. It must not move.
+/// A point in time, with the peak since then. The object must not move in memory.
 struct PeakMark {
-  std::uint64_t peak_bytes = 0;     ///< the most that was alive since then
-  std::uint64_t evicted_bytes = 0;  ///< bytes evicted in all until then
-  std::uint64_t start = 0;          ///< how many budgets had begun until then; 0: not set yet
+  std::uint64_t peak_bytes = 0;     ///< the most bytes that were alive at once since then
+  std::uint64_t evicted_bytes = 0;  ///< the total of bytes evicted until then
+  std::uint64_t start = 0;          ///< how many budgets had begun until then; 0 if the mark is not set yet
 };
 
-/// The most that was alive in a memory since each of several times. Read and written under the pager's lock.
+/// Tracks the peaks of a memory since several points in time. Read and written under the pager's lock.
 class Peaks {
  public:
   explicit Peaks(Memory& memory) : memory_(memory) {}
@@ -25,7 +25,7 @@ class Peaks {
   /// Brings all marks up to date.
   void see();
 
-  /// Returns the most since the last reset().
+  /// Returns the peak since the last reset().
   std::uint64_t peak_bytes() const { return own_.peak_bytes; }
   void reset();
 

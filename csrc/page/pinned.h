@@ -6,8 +6,7 @@
 
 namespace reef {
 
-/// While it lives, a tensor's memory stays where it is, whatever the budget: for those who use it outside of
-/// operators.
+/// Keeps a tensor's memory in place, whatever the budget, while it is used outside of operators.
 class Pinned {
  public:
   explicit Pinned(at::Tensor tensor) : tensor_(std::move(tensor)) {

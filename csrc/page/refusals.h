@@ -11,16 +11,16 @@ namespace reef {
 
 struct Frame;
 
-/// Storages whose memory throws when it is asked for, because a page of theirs could not come to an operator
-/// that is running. LibTorch reads whether a storage throws, and why, without a lock. So the reason stays
-/// until the operators that were refused the storage have ended: nobody writes what the thread of a running
-/// operator may be reading. Where addresses stay the storage throws as long, and what another thread begins
-/// on it meanwhile is refused, too; where they go it throws until its page is back.
+/// Storages that throw when they are asked for their memory, because one of their pages could not come to a
+/// running operator. LibTorch reads whether a storage throws, and the message, without a lock. So the message
+/// is not changed until the operators that were refused the storage have ended, because their threads may be
+/// reading it. If addresses stay, the storage throws until then, and operators that other threads begin on it
+/// meanwhile are refused it, too. If addresses do not stay, it throws until its page is back.
 ///
 /// All functions are called with the pager's lock held.
 class Refusals {
  public:
-  /// An operator that runs on a thread.
+  /// An operator that runs on some thread.
   struct Runner {
     const Frame* frame;  ///< the thread's
     const void* call;
@@ -28,22 +28,22 @@ class Refusals {
 
   bool empty() const { return all_.empty(); }
 
-  /// Refuses `storage` to `runner`, because `page` could not come. `others_read`: another thread may be
-  /// reading an earlier message, which stays then.
+  /// Refuses `storage` to `runner`, because `page` could not come. With `others_read`, another thread may be
+  /// reading an earlier message, which is then kept.
   void refuse(Page& page, c10::StorageImpl& storage, Runner runner, const std::string& message,
               bool others_read);
-  /// Ends what the thread was refused because of `page`, which it may use now. If another thread's operator
-  /// is refused the storage, `runner` is refused it, too.
+  /// Ends this thread's refusals because of `page`, which it may use now. But if the storage is still refused
+  /// to an operator of another thread, it is refused to `runner`, too.
   void came(Page& page, c10::StorageImpl& storage, Runner runner);
-  /// Ends all that `runner` was refused.
+  /// Ends all refusals to `runner`.
   void end(Runner runner);
-  /// In a forked child: ends what other threads were refused, which are not there.
+  /// Ends all refusals to other threads, which do not exist in a forked child.
   void end_others(const Frame* frame);
 
  private:
   struct Refusal {
     PagePtr page;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  ///< keeps the object of a freed one in place
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  ///< keeps the object in place if it is freed
     Runner runner;
   };
   void add(Page& page, c10::StorageImpl& storage, Runner runner);

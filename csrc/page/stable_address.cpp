@@ -17,10 +17,11 @@
 namespace reef {
 namespace {
 
-// Each costs up to two of the 65,530 mappings that a process may have.
+// The most blocks of other allocators. Each takes up to two of the 65,530 mappings that a process may have.
 constexpr std::size_t kMostForeign = 12000;
 
-// Frames that are a page's, out of its addresses; its bytes count as alive as long as there are such.
+// A page's frames that have been moved away from its addresses. `bytes` of them count as alive while this
+// exists.
 struct DetachedFrames {
   FramePool& pool;
   FramePool::Frames frames;
@@ -38,14 +39,14 @@ c10::DataPtr frames_of(FramePool& pool, FramePool::Frames frames, const Page& pa
   return {frames.data, block, &drop_frames, c10::Device(c10::kCPU)};
 }
 
-// From now on so many of its bytes count as alive.
+// Sets how many bytes of detached frames count as alive.
 void count(const c10::DataPtr& frames, std::uint64_t bytes) {
   auto* const block = static_cast<DetachedFrames*>(frames.get_context());
   count_alive(static_cast<std::int64_t>(bytes) - block->bytes);
   block->bytes = static_cast<std::int64_t>(bytes);
 }
 
-// What fails is left to whoever waits for the page, and settles it once more.
+// Ignores errors: a thread that waits for the page settles the transfer again, and gets the error.
 template <class Settle>
 TransferLane::Ended settled_at_once(Settle settle) {
   return [settle](Transfer& transfer) {
@@ -58,7 +59,7 @@ TransferLane::Ended settled_at_once(Settle settle) {
 
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
-// What is watched of another allocator's block.
+// Returns the range of another allocator's block that is watched.
 std::pair<void*, std::uint64_t> watched(const c10::SmallVector<PagePtr, 1>& pages) {
   const auto* const begin = static_cast<const char*>(pages.front()->data);
   const auto* const end = static_cast<const char*>(pages.back()->data) + pages.back()->frame_bytes;
@@ -73,12 +74,12 @@ StableAddress::StableAddress(PageMover& mover, FaultAccess access, std::uint64_t
       small_frames_(faults_, address_bytes),
       large_frames_(faults_, address_bytes, kLargeFrameBytes) {}
 
-// Other allocators' blocks have small ones.
+// Other allocators' blocks have small frames.
 FramePool& StableAddress::frames_for(const Page& page) {
   return large_frames_.has_address(page.data) ? large_frames_ : small_frames_;
 }
 
-// From the pool that keeps more of them on.
+// Trims the pool that keeps more frames first.
 void StableAddress::trim(std::uint64_t kept_bytes) {
   kept_bytes += most_away_bytes_ - away_bytes_;
   FramePool* more = &small_frames_;
@@ -88,15 +89,15 @@ void StableAddress::trim(std::uint64_t kept_bytes) {
   less->trim(kept_bytes - std::min(kept_bytes, more->kept_bytes()));
 }
 
-// ---- which pages
+// ---- pages of storages
 
 void StableAddress::pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) {
   const void* const data = storage._mutable_data_ptr_no_checks().get();
   if (data != nullptr && storage.nbytes() > 0) heap_.pages_of(data, storage.nbytes(), visit);
 }
 
-// Of LibTorch's allocator, which tells when it is freed. Its first and last bytes may share their frames with
-// others' memory, and stay.
+// Makes pages of a block of LibTorch's allocator, which reports when the block is freed. The first and the
+// last bytes may share frames with other memory, so they are not part of any page.
 void StableAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit visit, Decision&) {
   const c10::DataPtr& owned = storage._mutable_data_ptr_no_checks();
   void* const data = owned.get();
@@ -110,7 +111,7 @@ void StableAddress::make_pages(Pager& pager, c10::StorageImpl& storage, Visit vi
   try {
     if (!populate(pointer(begin), end - begin)) return;
     faults_.watch(pointer(begin), end - begin);
-  } catch (const std::system_error&) {  // another watches it, or there are too many mappings
+  } catch (const std::system_error&) {  // Another userfaultfd watches it, or there are too many mappings.
     return;
   }
   PageHeap::Block block{storage.nbytes(), true, {}};
@@ -179,7 +180,7 @@ bool StableAddress::remove_block(const void* data, bool foreign, Decision& decis
     return block != nullptr && block->foreign == foreign ? block : nullptr;
   };
   if (find() == nullptr) return false;
-  // Another thread may remove it meanwhile: that which ends the budget.
+  // Meanwhile, a thread that ends the budget may remove the block.
   decision.wait(moved_, [&] {
     const PageHeap::Block* const block = find();
     return block == nullptr || std::none_of(block->pages.begin(), block->pages.end(),
@@ -189,7 +190,7 @@ bool StableAddress::remove_block(const void* data, bool foreign, Decision& decis
   const auto gone = heap_.remove(data);
   if (gone.empty()) return true;
   for (const PagePtr& page : gone) {
-    const bool leaving = page->state == PageState::kLeaving && !page->block;  // it has not begun to
+    const bool leaving = page->state == PageState::kLeaving && !page->block;  // The copy has not begun.
     const bool there = leaving || page->state == PageState::kResident || page->state == PageState::kClean;
     forget(*page, decision, /*freed=*/true);
     if (foreign) continue;
@@ -217,7 +218,7 @@ void StableAddress::release(Page& page, Decision& decision) {
   if (!in_use) remove_block(page.block_start, /*foreign=*/true, decision);
 }
 
-// What is on its way is dropped by whoever settles it.
+// A page in transfer is dropped when the transfer is settled.
 bool StableAddress::forget(Page& page, Decision& decision, bool) {
   if (page.gone) return false;
   const PagePtr keep(&page);
@@ -246,7 +247,7 @@ void StableAddress::leave_ledger(Page& page) {
 
 // ---- frames
 
-// With the lock, as the next.
+// moving() and not_moved() are called with the lock held.
 void StableAddress::moving(Page& page) {
   page.being_moved = true;
   ++moving_;
@@ -258,7 +259,7 @@ void StableAddress::not_moved(Page& page) {
   moved_.notify_all();
 }
 
-// Takes the page's frames out of reach; nullptr: it stays.
+// Moves the page's frames away from its addresses. Returns nullptr if the page stays.
 void* StableAddress::detach(const PagePtr& page, Transfer& transfer) {
   {
     const Decision decision(mutex_);
@@ -282,7 +283,8 @@ void* StableAddress::detach(const PagePtr& page, Transfer& transfer) {
   return frames->data;
 }
 
-// The page is being moved. False: the system refuses it, and the frames stay where they are.
+// Moves frames back to the addresses of a page that is marked as being moved. Returns false if the system
+// refuses, and leaves the frames where they are.
 bool StableAddress::attach(Page& page, c10::DataPtr& frames) {
   const auto* const block = static_cast<DetachedFrames*>(frames.get_context());
   if (!block->pool.move_in(block->frames, const_cast<void*>(page.data))) return false;
@@ -290,7 +292,7 @@ bool StableAddress::attach(Page& page, c10::DataPtr& frames) {
   return true;
 }
 
-// With the lock. If it failed, whoever needs the page next tries again.
+// Called with the lock held. If attaching has failed, the next thread that needs the page tries again.
 void StableAddress::end_attaching(Page& page, bool attached, c10::DataPtr frames) {
   not_moved(page);
   if (attached) return;
@@ -325,7 +327,8 @@ c10::DataPtr StableAddress::take_kept(Page& page) {
 
 // ---- out
 
-// Whatever the tier is, its bytes are out of reach then; where it is memory, they may stay in this.
+// The program cannot reach the bytes of a page that is away. So if the tier is host memory, they can stay in
+// the page's own frames.
 PageWay::Place StableAddress::take_place(const Page& page, Tier& tier) {
   if (const auto slot = tier.keep(page.bytes)) return {slot, /*kept=*/true};
   return {tier.take(page.bytes)};
@@ -333,7 +336,7 @@ PageWay::Place StableAddress::take_place(const Page& page, Tier& tier) {
 
 bool StableAddress::must_be_written(const PagePtr& page) {
   Decision decision(mutex_);
-  if (page->being_moved) {  // another thread is at it, and has seen to it then
+  if (page->being_moved) {  // Another thread is moving it, and will have handled it after this wait.
     wait_until_alone(*page, decision);
     return false;
   }
@@ -350,7 +353,7 @@ bool StableAddress::must_be_written(const PagePtr& page) {
   return false;
 }
 
-// The frames are out of reach before they are read, so that nothing is written unseen.
+// The frames are detached before they are read, so that no write goes unseen.
 PageCopy StableAddress::copy_out(const PagePtr& page, const Decision&) {
   PageCopy copy{PageCopy::Direction::kOut, page->tier, *page->slot, nullptr, page->bytes};
   copy.kept = page->keeps;
@@ -398,7 +401,7 @@ PageCopy StableAddress::copy_in(const PagePtr& page, const Decision&) {
   PageCopy copy{PageCopy::Direction::kIn, page->tier, *page->slot, page->block.get(), page->bytes};
   copy.kept = page->keeps;
   copy.ended = settled_at_once([this, page](Transfer& transfer) {
-    if (!transfer.error) settle_coming(page, transfer, nullptr);  // else whoever needs it is told
+    if (!transfer.error) settle_coming(page, transfer, nullptr);  // The thread that waits gets an error.
   });
   return copy;
 }

@@ -16,19 +16,19 @@
 
 namespace reef {
 
-/// Pages that keep their address. A page is a range of addresses, and only its frames leave; whoever touches
-/// it meanwhile waits until it is back (pager_faults.cpp). The frames are moved out of reach before they are
-/// copied, so that no write is lost between the copy and the loss of the memory.
+/// Pages that keep their address. A page is a range of addresses, and only its frames leave; a thread that
+/// touches it meanwhile waits until it is back (pager_faults.cpp). The frames are detached from their
+/// addresses before they are copied, so that no write is lost between the copy and the loss of the memory.
 ///
-/// Blocks that were allocated before the budget are watched in place; of these only whole frames can leave.
+/// Blocks that were allocated before the budget are watched in place; only their whole frames can leave.
 ///
-/// Cost of a move: 22 us a MiB on the thread that moves, 1 us where frames are large. It also makes the
-/// kernel interrupt every other core that runs the process, to flush its translations: 3 to 16 us of a thread
-/// that computes there.
+/// Moving frames costs 22 us per MiB on the moving thread, or 1 us if frames are large. It also makes the
+/// kernel interrupt every other core that runs the process, to flush its TLB, which costs a computing thread
+/// 3 to 16 us.
 class StableAddress final : public PageWay {
  public:
-  /// Throws std::system_error if the process may not have faults handled so, or has no room for `bytes` of
-  /// addresses.
+  /// Throws std::system_error if the process may not handle faults with this access, or cannot reserve
+  /// `address_bytes` of addresses.
   StableAddress(PageMover& mover, FaultAccess access, std::uint64_t address_bytes);
 
   void pages_of(c10::StorageImpl& storage, Visit visit, const Decision&) override;
@@ -36,7 +36,7 @@ class StableAddress final : public PageWay {
   bool addresses_stay() const override { return true; }
   bool is_freed(const Page& page) const override { return page.gone; }
   bool is_there(const Page& page, bool writes) const override;
-  /// Returns when no thread moves the page's frames.
+  /// Waits until no thread moves the page's frames.
   void wait_until_alone(const Page& page, Decision& decision) override {
     decision.wait(moved_, [&] { return !page.being_moved; });
   }
@@ -66,32 +66,33 @@ class StableAddress final : public PageWay {
   bool has_address(const void* data) const {
     return small_frames_.has_address(data) || large_frames_.has_address(data);
   }
-  /// Gives free frames back to the system until so many bytes are kept, and as many as pages that were away
-  /// kept at once, at most, less those that are now, since these will be wanted again.
+  /// Returns free frames to the system, except for `kept_bytes` and for the frames that pages which are away
+  /// keep at their peak but not now, because these will be needed again.
   void trim(std::uint64_t kept_bytes);
-  /// Gives all free frames back to the system.
+  /// Returns all free frames to the system.
   void keep_no_frames() {
     most_away_bytes_ = away_bytes_.load();
     trim(0);
   }
   UserFault& faults() { return faults_; }
   PageHeap& heap(const Decision&) { return heap_; }
-  /// How large pages are in such a budget.
+  /// Returns the sizes of pages in a budget.
   PageSizes sizes_in(std::uint64_t budget_bytes) const {
     return PageSizes::of_budget(budget_bytes, has_large_frames_);
   }
-  /// Sets how large the pages of other allocators' blocks are.
+  /// Sets the sizes of pages in other allocators' blocks.
   void set_sizes(const PageSizes& sizes, const Decision&) { sizes_ = sizes; }
-  /// What the addresses of a new block have: frames, none until they are touched (kUntouched; its bytes count
-  /// as alive all the same), or none since the block is away from the start.
+  /// Whether a new block has frames, gets them when it is touched (its bytes count as alive nevertheless), or
+  /// has none because it begins away.
   enum class Contents : std::uint8_t { kFrames, kUntouched, kAway };
-  /// Makes a block with the pages of [data, data + bytes), addresses of a pool, and calls `visit` with each.
+  /// Makes a block with pages for [data, data + bytes), which are addresses of a pool, and calls `visit` with
+  /// each.
   PageHeap::Block make_block(Pager& pager, void* data, std::uint64_t bytes, std::uint64_t page_bytes,
                              Contents contents, Visit visit, Decision&);
   /// Gives frames to a page that is kUntouched.
   void touch(Page& page);
-  /// Ends the block at `data`: its frames go to the pool or, with `foreign`, it is no longer watched. False:
-  /// no such block begins there.
+  /// Ends the block at `data`: its frames return to the pool or, with `foreign`, it is no longer watched.
+  /// Returns false if no such block begins there.
   bool remove_block(const void* data, bool foreign, Decision& decision);
 
  private:
@@ -112,10 +113,10 @@ class StableAddress final : public PageWay {
   FramePool large_frames_;
   PageHeap heap_;
   PageSizes sizes_;
-  std::atomic<std::uint64_t> away_bytes_ = 0;  ///< of Page::kept
+  std::atomic<std::uint64_t> away_bytes_ = 0;  ///< bytes of all Page::kept
   std::atomic<std::uint64_t> most_away_bytes_ = 0;
-  std::uint32_t moving_ = 0;       ///< pages that are being moved
-  std::condition_variable moved_;  ///< a page's frames are not being moved any longer
+  std::uint32_t moving_ = 0;       ///< how many pages are being moved
+  std::condition_variable moved_;  ///< notified when the move of a page's frames has ended
 };
 
 }  // namespace reef

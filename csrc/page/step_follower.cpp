@@ -7,7 +7,7 @@
 namespace reef {
 namespace {
 
-// A program whose steps keep departing from one another is planned for once it has repeated itself.
+// After this many departures from the expected step, plans are made only once a step has repeated.
 constexpr std::size_t kMostDepartures = 3;
 
 }  // namespace
@@ -45,7 +45,8 @@ std::optional<PlanWanted> StepFollower::wants_plan(std::uint64_t budget_bytes, c
 
 SwapPlan make_plan(const PlanWanted& wanted) {
   const Trace& trace = *wanted.trace;
-  // The last step may have seen more than the budget that is to come: then all is left to demand.
+  // A plan is impossible if the step needs more than the budget, and unnecessary if all of it fits. In both
+  // cases pages are only moved on demand.
   if (wanted.available_bytes < minimum_bytes(trace) || natural_peak_bytes(trace) <= wanted.available_bytes)
     return {Demand::kFarthest, {}};
   return plan_swaps(trace, wanted.available_bytes, SwapPolicy::kFarthest, wanted.speeds);

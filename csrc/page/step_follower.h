@@ -17,17 +17,17 @@
 
 namespace reef {
 
-/// What a plan is made from: a step that repeats.
+/// The inputs of a plan for a step that repeats.
 struct PlanWanted {
   std::shared_ptr<const Trace> trace;
-  std::uint64_t available_bytes = 0;  ///< for its pages
+  std::uint64_t available_bytes = 0;  ///< for the pages of the step
   SwapSpeeds speeds;
 };
-/// Makes a plan. Cost: a few simulated steps.
+/// Makes a plan. This costs as much as a few simulated steps.
 SwapPlan make_plan(const PlanWanted& wanted);
 
-/// Follows the training program through its steps: finds where they begin, measures operators for the
-/// learner, and has the plan of the step that repeats. Not thread-safe.
+/// Follows the training program through its steps: detects where they begin, measures operators for the
+/// learner, and holds the plan of the step that repeats. Not thread-safe.
 class StepFollower {
  public:
   static constexpr std::size_t kUntraced = std::numeric_limits<std::size_t>::max();
@@ -37,17 +37,18 @@ class StepFollower {
   const StepLearner& learner() const { return learner_; }
   const SwapPlan& plan() const { return plan_; }
 
-  /// Begins a budget. With `prefetch` pages move ahead of the operators; else only the order of eviction is
-  /// planned.
+  /// Begins a budget. With `prefetch`, pages move ahead of the operators; otherwise only the order of
+  /// eviction is planned.
   void begin(bool prefetch);
 
   /// Notes that an optimizer has written a parameter.
   void parameter_written() { parameter_written_ = true; }
-  /// Whether a step may begin, since a parameter has been written in this one.
+  /// Whether a new step may begin, because a parameter has been written in this one.
   bool awaits_step() const { return parameter_written_; }
-  /// Whether a recorded operator outside backward, about to use these pages met before, begins a step.
+  /// Returns whether a new step begins with this operator, which records gradients outside of backward and is
+  /// about to use these pages that were used before.
   bool begins_step(const std::string& op, const Uses& known);
-  /// Ends the step. Returns whether it is time for another plan.
+  /// Ends the step. Returns whether a new plan should be made.
   bool end_step();
   /// Returns what a plan is to be made from, or nothing if none is to be made. Without a plan the page with
   /// the farthest next use leaves on demand.
@@ -57,15 +58,15 @@ class StepFollower {
 
   /// Begins an operator that uses these pages, and returns its position in the step.
   std::size_t begin_operator(const std::string& op, const Uses& uses);
-  /// Notes that its pages are in memory. `fixed_bytes`: what is alive beside pages; `needed_bytes`: the same
-  /// and what is pinned.
+  /// Notes that its pages are in memory. `fixed_bytes` is what is alive besides pages; `needed_bytes` also
+  /// includes pinned pages.
   void operator_runs(std::uint64_t fixed_bytes, std::uint64_t needed_bytes);
-  /// Notes an allocation within it.
+  /// Notes an allocation inside the operator.
   void allocates(std::uint64_t needed_bytes) { needed_most_ = std::max(needed_most_, needed_bytes); }
-  /// Ends it. `waited_seconds`: what the program has waited for pages so far.
+  /// Ends the operator. `waited_seconds` is the total time that the program has waited for pages so far.
   void end_operator(std::size_t position, const Uses& uses, c10::ArrayRef<LearnedPage*> results,
                     double waited_seconds);
-  /// Returns the moves that are to start now that it has run.
+  /// Returns the moves that the plan starts after the operator at this position.
   c10::ArrayRef<SwapMove> moves(std::size_t position) const;
 
   /// Returns the largest `fixed_bytes` in the step that is followed.
@@ -81,7 +82,7 @@ class StepFollower {
   bool prefetch_ = true;
   bool parameter_written_ = false;
   std::uint64_t fixed_bytes_ = 0;
-  std::uint64_t fixed_most_ = 0;  ///< in the step under way
+  std::uint64_t fixed_most_ = 0;  ///< the largest `fixed_bytes` in the current step
   std::uint64_t least_bytes_ = 0;
   std::uint64_t needed_before_ = 0;
   std::uint64_t needed_most_ = 0;

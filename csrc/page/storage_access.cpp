@@ -10,7 +10,7 @@
 namespace reef {
 namespace {
 
-// Messages by storage; never destroyed, since memory comes back until the very end.
+// Messages by storage. Never destroyed, because pages come back until the process ends.
 using Stale = TableAtFork<std::unordered_map<const c10::StorageImpl*, std::string>>;
 Stale& stale() {
   static auto* const messages = new Stale;
@@ -20,15 +20,14 @@ std::atomic<std::size_t> stale_count = 0;
 
 }  // namespace
 
-// The text stays when access is allowed again: another thread that asks for the memory at this moment may be
-// reading it.
+// The text stays when access is allowed again, because another thread may be reading it at that moment.
 void refuse_access(c10::StorageImpl& storage, const std::string& message, bool others_read) {
   std::optional<std::string>& text = storage.get_extra_meta().custom_data_ptr_error_msg_;
   if (!text || (*text != message && !others_read)) text = message;
   compat::refuse_access(storage, true);
 }
 
-// A page of a storage that is stale may leave and come back.
+// Access to a stale storage stays refused, because its page may leave and come back meanwhile.
 void allow_access(c10::StorageImpl& storage) {
   if (stale_count > 0) {
     const auto messages = stale().lock();

@@ -37,7 +37,7 @@ class TransferLane::Queued final : public Transfer, public std::enable_shared_fr
 
  private:
   void end() {
-    copy_ = nullptr;  // they may hold whoever holds this
+    copy_ = nullptr;  // Breaks cycles: both functions may own an owner of this transfer.
     ended_ = nullptr;
     done_.store(true, std::memory_order_release);
     done_.notify_all();
@@ -123,7 +123,8 @@ void TransferLane::before_fork() {
 void TransferLane::after_fork_in_parent() { state_->mutex.unlock(); }
 
 void TransferLane::after_fork_in_child() {
-  // Never destroyed: its threads are not there to be joined, and its condition has waiters for ever.
+  // The old state is never destroyed: its threads do not exist here and cannot be joined, and its condition
+  // variables still count waiters.
   (void)state_.release();
   state_ = std::make_unique<State>();
 }

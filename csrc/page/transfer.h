@@ -17,9 +17,9 @@
 
 namespace reef {
 
-/// A copy between memory and a tier. It needs no lock but its own and the tier's, so whoever waits for one
-/// waits for input and output only. What goes wrong, also with the device, is its `error`: done() and wait()
-/// throw nothing, as they are called where nothing may be thrown.
+/// A copy between memory and a tier. It needs no lock but its own and the tier's, so whoever waits for it
+/// waits for input and output only. Any failure, including one of the device, becomes its `error`: done() and
+/// wait() throw nothing, because they are called where nothing may be thrown.
 class Transfer {
  public:
   Transfer() = default;
@@ -27,55 +27,57 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  /// Copies on the calling thread, and returns when wait() would. To be called once, and not after start().
+  /// Copies on the calling thread, and returns when wait() would. Must be called once only, and not after
+  /// start().
   virtual void run() { wait(); }
-  /// Copies on another thread, if that is worth it. Throws std::system_error if there is none and none can be
-  /// started.
+  /// Copies on another thread, unless that would take longer than to copy here. Throws std::system_error if
+  /// no thread can be started.
   virtual void start() {}
 
   virtual bool done() = 0;
-  /// Cancels a copy that was started and has not begun, which is done then. Returns false if there is none.
+  /// Cancels a copy that was started but has not begun; it is done then. Returns false if that is not
+  /// possible.
   virtual bool cancel() = 0;
-  /// Waits until the copy is done, on the host or in the order of this thread's stream. Any thread may call
+  /// Waits until the copy is done: on the host, or by making this thread's stream wait. Any thread may call
   /// it any number of times.
   virtual void wait() = 0;
 
   // Results, valid when the copy is done or was waited for.
   bool cancelled = false;             ///< nothing was copied
   bool same = false;                  ///< nothing was written, because the tier had the same bytes
-  bool busy = false;                  ///< cancelled because a device was at work with the memory
+  bool busy = false;                  ///< cancelled because a device was using the memory
   std::exception_ptr error;           ///< what the copy threw
-  double seconds = 0;                 ///< what it took; 0: not known
-  std::optional<std::uint64_t> hash;  ///< of what was written to the tier, if it was wanted
+  double seconds = 0;                 ///< duration, or 0 if it is not known
+  std::optional<std::uint64_t> hash;  ///< of what was written to the tier, if wanted
 };
 
 /// Runs transfers in the order of submission on threads of its own, which start when there is work for them.
 class TransferLane final : public AtFork {
  public:
-  /// Copies, and sets results of the transfer.
+  /// Copies, and sets the results of the transfer.
   using Copy = std::function<void(Transfer&)>;
   /// Runs on the thread that copied when the copy has ended, before wait() returns. Does not run for a
   /// transfer that was cancelled before it began.
   using Ended = std::function<void(Transfer&)>;
 
-  /// With one thread, a transfer begins when the one before it has ended; with more, that many overlap.
+  /// With one thread, a transfer begins when the one before it has ended; with more, up to `threads` overlap.
   explicit TransferLane(std::size_t threads);
   /// Waits for the running transfers, and drops those that are queued.
   ~TransferLane();
 
-  /// Makes a transfer for Transfer::run() or start(). With `at_once` start() runs it on the calling thread,
-  /// because it takes less time than another thread takes to begin.
+  /// Makes a transfer for Transfer::run() or start(). With `at_once`, start() runs it on the calling thread,
+  /// because it takes less time than waking another thread.
   std::shared_ptr<Transfer> prepare(Copy copy, Ended ended = nullptr, bool at_once = false);
 
   /// Waits until everything that was submitted is done.
   void before_fork() override;
   void after_fork_in_parent() override;
-  /// Begins anew, without threads.
+  /// Starts over without threads.
   void after_fork_in_child() override;
 
  private:
   class Queued;
-  /// Replaced as a whole in a forked child.
+  /// The state, which is replaced as a whole in a forked child.
   struct State {
     std::mutex mutex;
     std::condition_variable submitted;

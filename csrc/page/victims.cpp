@@ -19,7 +19,8 @@ void Victims::remove(Page& page) {
 Page* Victims::first(bool known, std::uint64_t epoch) {
   if (order_.empty()) return nullptr;
   if (!known) return &order_.front();
-  // Twice: an entry may be missing where a next use changed while the page could leave.
+  // Two attempts, because entries may be missing if next uses changed while the pages could leave. The second
+  // one rebuilds the heap.
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (epoch != epoch_ || attempt > 0 || heap_.size() > 2 * order_.size() + 64) {
       epoch_ = epoch;

@@ -1,5 +1,5 @@
-"""One rank of test_budget_nccl.py: `GROUP SEED` trains inside a budget for its device while NCCL works on its tensors beside the
-program, which lags, and must compute what it computes without."""
+"""One rank of test_budget_nccl.py, called with `GROUP SEED`. It trains inside a budget for its device while NCCL works on its
+tensors asynchronously and the device lags. The results must be those of a budget with room for everything and of no delays."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def generator():
 
 
 def asynchronous(group, inside) -> list[torch.Tensor]:
-    """Sums over ranks that are waited for long after they were asked for, while others want room."""
+    """Waits for sums over ranks long after it has started them, while other tensors need room."""
     draw = generator()
     kept = [torch.randint(-99, 99, (MIB,), generator=draw).float().to(DEVICE) for _ in range(8)]
     with inside(kept):
@@ -60,7 +60,7 @@ def take_steps(forward, optimizer):
 
 
 def in_parallel(group, inside) -> list[torch.Tensor]:
-    """DistributedDataParallel, whose sums begin in backward."""
+    """Trains with DistributedDataParallel, which starts its sums in the backward pass."""
     net = network()
     parallel = DistributedDataParallel(net, device_ids=[RANK], process_group=group, bucket_cap_mb=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -86,7 +86,7 @@ def main(kind: str, seed: int) -> None:
         group = dist.group.WORLD
     else:
         group = reef.init_process_group()
-    # DistributedDataParallel takes torch's groups alone.
+    # DistributedDataParallel accepts only torch's groups.
     for train, part in ((asynchronous, 0.7), (in_parallel, 0.5), (sharded, 0.7))[:: 1 if kind == "torch" else 2]:
         budgets = []
 

@@ -1,4 +1,4 @@
-// Holds the CUDA kernel that counts elements that are not finite to the reference.
+// Compares the CUDA kernel that counts elements that are not finite with the reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,8 +13,8 @@ namespace {
 
 using kernels::FloatFormat;
 
-// Counts in arrays of random bits, at each shift below a vector's size, of sizes around those of a vector and
-// of a block's share.
+// Counts in arrays of random bits that are shifted by less than a vector and have sizes close to those of a
+// vector and of a block's share.
 template <class Bits>
 void expect_counts(FloatFormat format, std::mt19937_64& random) {
   const auto vector = static_cast<std::int64_t>(16 / sizeof(Bits));

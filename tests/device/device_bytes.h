@@ -1,4 +1,4 @@
-// A buffer of the played device between canary bytes, which a kernel must not change.
+// A buffer of the played device. It is surrounded by canary bytes, which no kernel may change.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace reef {
 
 class DeviceBytes {
  public:
-  /// Copies `values` to an address that is `shift` bytes past a multiple of 256, as that of a view may be.
+  /// Copies `values` to an address `shift` bytes past a multiple of 256, as the address of a view may be.
   template <class Value>
   explicit DeviceBytes(const std::vector<Value>& values, std::size_t shift = 0)
       : bytes_(values.size() * sizeof(Value)), room_(bytes_ + shift + kBoundary + 2 * kAround, kCanary) {

@@ -1,4 +1,4 @@
-"""Runs a test program over a source with a fault: it must fail as a test fails, and not otherwise."""
+"""Runs a test program that was compiled with a fault. One of its tests must fail; a crash does not count."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-// Holds the CUDA kernels of optimizers to the CPU's, bit for bit: every format, rule, dtype and master, in
-// batches of tensors of many sizes, at shifted addresses, with gradients that are not finite.
+// Compares the optimizers' CUDA kernels with those of the CPU, bit for bit: every format, rule, dtype and
+// master, in batches of tensors of many sizes, at shifted addresses, with gradients that are not finite.
 #include <gtest/gtest.h>
 
 #include <list>
@@ -43,7 +43,7 @@ struct OnDevice {
       plain.states[i] = {codes, states.emplace_back(tensor.scales[i]).as<std::byte>()};
     }
   }
-  /// Copies a matrix: its unsigned states have scales of rows and columns, and memory for new scales.
+  /// Copies a matrix, whose unsigned states have scales of rows and columns, and memory for new scales.
   OnDevice(Matrix& matrix, std::size_t shift) : OnDevice(matrix.tensor, shift) {
     for (std::size_t i = 0; i < matrix.signs.size(); ++i) {
       if (matrix.signs[i]) continue;
@@ -56,7 +56,7 @@ struct OnDevice {
     return static_cast<std::size_t>(optim_dtype_bytes(dtype));
   }
 
-  /// Expects the values of `tensor`, and that no byte around the buffers has changed.
+  /// Expects the values of `tensor`, and unchanged bytes around all buffers.
   void expect_is(const Tensor& tensor, const std::string& where) {
     ASSERT_EQ(parameter.copy<std::byte>(), tensor.parameter) << where;
     ASSERT_EQ(gradient.copy<std::byte>(), tensor.gradient) << where;
@@ -74,7 +74,7 @@ struct OnDevice {
   }
 };
 
-/// The tensors that one launch steps.
+/// The batch of tensors that one launch steps.
 struct Batch {
   std::list<OnDevice> tensors;
   DeviceBytes entries{std::vector<cuda::OptimEntry>()}, counters{std::vector<unsigned long long>()};
@@ -177,8 +177,8 @@ TEST(OptimStepDevice, EncodesAndDecodesAsTheCpu) {
   }
 }
 
-// kInt4Rank1 takes three launches: survey, step, settle. They leave a tensor whose gradient is not finite as
-// it is.
+// kInt4Rank1 takes three launches: survey, step, settle. They do not change a tensor whose gradient is not
+// finite.
 TEST(OptimStepDevice, StepsMatricesAsTheCpu) {
   Random random(4);
   const cuda::OptimCudaKernels& on_device = cuda::optim_int4_rank1();

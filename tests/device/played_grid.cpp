@@ -20,7 +20,7 @@ constexpr std::size_t kStackBytes = 128 << 10;
 // A point at which the threads of a group wait for each other.
 struct Meeting {
   unsigned arrived = 0;
-  std::uint64_t held = 0;  // how often all threads have arrived
+  std::uint64_t held = 0;  // How many times all threads have arrived.
   Exchange in = Exchange::kBarrier;
 };
 
@@ -34,10 +34,10 @@ struct Fiber {
 };
 
 std::mt19937_64 random_order;
-std::uint64_t barriers = 0;  // counts barriers of whole blocks and starts of blocks, since the process began
+std::uint64_t barriers = 0;  // Counts barriers of whole blocks and starts of blocks in this process.
 
-// Runs the fibers of one block. If the kernel does something undefined, they are abandoned where they are, so
-// no variable of a kernel may need its destructor.
+// Runs the fibers of one block. If the kernel does something undefined, the fibers are abandoned in the
+// middle, so no variable of a kernel may need its destructor.
 class Block {
  public:
   Block(unsigned number, unsigned threads, const std::function<void()>& kernel)

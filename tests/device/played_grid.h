@@ -1,6 +1,6 @@
-// Runs CUDA kernels as ordinary functions on the CPU. Every CUDA thread of a block is a fiber. All fibers run
-// on the operating system's thread that launches the kernel, in random order, and switch where CUDA threads
-// synchronize or exchange values.
+// Runs CUDA kernels as ordinary functions on the CPU: such a device is called a played device. Every CUDA
+// thread of a block is a fiber. All fibers run on the operating system's thread that launches the kernel, in
+// random order, and switch where CUDA threads synchronize or exchange values.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ inline Index thread_index, block_index, grid_size, block_size;
 
 inline constexpr unsigned kWarpThreads = 32;
 
-/// A kernel does what CUDA leaves undefined, so a device may compute wrong numbers or hang: threads of one
-/// group call different collectives, or wait for threads that never call them, or a block uses scratch memory
-/// again without a barrier.
+/// Is thrown if a kernel does something that CUDA leaves undefined, so that a device may compute wrong
+/// numbers or hang: threads of one group call different collectives, or wait for threads that never call
+/// them, or a block uses scratch memory again without a barrier.
 class UndefinedBehavior : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -43,7 +43,7 @@ void meet_tile(unsigned size, Exchange in);
 /// Checks that this thread has passed a barrier of the whole block since it last used this scratch memory,
 /// which is noted in `scratch_used`, an element for each thread of the block.
 void use_scratch(std::uint64_t* scratch_used);
-/// Gives an array with an element for each thread of this thread's warp.
+/// Returns an array with an element for each thread of this thread's warp.
 std::uint64_t* warp_slots();
 
 /// Combines the values of a tile's threads, in the order of the threads.
@@ -55,7 +55,7 @@ std::uint64_t exchange_in_tile(unsigned size, Exchange in, std::uint64_t mine, c
   meet_tile(size, in);
   std::uint64_t all = slots[first];
   for (unsigned i = 1; i < size; ++i) all = combine(all, slots[first + i]);
-  meet_tile(size, in);  // all have read
+  meet_tile(size, in);  // All threads have read the slots.
   return all;
 }
 

@@ -1,5 +1,5 @@
 // Tests the played device itself: collectives give every thread the right value in any order of threads, and
-// what CUDA leaves undefined is reported.
+// undefined behaviour is reported.
 #include "device/played_grid.h"
 
 #include <cooperative_groups.h>
@@ -96,7 +96,7 @@ TEST(PlayedGrid, TilesExchangeAmongThemselves) {
   expect_exchanges<1>();
 }
 
-// A scan gives every thread the sum before it; a reduction gives its sum to thread 0 only.
+// A scan gives every thread the sum of the threads before it; a reduction gives its sum to thread 0 only.
 TEST(PlayedGrid, BlocksScanAndAddUp) {
   using Scan = cub::BlockScan<unsigned, 128>;
   using Sum = cub::BlockReduce<double, 128>;
@@ -163,7 +163,7 @@ TEST(PlayedGrid, TellsWhatCudaLeavesUndefined) {
             "");
   EXPECT_EQ(told_of(64,
                     [&] {
-                      if (threadIdx.x < 32) all().any(true);  // a whole warp may leave
+                      if (threadIdx.x < 32) all().any(true);  // A whole warp may return early.
                     }),
             "");
 }

@@ -1,5 +1,6 @@
-"""One rank of test_shard_nccl.py: `GROUP SEED` trains at every stage with parameters on a device of its own, over NCCL, and on
-the CPU. All values are whole numbers, so the sums are the same in any order, bit for bit. With a seed the devices lag."""
+"""One rank of test_shard_nccl.py, called with `GROUP SEED`. It trains at every stage, once with parameters on a device of its own
+over NCCL, and once on the CPU. All values are integers, so sums have the same bits in any order. If the seed is not 0, the
+devices lag at random."""
 
 import contextlib
 import os
@@ -61,7 +62,7 @@ def main(kind: str, seed: int) -> None:
             for offload in (False, True) if not (offload and stage == "replicate")]
     rows += [{"stage": "optimizer", "offload": True, "delayed": True}]
     if world_size == 2:
-        rows += [{"stage": "optimizer", "shard_degree": 1}]  # by subgroups
+        rows += [{"stage": "optimizer", "shard_degree": 1}]  # Replicates over subgroups.
     rows += [{"stage": "parameters", "compression": method} for method in compressions(kind)]
     rows += [{"stage": "optimizer", "compression": method, "offload": True} for method in compressions(kind)[::2]]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A budget for a device whose tensors NCCL works on beside the program (budget_nccl_ranks.py is each rank)."""
+"""A budget for a device, while NCCL works on its tensors asynchronously (budget_nccl_ranks.py runs in each rank)."""
 
 from pathlib import Path
 

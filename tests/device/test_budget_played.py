@@ -1,4 +1,4 @@
-"""A budget on a CUDA device, where the device lags, refuses or breaks on demand: only a played one does."""
+"""A budget on a CUDA device that lags, refuses allocations or breaks on demand, which only a played device does."""
 
 import random
 import subprocess
@@ -23,7 +23,7 @@ def tensors(count, device="cuda:0"):
 
 
 def beside(bytes_more, device="cuda:0"):
-    """So much more than there is now, or less."""
+    """A budget of so many bytes more (or fewer, if negative) than are allocated now."""
     return torch.cuda.memory_allocated(device) + bytes_more
 
 

@@ -1,6 +1,6 @@
-"""What the compiler has made of the optimizers' CUDA kernels, read off the library without a device: registers, and
-so how many blocks fit a multiprocessor; nothing kept in memory for want of a register; loads and stores as wide as a
-format's layout allows; and no loop in the loop over tiles. A kernel without a row in the tables fails."""
+"""Checks the machine code of the optimizers' CUDA kernels in the library, which needs no device: registers, which limit
+how many blocks fit on a multiprocessor; no spilled registers; loads and stores as wide as a format's layout allows;
+and no loop inside the loop over tiles. A kernel without a row in the tables is an error."""
 
 import importlib.util
 import re
@@ -19,19 +19,19 @@ THREADS = 256  # of a block
 
 @dataclass
 class Format:
-    """Of a state: what a thread stores of it in a whole tile, and what of one that is not whole, element by element."""
-    wide: int = 0  # 16 bytes at once
-    halves: int = 0  # 8 bytes
-    words: int = 0  # 4 bytes
-    scales: int = 0  # of 4 bytes
-    short_scales: int = 0  # of 2 bytes
-    ragged_bytes: int = 0
-    more: int = 0  # what it holds beside its values, in fours of registers
+    """How many stores of each kind a thread needs for a state of this format."""
+    wide: int = 0  # stores of 16 bytes
+    halves: int = 0  # stores of 8 bytes
+    words: int = 0  # stores of 4 bytes
+    scales: int = 0  # scales of 4 bytes
+    short_scales: int = 0  # scales of 2 bytes
+    ragged_bytes: int = 0  # stores of single bytes in a tile that is not whole
+    more: int = 0  # groups of four registers besides those for the new values
 
 
-# A thread has eight elements of each state: two halves of four, for 4-bit codes of both halves lie in a byte. So four
-# codes are one word, and a warp's are 128 bytes that lie together, which is a whole line: wider stores of codes
-# would want sixteen elements a thread, whose new states alone fill 64 registers where there are two.
+# A thread has eight elements of each state, in two halves of four because a byte holds the 4-bit codes of both halves. Four
+# codes are one word, and those of a warp are 128 consecutive bytes, which is a whole cache line. Wider stores of codes would
+# need sixteen elements in a thread, and two new states of these would fill all 64 registers.
 FORMATS = {
     "Float32State": Format(wide=2),
     "BFloat16State": Format(halves=2),
@@ -41,7 +41,7 @@ FORMATS = {
     "Int8CompensatedState": Format(words=3, scales=1, ragged_bytes=12, more=2),
     "Int4CompensatedState": Format(words=2, scales=2, ragged_bytes=8, more=2),
     "Companded8CompensatedState": Format(words=3, short_scales=2, ragged_bytes=12, more=2),
-    # Unsigned states have scales of rows and columns, of which each element has its own two.
+    # Unsigned states have scales of rows and columns, so each element has two scales of its own.
     "Int4Rank1State": Format(words=1, scales=2, ragged_bytes=4, more=4),
 }
 STATES = {
@@ -54,14 +54,14 @@ UNSIGNED = [rule for rule in STATES if rule.startswith(("Ad", "Rms", "Lamb"))]
 
 @dataclass
 class Bounds:
-    blocks: int  # that fit a multiprocessor, at least
-    stores: dict  # at most so many of each width, but for 16 bytes: at least
-    loads: dict
+    blocks: int  # the least number of blocks that must fit on a multiprocessor
+    stores: dict  # by width in bits: at least so many of 128 bits, and at most so many of other widths
+    loads: dict  # the same for loads
 
 
 def blocks(rule, form):
-    """Four, but where what a thread holds between the halves of a step does not fit 64 registers: new states of
-    three, or two and random bits, or two and scales of their own."""
+    """Four, unless the values that a thread holds between the halves of a step do not fit in 64 registers: three new
+    states, two new states and random bits, or two new states and scales of each element."""
     if FORMATS[form].wide or FORMATS[form].halves:
         return 4
     fours = 2 * STATES[rule] + (rule == "Lamb<Lanes>") + FORMATS[form].more
@@ -69,8 +69,8 @@ def blocks(rule, form):
 
 
 def step_stores(states, f):
-    """A parameter may be float32, or of 16 bits with a float32 or a byte beside it: all of it twice, of whole tiles
-    and of others. A scale is written by one thread of a block."""
+    """A parameter may be float32, or have 16 bits and a master of float32 or a byte. The code for all of these exists twice,
+    for whole tiles and for others. One thread of a block writes its scale."""
     return {
         128: 4 + f.wide * states,
         64: 2 + f.halves * states,
@@ -81,8 +81,8 @@ def step_stores(states, f):
 
 
 def step_loads(rule, f, states):
-    """The gradient, the parameter or the copy beside it, and the old states; at most 20 times a byte that says a dtype
-    or a kind, and of momentum, twice, two of them."""
+    """The gradient, the parameter or its master, and the old states. In addition, at most 20 loads of a byte that holds a dtype
+    or a kind, and for momentum twice a load of two such bytes."""
     return {
         128: 4 + f.wide * states,
         16: 16 + (4 * f.halves + 2 * f.short_scales) * states + 2 * (rule in ("Momentum<Lanes>", "Lars<Lanes>")),
@@ -98,7 +98,7 @@ def every_row():
             rows[f"step_kernel<{rule}, {form}>"] = Bounds(blocks(rule, form), step_stores(STATES[rule], f),
                                                           step_loads(rule, f, STATES[rule]))
         for rule in {"Lamb<Lanes>", "Lars<Lanes>"} & set(rules):
-            of_states = 2 if rule == "Lamb<Lanes>" else 0  # LARS is measured without
+            of_states = 2 if rule == "Lamb<Lanes>" else 0  # LARS is measured without states.
             rows[f"measure_kernel<{rule}, {form}>"] = Bounds(blocks(rule, form), {64: 2}, step_loads(rule, f, of_states))
         for signed in ("false",) if form == "Int4Rank1State" else ("false", "true"):
             rows[f"encode_kernel<{form}, {signed}>"] = Bounds(4, {
@@ -107,7 +107,7 @@ def every_row():
             rows[f"decode_kernel<{form}, {signed}>"] = Bounds(4, {128: 2, 32: 8}, {
                 128: f.wide, 16: 4 * f.halves + 2 * f.short_scales, 8: f.ragged_bytes})
     for rule in UNSIGNED:
-        rows[f"survey_kernel<{rule}>"] = Bounds(4, {}, {128: 2})  # the parameter, only if decay is coupled to it
+        rows[f"survey_kernel<{rule}>"] = Bounds(4, {}, {128: 2})  # The parameter is read only if decay is coupled to it.
     rows["survey_values_kernel"] = Bounds(4, {}, {128: 2})
     rows["settle_kernel"] = Bounds(4, {}, {})
     return rows
@@ -128,7 +128,7 @@ class Kernel:
     instructions: list
 
     def memory(self, *names):
-        """How many there are of each width, in bits."""
+        """Counts the instructions of these names by width in bits."""
         found = Counter()
         for each in self.instructions:
             name, *modifiers = each.name.split(".")
@@ -139,18 +139,18 @@ class Kernel:
 
 
 def tool():
-    triton = importlib.util.find_spec("triton")  # torch's wheels for CUDA bring it, and it brings NVIDIA's tools
+    triton = importlib.util.find_spec("triton")  # It comes with torch's CUDA wheels, and contains NVIDIA's tools.
     beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
     return shutil.which("cuobjdump") or next(
         (str(path) for path in (Path("/usr/local/cuda/bin/cuobjdump"), beside) if path and path.exists()), None)
 
 
 def short(name):
-    """Of a demangled kernel, without namespaces and parameters."""
+    """Returns a demangled kernel's name without namespaces and parameters."""
     name = re.sub(r"reef::kernels::|cuda::|warp::|scalar::|\(anonymous namespace\)::|\(bool\)", "", name)
     name = re.sub(r"\b1>", "true>", re.sub(r"\b0>", "false>", name))
     name = re.sub(r"^void ", "", name.split("(")[0]).replace("> >", ">>")
-    return re.sub(r"(Adam<Lanes, \w+), \w+>", r"\1>", name)  # what rounds as torch has its row with the others
+    return re.sub(r"(Adam<Lanes, \w+), \w+>", r"\1>", name)  # Rules that round like torch share a row with those that do not.
 
 
 def read_kernels(file):
@@ -213,7 +213,7 @@ def test_nothing_is_kept_in_memory_for_want_of_a_register(kernels):
 
 
 def test_memory_is_known_to_be_global(kernels):
-    """An instruction for memory of any kind waits for shared memory's, too."""
+    """A load or store with a generic address also waits for earlier accesses to shared memory."""
     found = {name: dict(kernel.memory("LD", "ST", "ATOM")) for name, kernel in kernels.items()}
     expect_none({name: f"bits of loads and stores of any memory, and how many: {count}"
                  for name, count in found.items() if count})
@@ -231,7 +231,7 @@ def test_memory_is_read_and_written_as_wide_as_the_layout_allows(kernels, rows, 
 
 
 def basic_blocks(instructions):
-    """Where each begins, and where it goes."""
+    """Maps the address at which each basic block begins to the addresses of its successors."""
     def target(each):
         found = re.search(r"0x([0-9a-f]+)$", each.operands)
         return int(found[1], 16) if each.name.split(".")[0] == "BRA" and found else None
@@ -255,7 +255,7 @@ def basic_blocks(instructions):
 
 
 def loops(edges):
-    """Strongly connected parts of more than one block, or of one that goes to itself (Tarjan 1972)."""
+    """Returns the strongly connected components with more than one block, or with one that is its own successor (Tarjan 1972)."""
     index, low, on, stack, found = {}, {}, set(), [], []
     for root in edges:
         work = [(root, iter(edges[root]))] if root not in index else []
@@ -287,14 +287,14 @@ def loops(edges):
 
 
 def within(edges, loop):
-    """Loops of a loop: of it without the block that it is entered by."""
+    """Returns the loops inside a loop: those that remain without the block at which it is entered."""
     entry = next(block for source, goes in edges.items() if source not in loop for block in goes if block in loop)
     return loops({block: [to for to in edges[block] if to != entry] for block in loop if block != entry})
 
 
 def test_the_loop_over_tiles_has_no_loop_in_it(kernels):
-    """A block searches for the tensor of its first piece, once; then there are runs of a tensor's pieces, and in
-    them tiles (where squares are measured: pieces, and in them tiles)."""
+    """A block of threads searches once for the tensor of its first piece. Then it loops over tensors, and within a tensor over
+    tiles; kernels that measure squares loop over pieces in between."""
     found = {}
     for name, kernel in kernels.items():
         if not name.startswith(("step", "measure", "survey_kernel")):

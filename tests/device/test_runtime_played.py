@@ -1,4 +1,4 @@
-"""The played CUDA runtime does what a device does, also to programs that are wrong."""
+"""The played CUDA runtime behaves like a device, also towards incorrect programs."""
 
 import signal
 import subprocess
@@ -49,8 +49,8 @@ def test_memory_that_is_used_again_too_early_shows():
     torch.cuda.synchronize()
     with slow_stream(side, LAG_US), torch.cuda.stream(side):
         wrong = source.clone()
-        copied = torch.empty_like(wrong).copy_(source)  # behind the lag
-    source.zero_()  # without waiting for the other stream
+        copied = torch.empty_like(wrong).copy_(source)  # Runs after the delay.
+    source.zero_()  # Does not wait for the other stream, which is the error under test.
     torch.cuda.synchronize()
     assert copied.eq(0).all()
 

@@ -1,5 +1,5 @@
-"""reef.shard over NCCL, a device for each rank: every stage is that of the CPU over gloo, bit for bit
-(shard_nccl_ranks.py is each rank)."""
+"""reef.shard over NCCL with one device for each rank: every stage has the same bits as on the CPU over gloo
+(shard_nccl_ranks.py runs in each rank)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-// Holds the CUDA kernels that take the largest elements to a sort.
+// Compares the CUDA kernels that take the largest elements with a sort.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -18,7 +18,7 @@ using top_k_vectors::same;
 using top_k_vectors::Taken;
 using top_k_vectors::Values;
 
-// The residual is written to memory of its own, and to the gradient's.
+// The new residual is written to separate memory, and to the memory of the gradient.
 TEST(TopKDevice, TakesWhatASortHasFirst) {
   int number = 0;
   each_vector([&](const Values& gradient, const Values& residual, std::int64_t k, const std::string& text) {

@@ -21,7 +21,6 @@ _runtime = ctypes.CDLL(None)
 if PLAYED:
     _runtime.played_cuda_seed.argtypes = [ctypes.c_uint64]
     _runtime.played_cuda_delay_stream.argtypes = [ctypes.c_void_p, ctypes.c_uint]
-    _runtime.played_cuda_set_memory_bytes.argtypes = [ctypes.c_size_t]
     _runtime.played_cuda_host_bytes.restype = ctypes.c_size_t
     _runtime.played_cuda_host_waits.restype = ctypes.c_uint64
 

@@ -19,7 +19,8 @@ struct alignas(16) Vector {
   Bits of[kElements];
 };
 
-/// [0, head) up to the first 16-byte boundary, `vectors` whole vectors, and a tail shorter than one.
+/// Counts elements whose exponent bits are all set. The `head` elements before the first 16-byte boundary and
+/// the tail, which is shorter than a vector, are read one by one; all others as whole vectors.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const Bits* data, std::int64_t elements, std::int64_t head, Bits exponent,

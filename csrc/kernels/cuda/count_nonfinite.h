@@ -8,8 +8,8 @@
 
 namespace reef::kernels::cuda {
 
-/// Sets *found, on the device, to how many of the `elements` at `data` are NaN or infinite. Runs on `stream`
-/// of the current device and does not wait. `data` is aligned to its elements.
+/// Sets *found, which is in device memory, to how many of the `elements` at `data` are NaN or infinite. Runs
+/// on `stream` of the current device and does not synchronize. `data` is aligned to the element size.
 cudaError_t count_nonfinite(const void* data, std::int64_t elements, FloatFormat format,
                             unsigned long long* found, cudaStream_t stream);
 

@@ -7,8 +7,8 @@
 
 namespace reef::kernels::cuda {
 
-/// As many blocks of `threads` as the current device can hold at once, or `wanted` if that is fewer; at
-/// least 1.
+/// Sets `blocks` to the number of blocks of `threads` threads that can be resident on the current device at
+/// once, or to `wanted` if that is fewer, but to at least 1.
 inline cudaError_t grid_for(const void* kernel, int threads, std::int64_t wanted, int& blocks) {
   int device = 0;
   int processors = 0;

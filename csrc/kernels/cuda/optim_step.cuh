@@ -12,17 +12,20 @@
 #include "kernels/optim_step/rules.h"
 #include "kernels/optim_step/warp/step.h"
 
-/// The kernels of one format: a source for each includes this, as nvcc takes a minute for one.
+/// The kernels of one format. Each format has a source file of its own that includes this header, because
+/// nvcc takes a minute to compile one format.
 namespace reef::kernels::cuda {
 
 namespace groups = cooperative_groups;
 
 inline constexpr int kBlockThreads = 256;
 inline constexpr int kWarps = kBlockThreads / warp::kThreads;
-/// As many blocks as shall fit a multiprocessor: a thread has 64 registers then. Where that is not enough for
-/// what it holds between the halves of a step, counted in fours (a state has two), fewer: with 80 registers
-/// or 128. Nothing is kept in memory for want of a register (tests/device/test_kernel_resources.py).
+/// How many blocks are to fit on a multiprocessor at once. With four blocks, a thread has 64 registers.
 inline constexpr int kBlocksAtOnce = 4;
+/// The same for a rule and a format. If a thread holds too many values between the two halves of a step,
+/// there are three blocks, with 80 registers for each thread, or two, with 128, so that no register is
+/// spilled to memory (tests/device/test_kernel_resources.py). Values are counted in groups of four: a state
+/// needs two.
 template <class Rule, template <bool> class State>
 constexpr int blocks_at_once() {
   if (State<false>::kBlocks == 0) return kBlocksAtOnce;
@@ -31,7 +34,7 @@ constexpr int blocks_at_once() {
   return fours <= 5 ? kBlocksAtOnce : fours <= 9 ? 3 : 2;
 }
 
-/// A format's tables, copied to where a block's threads look them up.
+/// Copies a format's tables to `shared`, the shared memory in which the threads of a block look them up.
 template <class Maps>
 __device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
   const auto* const from = reinterpret_cast<const std::byte*>(&maps);
@@ -40,12 +43,13 @@ __device__ const Maps& shared_maps(const Maps& maps, std::byte* shared) {
   return *reinterpret_cast<const Maps*>(shared);
 }
 
-/// Calls `work(entry, first, last)` with pieces of an entry, by their numbers in the batch. A block has
-/// pieces that lie together: so an entry is searched for once. Pieces and tiles are counted in 32 bits: so
-/// many tiles have more elements than a device has bytes.
+/// Calls `work(entry, first, last)` for each entry of which this block has pieces: they are the pieces
+/// [first, last), numbered within the batch. A block's pieces are consecutive, so one search finds its first
+/// entry. 32 bits are enough to number pieces and tiles: 2^31 tiles have more elements than a device has
+/// bytes.
 template <class Work>
 __device__ void each_run(const OptimBatch& batch, const Work& work) {
-  __shared__ int share[2];  // not in registers, which are needed for elements
+  __shared__ int share[2];  // Not in registers, which are needed for elements.
   if (threadIdx.x < 2) {
     const std::int64_t block = blockIdx.x + std::int64_t{threadIdx.x};
     share[threadIdx.x] = static_cast<int>(batch.pieces * block / gridDim.x);
@@ -81,7 +85,8 @@ __device__ void with_part(int tile, std::int64_t elements, bool aligned, const W
   }
 }
 
-/// The same with this block's tiles of pieces [first, last) of an entry, counted in the batch.
+/// Calls `work` with this thread's parts of the pieces [first, last) of an entry, numbered within the batch.
+/// The warps of the block take turns at the tiles.
 template <class Rule, class Work>
 __device__ void each_part(const OptimEntry& entry, int first, int last, const Work& work) {
   const auto tiles = static_cast<int>(tiles_of(entry.tensor.elements));
@@ -95,7 +100,7 @@ __device__ void each_part(const OptimEntry& entry, int first, int last, const Wo
   }
 }
 
-/// And with this grid's tiles of a tensor.
+/// Calls `work` with this thread's parts of a tensor, whose tiles are distributed over all warps of the grid.
 template <class Work>
 __device__ void each_part(std::int64_t elements, bool aligned, const Work& work) {
   const auto end = static_cast<int>(tiles_of(elements));
@@ -103,7 +108,7 @@ __device__ void each_part(std::int64_t elements, bool aligned, const Work& work)
   for (; tile < end; tile += static_cast<int>(gridDim.x) * kWarps) with_part(tile, elements, aligned, work);
 }
 
-/// Adds up what a warp's threads found, and says whether it is anything.
+/// Adds the counts of all threads of a warp to *to. Returns whether any of them is positive.
 inline __device__ bool counted(int nonfinite, unsigned long long* to) {
   const auto all = groups::tiled_partition<warp::kThreads>(groups::this_thread_block());
   if (!all.any(nonfinite > 0)) return false;
@@ -112,7 +117,8 @@ inline __device__ bool counted(int nonfinite, unsigned long long* to) {
   return true;
 }
 
-/// The largest of those that share a block. Sizes compare as the integers of their bits do.
+/// Replaces each value by the largest among the threads that share a block of elements. The values are not
+/// negative, so they are ordered like the integers that have the same bits.
 template <class Of, int kCount>
 __device__ void exchange(float (&largest)[kCount]) {
   const auto sharing = groups::tiled_partition<Of::kSharing>(groups::this_thread_block());
@@ -130,7 +136,7 @@ __global__ void __launch_bounds__(kBlockThreads, blocks_at_once<Rule, State>())
   const auto& maps = shared_maps(given, shared);
   each_run(batch, [&](const OptimEntry& entry, int first, int last) {
     constexpr bool kSurveyed = requires { &State<false>::template raise<true>; };
-    if (kSurveyed && *entry.nonfinite > 0) return;  // all of such a tensor is left
+    if (kSurveyed && *entry.nonfinite > 0) return;  // The survey found it: the whole tensor is left as it is.
     each_part<Rule>(entry, first, last, [&]<bool kWhole>(const warp::Part<kWhole>& part) {
       using Step = warp::Step<Rule, State, kWhole>;
       constexpr int kLargest = Step::kStates * Step::kBlocks;
@@ -170,7 +176,7 @@ __global__ void __launch_bounds__(kBlockThreads, blocks_at_once<Rule, State>())
       });
       const OptimSquares sum{Sum(scratch[0]).Sum(own.parameter), Sum(scratch[1]).Sum(own.measured)};
       if (threadIdx.x == 0) squares[piece] = sum;
-      __syncthreads();  // before the scratch is used again
+      __syncthreads();  // The scratch memory is used again for the next piece.
     }
   });
 }

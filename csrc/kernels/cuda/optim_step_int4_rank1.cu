@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
             [&](const auto& part) { warp::survey(values, state, part); });
 }
 
-// A block for each tensor at a time.
+// A block of threads works on one tensor at a time.
 __global__ void __launch_bounds__(kBlockThreads) settle_kernel(const __grid_constant__ OptimBatch batch) {
   for (int i = static_cast<int>(blockIdx.x); i < batch.count; i += static_cast<int>(gridDim.x)) {
     const OptimEntry& entry = batch.entries[i];

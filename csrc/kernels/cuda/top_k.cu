@@ -17,7 +17,7 @@ namespace groups = cooperative_groups;
 constexpr int kBlockThreads = 256;
 constexpr int kBlockWarps = kBlockThreads / kWarp;
 
-/// Returns what is known before this digit is searched for.
+/// Returns what is known of the threshold before this digit is searched for.
 template <int kDigit>
 __device__ Threshold known(const Scratch* scratch, std::uint32_t k) {
   if constexpr (kDigit == 0) {
@@ -32,8 +32,8 @@ __device__ std::int64_t part_of_warp() {
 }
 __device__ int thread_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
 
-/// Calls `work(index, value)` for each row of this warp's part, by all of its threads: with what
-/// `read(index)` gives of the thread's element, and 0 where there is none.
+/// Calls `work(index, value)` in all threads of a warp for each row of the warp's part. `value` is what
+/// `read(index)` returns for the thread's element of the row, or 0 beyond the last element.
 template <class Read, class Work>
 __device__ void each_row(std::int64_t elements, std::int64_t parts, const Read& read, const Work& work) {
   if (part_of_warp() >= parts) return;
@@ -50,8 +50,8 @@ __device__ void each_row(std::int64_t elements, std::int64_t parts, const Read& 
   }
 }
 
-/// Counts one digit of all elements that share the digits that are known. For the first digit it also writes
-/// the sums of gradient and residual.
+/// Builds a histogram of one digit over all elements whose higher digits are those of the threshold. For the
+/// first digit, also writes the sums of gradient and residual to `left`.
 template <int kDigit>
 __global__ void __launch_bounds__(kBlockThreads)
     count_kernel(const float* gradient, const float* residual, float* left, std::int64_t elements,
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kGathering) find_digit_kernel(std::uint32_t k,
                        static_cast<int>(threadIdx.x));
   std::uint32_t above = 0;
   Scan(shared).ExclusiveSum(find.counted(), above);
-  __syncthreads();  // all have read what was known
+  __syncthreads();  // All threads have read the threshold before end() overwrites it.
   find.end(above, &scratch->threshold);
 }
 

@@ -10,12 +10,12 @@
 
 namespace reef::kernels::cuda {
 
-/// The index of an entry that has not been written, where fewer than k elements are not zero.
+/// The index of an entry that is not used, because fewer than k elements are nonzero.
 inline constexpr std::uint32_t kNoIndex = std::numeric_limits<std::uint32_t>::max();
 
-/// kernels::take_largest(), of memory on the device: `k`, from 1, of `elements`, at least as many, into
-/// `entries`, of which the last have kNoIndex if fewer than k are not zero. Runs on `stream` of the current
-/// device and does not wait.
+/// Does what kernels::take_largest() does, in device memory: writes the `k` largest elements to `entries`,
+/// where 1 <= k <= elements. If fewer than k elements are nonzero, the last entries have the index kNoIndex.
+/// Runs on `stream` of the current device and does not synchronize.
 cudaError_t take_largest(const float* gradient, const float* residual, float* left, std::int64_t elements,
                          std::uint32_t k, SparseEntry* entries, top_k::Scratch* scratch, cudaStream_t stream);
 

@@ -10,15 +10,16 @@
 #include "kernels/optim_step/prefetch.h"
 #include "kernels/optim_step/rounding.h"
 
-/// How a tile of a state is read and written, by format. A codec is opened on a tile; load(i) decodes the
-/// lanes from element i on. Where a format has no scales, put(i, x) writes their new values.
+/// Codecs: how the tiles of a state are read and written in each format. open() selects a tile; load(i)
+/// decodes one vector of lanes, which begins at element i. If a format has no scales, put(i, x) writes a
+/// vector of new values.
 ///
-/// A format with scales (kSettles) cannot write anything before it knows the largest value of a block. Its
-/// put(i, x) takes the new values of lanes and of the three after them, and keeps them; waiting(i) gives them
-/// back. close() says that the tile is complete. Then find(i) begins to look for the codes of lanes and
-/// code() ends it, so that a processor can work on one half for some lanes and on the other half for others;
-/// store(i, codes) writes the codes of lanes and of the three after them. encode() does all of this for
-/// values in memory. Values must not be NaN.
+/// A format with scales (kSettles) cannot encode anything before it knows the largest value of each block.
+/// Its put(i, x) takes four consecutive vectors of new values and buffers them; waiting(i) returns one of
+/// them. close() is called when the tile is complete. After that, the code of a value is computed in two
+/// halves, find(i) and code(found), so that a processor can work on the first half for some lanes and on the
+/// second for others; store(i, codes) writes the codes of four consecutive vectors. encode() does all of this
+/// for a tile of values in memory. Values must not be NaN.
 namespace reef::kernels {
 
 template <class L, int kBytes>
@@ -44,7 +45,8 @@ class Float32Codec {
   float* values_ = nullptr;
 };
 
-/// Rounded by chance: a moving average that changes by less than half of the last place would stand still.
+/// Rounds stochastically. With rounding to nearest, a moving average that changes by less than half a unit in
+/// the last place would never change.
 template <class L, bool kSigned>
 class BFloat16Codec {
  public:
@@ -67,14 +69,14 @@ class BFloat16Codec {
   std::uint32_t key_ = 0;
 };
 
-/// The scales of the blocks of a tile, made of their largest values.
+/// Computes the scale of each block of a tile from the block's largest value.
 template <class L, int kBlockElements, bool kSigned>
 class Blocks {
  public:
   using F = typename L::Floats;
   static constexpr int kBlocks = kTileElements / kBlockElements;
 
-  /// New values of lanes and of the three after them.
+  /// Takes four consecutive vectors of new values.
   void put(int i, const F (&x)[4]) {
     for (int k = 0; k < 4; k += kPartLanes) {
       F largest = kSigned ? abs(x[k]) : x[k];
@@ -84,9 +86,10 @@ class Blocks {
     }
   }
 
-  /// The tile is whole. The largest value of each block, rounded up by `round`, is its scale. Values will be
-  /// counted in so many units of it. Returns whether a value is an infinity (a square that overflowed), which
-  /// is to become the largest float.
+  /// Computes the scales when all values of the tile have been put: the scale of a block is its largest
+  /// value, rounded up by `round`, and is divided into `units` units, in which values are encoded. Returns
+  /// whether any value is infinite (a square that overflowed); the caller then replaces infinities by the
+  /// largest float.
   template <class Round>
   bool close(float units, const Round& round) {
     constexpr int kOfBlock = kBlockElements / kPart;
@@ -112,10 +115,11 @@ class Blocks {
   const float* units() const { return units_; }
 
  private:
-  // Largest values are kept for parts of blocks: four lanes, or less.
+  // The largest values are kept for parts of blocks. A part is four vectors, or a whole block if that is
+  // less.
   static constexpr int kPart = kBlockElements < 4 * L::kLanes ? kBlockElements : 4 * L::kLanes;
   static constexpr int kPartLanes = kPart / L::kLanes;
-  // Scales are made for as many blocks at once as there are lanes.
+  // The number of vectors that hold one value for each block.
   static constexpr int kPacked = (kBlocks + L::kLanes - 1) / L::kLanes;
 
   F largest_[kTileElements / kPart];
@@ -123,7 +127,7 @@ class Blocks {
   alignas(64) float units_[kPacked * L::kLanes];
 };
 
-/// Infinities become the largest float. `to` may be `from`.
+/// Copies a tile and replaces infinities by the largest float of their sign. `to` may be `from`.
 template <class L>
 void limit(const float* from, float* to) {
   for (int i = 0; i < kTileElements; i += L::kLanes) {
@@ -131,15 +135,15 @@ void limit(const float* from, float* to) {
   }
 }
 
-/// A state of codes, and a scale for each block. Of 4 bits there are two codes a byte: of elements 0 to 127
-/// of a tile in the low halves, of 128 to 255 in the high ones, so that each half is a block of its own.
+/// A state that consists of codes and a scale for each block. 4-bit codes are packed in pairs: the low halves
+/// of a tile's bytes hold elements 0 to 127, the high halves elements 128 to 255. Each range is one block.
 template <class L, class Code, bool kSigned>
 class CodedState {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
   static constexpr bool kSettles = true;
-  static constexpr bool kLooksUp = Code::kLooksUp;  ///< in tables, which take registers
+  static constexpr bool kLooksUp = Code::kLooksUp;  ///< whether it uses tables, which take registers
 
   void open(const OptimState& state, std::int64_t tile, std::uint32_t) { open_at(state, tile, kBytes); }
   F load(int i) const { return code_.decode(code_at(i), unit_[i / Code::kBlock]); }
@@ -166,7 +170,7 @@ class CodedState {
     if (i < kBytes) L::template store_bytes<Code::kAdded>(codes_ + i, codes);
   }
 
-  /// All of this at once, for the new values of a whole tile.
+  /// Puts, closes and stores a whole tile of new values.
   void encode(const float* from) {
     encode(from, [this](const float* values) { write(values); });
   }
@@ -207,7 +211,8 @@ class CodedState {
     return code;
   }
 
-  // What code() takes; of 4 bits, two codes already, or nothing where another element has it.
+  // Returns what code() takes. For 4-bit codes this is already a byte of two codes, or 0 for elements from
+  // kBytes on, because the byte of element i - kBytes includes the code of element i.
   static auto find(const Code& code, const float* values, const float* units, int i) {
     const auto found = [&](int at) {
       return code.find(L::load(values + at), L::all(units[at / Code::kBlock]));
@@ -233,7 +238,7 @@ class CodedState {
   }
 
   static float as_float(float scale) { return scale; }
-  static float as_float(std::uint16_t scale) {  // a bfloat16
+  static float as_float(std::uint16_t scale) {  // The bits of a bfloat16.
     const std::uint32_t bits = std::uint32_t{scale} << 16;
     float value = 0;
     std::memcpy(&value, &bits, sizeof value);
@@ -249,13 +254,13 @@ class CodedState {
   Code code_{Code::map()};
   std::uint8_t* codes_ = nullptr;
   Scale* scales_ = nullptr;
-  typename Code::Unit unit_[kBlocks];  ///< of what is decoded
+  typename Code::Unit unit_[kBlocks];  ///< the units in which the old values are decoded
   Blocks<L, Code::kBlock, kSigned> blocks_;
   alignas(64) float new_[kTileElements];
 };
 
-/// And four bits of what a code's rounding lost, two elements a byte as codes of four bits. All of it is
-/// written when the tile is closed.
+/// A state that also keeps four bits of each code's rounding error, packed in pairs like 4-bit codes. All
+/// codes and errors are written when the tile is closed.
 template <class L, class FineCode, bool kSigned>
 class CompensatedState : public CodedState<L, FineCode, kSigned> {
   using Base = CodedState<L, FineCode, kSigned>;
@@ -291,7 +296,7 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
 
   std::uint8_t* rests() const { return Base::codes_ + Base::kBytes; }
 
-  // A function of its own, for nothing else of a step could be done beside it.
+  // Not inlined: no other work of a step could overlap with this loop.
   [[gnu::noinline, REEF_FLAT]] static void write(std::uint8_t* codes, const float* values, const float* units,
                                                  std::uint32_t key) {
     const FineCode code(FineCode::map());
@@ -303,7 +308,7 @@ class CompensatedState : public CodedState<L, FineCode, kSigned> {
       I low[4], high[4], rest[4];
       for (int k = 0; k < 4; ++k) {
         const int at = i + k * L::kLanes;
-        const I random = random_bits<L>(key, at);  // sixteen bits for each
+        const I random = random_bits<L>(key, at);  // 16 bits for each of the two elements
         low[k] = number(at, random & L::all(0xFFFF));
         high[k] = number(at + kHalf, shift_right<16>(random));
         rest[k] = (low[k] & L::all(15)) | shift_left<4>(high[k] & L::all(15));

@@ -7,11 +7,12 @@
 #include "kernels/optim_step/codecs.h"
 #include "kernels/optim_step/side.h"
 
-/// Tiles from floats to codes and back, in functions of their own: one for each format and sign.
+/// Functions that encode and decode whole tiles of floats, compiled once for each format and signedness.
 namespace reef::kernels {
 
-/// The values of a tile, with zeros after them at the side if it is not whole. (A class for each kind of
-/// lanes, so that its code is never that of another instruction set.)
+/// Points to the values of a tile, or, if the tile is not whole, to a copy that is padded with zeros. It is a
+/// template on the lanes so that the linker never picks a copy of its code that was compiled for another
+/// instruction set.
 template <class L>
 class PaddedValues {
  public:
@@ -28,14 +29,14 @@ class PaddedValues {
   alignas(64) float side_[kTileElements];
 };
 
-/// Opens a codec on a tile whose values are to be loaded.
+/// Opens a codec on a tile and prepares it for load().
 template <class Codec>
 void open_to_load(Codec& codec, const OptimState& state, std::int64_t tile, std::uint32_t key) {
   codec.open(state, tile, key);
   if constexpr (requires { codec.read_scales(); }) codec.read_scales();
 }
 
-/// `to` has room for a whole tile.
+/// Decodes a tile. `to` must have room for a whole tile.
 template <class L, class Codec>
 [[gnu::noinline, REEF_FLAT]] void decode_tile(const OptimState& state, std::int64_t tile, std::uint32_t key,
                                               float* to) {
@@ -44,7 +45,8 @@ template <class L, class Codec>
   for (int i = 0; i < kTileElements; i += L::kLanes) L::store(to + i, codec.load(i));
 }
 
-/// Of a tile that is not whole, `state` must have room for a whole one: there, zeros are encoded.
+/// Encodes `elements` values of a tile. `state` must have room for a whole tile; the rest is encoded as
+/// zeros.
 template <class L, class Codec>
 [[gnu::noinline, REEF_FLAT]] void encode_tile(const OptimState& state, std::int64_t tile, std::uint32_t key,
                                               const float* from, std::int64_t elements) {
@@ -60,7 +62,8 @@ template <class L, class Codec>
   }
 }
 
-/// Raises new scales to what the tile needs, for a format that must know all of a tensor's values first.
+/// Raises the new scales to what the values of a tile need, for a format whose scales depend on all values of
+/// a tensor.
 template <class L, class Codec>
 [[gnu::noinline, REEF_FLAT]] void survey_tile(const OptimState& state, std::int64_t tile, const float* from,
                                               std::int64_t elements) {
@@ -70,7 +73,7 @@ template <class L, class Codec>
   codec.raise(values.data, nullptr);
 }
 
-/// Values to a state in a format and back.
+/// Encodes values to a state in a format, and decodes them.
 template <class L, template <class, bool> class CodecOf, OptimFormat kFormat, bool kSigned>
 struct Coder {
   using Codec = CodecOf<L, kSigned>;
@@ -107,8 +110,8 @@ struct Coder {
   }
 
  private:
-  // Calls `work` with each tile: the state that it is in, its number there, and its number in the tensor. A
-  // tile that is not whole is in a state at the side.
+  // Calls `work(state, number, tile)` for each tile: the state that holds it, its number in that state, and
+  // its number in the tensor. A tile that is not whole is copied to a state of its own (SideState).
   template <class Work>
   static void each(const OptimState& state, std::int64_t elements, std::int64_t first, std::int64_t last,
                    const Work& work) {
@@ -121,7 +124,7 @@ struct Coder {
   }
 };
 
-/// Decodes and encodes the tiles of a staged format.
+/// The functions that decode and encode the tiles of a staged format.
 struct StagedFormat {
   void (*decode)(const OptimState& state, std::int64_t tile, std::uint32_t key, float* to);
   void (*encode)(const OptimState& state, std::int64_t tile, std::uint32_t key, const float* from,
@@ -132,17 +135,17 @@ constexpr StagedFormat staged_format() {
   return {&decode_tile<L, Codec>, &encode_tile<L, Codec>};
 }
 
-/// A codec as a step uses it where registers cannot hold what the codecs of all states look up: a tile is
-/// decoded when it is opened and encoded when it is closed, by itself, and in between its values lie in
-/// memory (of the first cache). It need not settle: new values are put as they come. All formats are the same
-/// to a rule then, and its loops are compiled once for them.
+/// The codec of a step when the registers cannot hold the lookup tables of all states. A tile is decoded when
+/// it is opened and encoded when it is closed; in between, its values are in memory (in the L1 cache). New
+/// values can be put one vector at a time, as in a format without scales. To a rule, all staged formats look
+/// the same, so its loops are compiled only once for them.
 template <class L, bool kSigned>
 class Staged {
  public:
   using F = typename L::Floats;
   static constexpr bool kSettles = false;
 
-  /// To be called first. `formats` are that of unsigned states and that of signed ones.
+  /// Must be called first. `formats` has two elements, for unsigned and for signed states.
   void use(const StagedFormat* formats) { format_ = &formats[kSigned ? 1 : 0]; }
   void open(const OptimState& state, std::int64_t tile, std::uint32_t key) {
     format_->decode(state, tile, key, values_);
@@ -158,7 +161,7 @@ class Staged {
   alignas(64) float values_[kTileElements] = {};
 };
 
-/// Whether a format is staged: its signed states say it for all. One lane has no registers to speak of.
+/// Whether a format is staged. The codec of its signed states decides this for all its states.
 template <class L, template <class, bool> class CodecOf>
 constexpr bool is_staged() {
   using Signed = CodecOf<L, true>;

@@ -6,16 +6,17 @@
 #include "kernels/lane.h"
 #include "kernels/optim_step/maps.h"
 
-/// What the codes of a format stand for, and which a value gets: formulas for any lanes, those of a CUDA
-/// thread too. Where codes are and how they get there is the business of codecs.h and of warp/state.h.
+/// The formulas that map codes to values and values to codes in each format, for any kind of lanes, CUDA
+/// threads included. codecs.h and warp/state.h define where codes are stored.
 ///
-/// A code stands for a value in units of its block's scale: decode(code, unit(scale)). The other way, kept(x)
-/// is what of a new value waits for its block to be whole; scale(largest kept size) is the block's scale; and
-/// code(find(kept, kUnits / scale)), plus kAdded, is the code, in two halves so that a processor can be at
-/// the first for some lanes and the second for others. Values must not be NaN.
+/// A code stands for a value in units of its block's scale: decode(code, unit(scale)). To encode a new value
+/// x, kept(x) is stored until its block is complete; the block's scale is scale(m), where m is the largest
+/// magnitude of kept(x); and the code is code(find(kept(x), kUnits / scale)) + kAdded. find() and code() are
+/// separate so that a processor can work on the first for some lanes and on the second for others. Values
+/// must not be NaN.
 namespace reef::kernels {
 
-/// A block's scale is its largest value, in float32.
+/// The part that formats share whose scales are float32: a block's scale is its largest magnitude.
 template <class L, int kElements, int kCodeBits>
 struct Float32Scaled {
   using F = typename L::Floats;
@@ -23,7 +24,7 @@ struct Float32Scaled {
   using Scale = float;
   static constexpr int kBlock = kElements;
   static constexpr int kBits = kCodeBits;
-  static constexpr bool kKeepsValues = true;  ///< as they are
+  static constexpr bool kKeepsValues = true;  ///< whether kept(x) is x
   REEF_LANE static F kept(F x) { return x; }
   REEF_LANE static F scale(F largest) { return largest; }
 };
@@ -32,7 +33,8 @@ using Int8Scaled = Float32Scaled<L, 256, 8>;
 template <class L>
 using Int4Scaled = Float32Scaled<L, 128, 4>;
 
-/// A value as a line in its rank, chosen by the rank's exponent.
+/// Decodes with piecewise linear functions: a value is a linear function of its rank, and the exponent of the
+/// rank selects the function.
 template <class L, class Table>
 class RankLines {
  public:
@@ -44,7 +46,7 @@ class RankLines {
   REEF_LANE explicit RankLines(const Map& map) : base_(map.base), width_(map.width) {}
 
   REEF_LANE Unit unit(float scale) const { return {base_ * scale, width_ * scale}; }
-  /// Lines are counted from the one for kFirstExponent.
+  /// Line 0 is the one of ranks with the biased exponent kFirstExponent.
   template <int kFirstExponent>
   REEF_LANE static F value(F shifted_rank, const Unit& unit) {
     auto line = shift_right<23>(bits_of(shifted_rank));
@@ -56,8 +58,8 @@ class RankLines {
   Table base_, width_;
 };
 
-/// On the dynamic map (maps.h), by arithmetic: few operations, for a processor that reads and writes 16 bytes
-/// an element is busy with them.
+/// 8-bit codes on the dynamic map (maps.h), by arithmetic in as few operations as possible: a step that reads
+/// and writes 16 bytes per element is bound by computation.
 template <class L, bool kSigned>
 class Int8Code : public Int8Scaled<L> {
  public:
@@ -66,7 +68,7 @@ class Int8Code : public Int8Scaled<L> {
   using Lines = RankLines<L, typename L::LineTable>;
   using Unit = typename Lines::Unit;
   using Map = DynamicMap;
-  static constexpr bool kLooksUp = true;  ///< in tables
+  static constexpr bool kLooksUp = true;  ///< whether it uses tables
   static constexpr float kUnits = 1;
   static constexpr int kAdded = kSigned ? 127 : -1;
   static const Map& map() { return kSigned ? signed_dynamic_map() : unsigned_dynamic_map(); }
@@ -76,7 +78,7 @@ class Int8Code : public Int8Scaled<L> {
   REEF_LANE Unit unit(float scale) const { return lines_.unit(scale); }
   REEF_LANE F decode(I code, const Unit& unit) const {
     constexpr float k = DynamicMap::multiple(kSigned);
-    constexpr float kOne = k * 0x1p23F;  // a code in its last bits is added k times
+    constexpr float kOne = k * 0x1p23F;  // Setting its last bits to a code adds k times the code.
     const F number = floats_of_bits(code | bits_of(L::all(kOne)));
     if constexpr (kSigned) {
       const F minus = L::all(kOne + k * kAdded) - number;
@@ -105,7 +107,7 @@ class Int8Code : public Int8Scaled<L> {
     const I below_two = min(bits_of(part), bits_of(L::all(0x1.FFFFFEP0F * kPart)));
     const F rank = floats_of_bits(below_two + found.region.as_exponent);
     if constexpr (kSigned) return with_sign(to_ints(rank), found.x);
-    return min(to_ints(rank), bits_of(found.x));  // of zero: -1 when kAdded is, which is written as 0
+    return min(to_ints(rank), bits_of(found.x));  // For x = 0 this is 0; with kAdded it saturates to code 0.
   }
 
  private:
@@ -114,15 +116,15 @@ class Int8Code : public Int8Scaled<L> {
   typename L::Table8 gain_;
 };
 
-/// Signed: on the map of maps.h. Else a sixteenth to sixteen sixteenths: no code stands for zero, for a step
-/// divides by the root (2309.01507, section 4.1).
+/// 4-bit codes. Signed values use the map of maps.h. Unsigned codes stand for 1/16, 2/16, ... 16/16 of the
+/// scale: no code stands for zero, because a step divides by the square root (2309.01507, section 4.1).
 template <class L, bool kSigned>
 class Int4Code : public Int4Scaled<L> {
  public:
   using F = typename L::Floats;
   using I = typename L::Ints;
   using Map = DynamicMap4;
-  static constexpr bool kLooksUp = true;  ///< in tables
+  static constexpr bool kLooksUp = true;  ///< whether it uses tables
   static constexpr float kUnits = kSigned ? 1 : 16;
   static constexpr int kAdded = 0;
   static const Map& map() { return signed_dynamic_map4(); }
@@ -138,7 +140,7 @@ class Int4Code : public Int4Scaled<L> {
       return value(code, L::all(unit));
     }
   }
-  /// Unsigned, in units that differ.
+  /// Decodes unsigned codes with a separate unit for each lane.
   REEF_LANE static F value(I code, F unit) { return fma(to_floats(code), unit, unit); }
 
   REEF_LANE I find(F kept, F units) const {
@@ -156,9 +158,9 @@ class Int4Code : public Int4Scaled<L> {
   typename L::template RegionSearch<Regions::Parts::kQuarters> ranks_;
 };
 
-/// FlashOptim's companding (2602.23349, section 3.2): a first moment through 2x / (1 + |x|), a second moment
-/// through its root, in blocks of 32. Unlike there, the scale is a bfloat16 (a float16 underflows below
-/// 6e-8), and a second moment that is not zero never becomes zero.
+/// FlashOptim's companding (2602.23349, section 3.2) in blocks of 32. A first moment is encoded through
+/// 2x / (1 + |x|), a second moment through its square root. Unlike in the paper, the scale is a bfloat16 (a
+/// float16 underflows below 6e-8), and a second moment that is not zero never becomes zero.
 template <class L, bool kSigned>
 class Companded8Code {
  public:
@@ -168,7 +170,7 @@ class Companded8Code {
   using Scale = std::uint16_t;
   static constexpr int kBlock = 32;
   static constexpr int kBits = 8;
-  static constexpr bool kLooksUp = false;  ///< in tables
+  static constexpr bool kLooksUp = false;  ///< whether it uses tables
   static constexpr float kUnits = kSigned ? 1 : 255;
   static constexpr int kAdded = kSigned ? 128 : 0;
   static Map map() { return {}; }
@@ -184,16 +186,16 @@ class Companded8Code {
   static constexpr bool kKeepsValues = kSigned;
   REEF_LANE static F kept(F x) {
     if constexpr (kSigned) return x;
-    return min(sqrt(x), L::all(0x1.FEP63F));  // at most a bfloat16: the scale is not rounded up to 2^64
+    return min(sqrt(x), L::all(0x1.FEP63F));  // The largest bfloat16 whose square is finite.
   }
-  REEF_LANE static F scale(F largest) {  // a bfloat16
+  REEF_LANE static F scale(F largest) {  // Rounds up to a bfloat16.
     const I up = shift_left<16>(shift_right<16>(bits_of(largest) + L::all(0xFFFF)));
     return floats_of_bits(min(up, L::all(0x7F7F0000)));
   }
   REEF_LANE F find(F kept, F units) const { return kept * units; }
   REEF_LANE I code(F x) const {
     if constexpr (kSigned) return rounded(companded(x));
-    return max(rounded(x), min(bits_of(x), L::all(1)));  // not 0 unless x is
+    return max(rounded(x), min(bits_of(x), L::all(1)));  // This is 0 only if x is 0.
   }
 
  protected:

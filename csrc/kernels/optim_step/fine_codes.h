@@ -7,16 +7,17 @@
 #include "kernels/optim_step/codes.h"
 #include "kernels/optim_step/maps.h"
 
-/// Codes with four bits of what their rounding loses: sixteen numbers for each code, on the same maps made
-/// continuous. A number is rounded up or down by chance, so that what comes back is right in the mean: a
-/// moving average that changes by less than the last place does not stand still. Zero is a number of its own,
-/// and nothing else becomes it in an unsigned state.
+/// Codes that keep four bits of their rounding error. There are sixteen numbers for each code, on continuous
+/// versions of the same maps. A value is rounded stochastically to a number, so that the decoded value is
+/// right on average: a moving average that changes by less than the last place still moves. Zero has a number
+/// of its own; in an unsigned state no other value gets it.
 ///
-/// As codes.h has it, but decode() takes numbers and number(kept, kUnits / scale, drawn) gives them; drawn is
-/// a random integer from 0 to 65535.
+/// The interface is that of codes.h, except that decode() takes numbers, which number(kept, kUnits / scale,
+/// drawn) returns; `drawn` is a random integer from 0 to 65535.
 namespace reef::kernels {
 
-/// Numbers as lines in the values of a region.
+/// Encodes with piecewise linear functions: the number of a value is a linear function of the value, and its
+/// region selects the function.
 template <class L, Regions::Parts kParts>
 class NumberLines {
  public:
@@ -63,14 +64,14 @@ class Int8FineCode : public Int8Scaled<L> {
   }
 
   REEF_LANE I number(F kept, F units, F drawn) const {
-    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
+    const F chance_of_one = L::all(1.0F / 65536);  // A power of two, so the product in the fma() is exact.
     const F x = kept * units;
     const F size = kSigned ? abs(x) : x;
     const F rank = fma(drawn, chance_of_one, numbers_.number(size));
     if constexpr (kSigned) {
       return with_sign(to_ints(min(rank, L::all(static_cast<float>(kZero)))), x) + L::all(kZero);
     } else {
-      return max(to_ints(min(rank, L::all(4080.0F))), min(bits_of(x), L::all(1)));  // not 0 unless x is
+      return max(to_ints(min(rank, L::all(4080.0F))), min(bits_of(x), L::all(1)));  // 0 only if x is 0.
     }
   }
 
@@ -106,7 +107,7 @@ class Int4FineCode : public Int4Scaled<L> {
   }
 
   REEF_LANE I number(F kept, F units, F drawn) const {
-    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
+    const F chance_of_one = L::all(1.0F / 65536);  // A power of two, so the product in the fma() is exact.
     if constexpr (kSigned) {
       const F x = kept * units;
       const F size = abs(x);
@@ -138,7 +139,7 @@ class Companded8FineCode : public Companded8Code<L, kSigned> {
     return Base::expanded(to_floats(number - L::all(kZero)) * L::all(1.0F / 16), unit);
   }
   REEF_LANE I number(F kept, F units, F drawn) const {
-    const F chance_of_one = L::all(1.0F / 65536);  // exact, so that it can be multiplied in an addition
+    const F chance_of_one = L::all(1.0F / 65536);  // A power of two, so the product in the fma() is exact.
     const F x = kept * units;
     const F sixteen = L::all(16.0F);
     if constexpr (kSigned) {
@@ -146,7 +147,7 @@ class Companded8FineCode : public Companded8Code<L, kSigned> {
           fma(drawn, chance_of_one, fma(Base::companded(x), sixteen, L::all(static_cast<float>(kZero)))));
     } else {
       return max(to_ints(fma(x, sixteen, drawn * chance_of_one)),
-                 min(bits_of(x), L::all(1)));  // not 0 unless x is
+                 min(bits_of(x), L::all(1)));  // This is 0 only if x is 0.
     }
   }
 

@@ -75,14 +75,15 @@ inline Ints sign_of(Floats a) { return {_mm256_castps_si256(_mm256_and_ps(a.v, _
 inline Floats operator^(Floats size, Ints sign) {
   return {_mm256_xor_ps(size.v, _mm256_castsi256_ps(sign.v))};
 }
-/// (Of a `sign` that is +0 the result is 0, where other lanes leave a: what has no size has a 0 there.)
+/// If `sign` is +0, this returns 0, where other lanes return a. Callers get the same result, because their
+/// `a` is 0 if the number whose sign it takes is 0.
 inline Ints with_sign(Ints a, Floats sign) { return {_mm256_sign_epi32(a.v, _mm256_castps_si256(sign.v))}; }
 
-/// Searches for regions (maps.h), without a table of all parts of the number line: it would take four
+/// Searches for regions (maps.h) do not use the table of all parts of the number line, which would take four
 /// registers and thirteen instructions.
 ///
-/// Decades: a line in the exponent and its first binary digits guesses a region, of which at most the next
-/// edge has been reached.
+/// This one is for edges that are about a decade apart: a linear function of the exponent and the first
+/// mantissa bits is the number of a region that is right or one too small, so only one edge is compared.
 struct DecadeEdges {
   explicit DecadeEdges(const Regions& of) : edge(_mm256_loadu_ps(of.edge)) {}
   Ints operator()(Floats size) const {
@@ -94,7 +95,7 @@ struct DecadeEdges {
   }
   __m256 edge;
 };
-/// Others: counts all edges.
+/// Counts the edges that a magnitude has reached, for any other map.
 struct CountedEdges {
   explicit CountedEdges(const Regions& of) {
     for (int i = 0; i < 8; ++i) edge[i] = _mm256_set1_ps(of.edge[i]);
@@ -113,7 +114,7 @@ struct Lanes {
   using Floats = avx2::Floats;
   using Ints = avx2::Ints;
   static constexpr int kLanes = 8;
-  static constexpr bool kHoldsTables = false;  ///< registers hold the tables of all of a rule's states
+  static constexpr bool kHoldsTables = false;  ///< whether registers hold the tables of all states of a rule
   static Floats all(float x) { return {_mm256_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm256_set1_epi32(x)}; }
   static Ints index() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }
@@ -127,7 +128,7 @@ struct Lanes {
     const __m256i added = _mm256_set1_epi16(kAdded);
     const __m256i low = _mm256_add_epi16(_mm256_packs_epi32(x[0].v, x[1].v), added);
     const __m256i high = _mm256_add_epi16(_mm256_packs_epi32(x[2].v, x[3].v), added);
-    const __m256i bytes = _mm256_packus_epi16(low, high);  // each half by itself: 0 1 2 3 0 1 2 3
+    const __m256i bytes = _mm256_packus_epi16(low, high);  // Packed within each half: 0 1 2 3 0 1 2 3.
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
   }
@@ -161,7 +162,8 @@ struct Lanes {
     _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(from) + ahead), _MM_HINT_T0);
   }
 
-  /// Tables held in registers. A permutation chooses by the low three bits, a blend by the one after them.
+  /// Tables held in registers. A permutation selects by the low three bits of an index, a blend by the
+  /// fourth.
   struct Table8 {
     explicit Table8(const float* from) : v(_mm256_loadu_ps(from)) {}
     Floats operator[](Ints i) const { return {_mm256_permutevar8x32_ps(v, i.v)}; }
@@ -189,7 +191,7 @@ struct Lanes {
     }
     __m256 low, last;
   };
-  /// The last entry is in the place of the first, which has the same low three bits.
+  /// Entry 8 is stored in place of entry 0, whose index has the same low three bits.
   struct LineTable {
     LineTable() = default;
     explicit LineTable(const float* from)
@@ -221,17 +223,18 @@ struct Lanes {
   };
 
  private:
-  // Bit 3 in the place of the sign, by which blends choose.
+  // Moves bit 3 to the sign bit, by which a blend selects.
   static __m256 fourth_bit(Ints i) { return _mm256_castsi256_ps(_mm256_slli_epi32(i.v, 28)); }
-  // Two vectors become one with half the lanes of each, until each of eight has one lane left.
+  // Merges vectors in pairs, each time halving the lanes of every input, until each of the eight has one
+  // lane.
   static Floats largest_of_eight(const Floats (&x)[8]) {
-    __m256 four[4];  // of each: 0 0 1 1, in both halves
+    __m256 four[4];  // Each half of four[0] has lanes of the inputs 0 0 1 1.
     for (int i = 0; i < 4; ++i) {
       const __m256 a = x[2 * i].v;
       const __m256 b = x[2 * i + 1].v;
       four[i] = _mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
     }
-    __m256 two[2];  // 0 1 2 3
+    __m256 two[2];  // Each half of two[0] has lanes of the inputs 0 1 2 3.
     for (int i = 0; i < 2; ++i) {
       two[i] = _mm256_max_ps(_mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0x88),
                              _mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0xDD));
@@ -239,7 +242,7 @@ struct Lanes {
     return {_mm256_max_ps(_mm256_permute2f128_ps(two[0], two[1], 0x20),
                           _mm256_permute2f128_ps(two[0], two[1], 0x31))};
   }
-  // The low half of each lane.
+  // Returns the low 16 bits of each lane.
   static __m128i halves_of(Ints x) {
     const __m256i low = _mm256_and_si256(x.v, _mm256_set1_epi32(0xFFFF));
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);

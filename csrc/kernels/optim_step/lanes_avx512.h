@@ -52,7 +52,7 @@ inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline Ints abs(Ints a) { return {_mm512_abs_epi32(a.v)}; }
 inline Mask operator>(Ints a, Ints b) { return {_mm512_cmpgt_epi32_mask(a.v, b.v)}; }
 inline Ints select(Mask m, Ints a, Ints b) { return {_mm512_mask_blend_epi32(m.v, b.v, a.v)}; }
-/// a + b where `m`, else a.
+/// Returns a + b in the lanes of `m`, and a in all others.
 inline Ints add_where(Mask m, Ints a, Ints b) { return {_mm512_mask_add_epi32(a.v, m.v, a.v, b.v)}; }
 template <int kBits>
 Ints shift_right(Ints a) {
@@ -65,7 +65,7 @@ Ints shift_left(Ints a) {
 inline Ints bits_of(Floats a) { return {_mm512_castps_si512(a.v)}; }
 inline Floats floats_of_bits(Ints a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-/// Towards zero.
+/// Rounds towards zero.
 inline Ints to_ints(Floats a) { return {_mm512_cvttps_epi32(a.v)}; }
 inline Ints sign_of(Floats a) {
   return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN))};
@@ -77,17 +77,17 @@ inline Ints with_sign(Ints a, Floats sign) {
   const __mmask16 minus = _mm512_movepi32_mask(_mm512_castps_si512(sign.v));
   return {_mm512_mask_sub_epi32(a.v, minus, _mm512_setzero_si512(), a.v)};
 }
-/// To the nearest, ties to even.
+/// Rounds to nearest, ties to even.
 inline Ints rounded(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
 
 struct Lanes {
   using Floats = avx512::Floats;
   using Ints = avx512::Ints;
   static constexpr int kLanes = 16;
-  static constexpr bool kHoldsTables = true;  ///< registers hold the tables of all of a rule's states
+  static constexpr bool kHoldsTables = true;  ///< whether registers hold the tables of all states of a rule
   static Floats all(float x) { return {_mm512_set1_ps(x)}; }
   static Ints all(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
-  /// 0, 1, 2, ...
+  /// Returns 0, 1, 2, ...
   static Ints index() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
   static Floats load(const float* from) { return {_mm512_loadu_ps(from)}; }
   static void store(float* to, Floats x) { _mm512_storeu_ps(to, x.v); }
@@ -99,7 +99,7 @@ struct Lanes {
     const __m512i added = _mm512_set1_epi16(kAdded);
     const __m512i low = _mm512_add_epi16(_mm512_packs_epi32(x[0].v, x[1].v), added);
     const __m512i high = _mm512_add_epi16(_mm512_packs_epi32(x[2].v, x[3].v), added);
-    const __m512i bytes = _mm512_packus_epi16(low, high);  // each quarter by itself
+    const __m512i bytes = _mm512_packus_epi16(low, high);  // Packed within each 128-bit quarter.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
   }
@@ -120,7 +120,7 @@ struct Lanes {
     if constexpr (kCount == 8) {
       to[0] = largest_of_eight(x);
     } else {
-      for (std::size_t i = 0; i < kCount; ++i) {  // of the last: in all lanes that follow
+      for (std::size_t i = 0; i < kCount; ++i) {  // The last result fills all lanes after it.
         const auto from_here = static_cast<__mmask16>(0xFFFF << i);
         to[0].v = _mm512_mask_mov_ps(to[0].v, from_here, _mm512_set1_ps(_mm512_reduce_max_ps(x[i].v)));
       }
@@ -151,7 +151,7 @@ struct Lanes {
   };
   struct Table32 {
     explicit Table32(const float* from) : low(_mm512_loadu_ps(from)), high(_mm512_loadu_ps(from + 16)) {}
-    /// By the low five bits.
+    /// Selects by the low five bits of an index.
     Floats operator[](Ints i) const { return {_mm512_permutex2var_ps(low, i.v, high)}; }
     __m512 low, high;
   };
@@ -181,7 +181,8 @@ struct Lanes {
   };
 
  private:
-  // Two vectors become one with half the lanes of each, until each of eight has two lanes left.
+  // Merges vectors in pairs, each time halving the lanes of every input, until each of the eight has two
+  // lanes.
   static Floats largest_of_eight(const Floats (&x)[8]) {
     __m512 two[4];
     for (int i = 0; i < 4; ++i) {
@@ -195,7 +196,7 @@ struct Lanes {
                               _mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0xDD));
     }
     __m512 eight = _mm512_max_ps(_mm512_shuffle_ps(four[0], four[1], 0x44),
-                                 _mm512_shuffle_ps(four[0], four[1], 0xEE));  // quarter i: i i i+4 i+4
+                                 _mm512_shuffle_ps(four[0], four[1], 0xEE));  // Quarter i: i i i+4 i+4.
     eight = _mm512_max_ps(eight, _mm512_permute_ps(eight, 0xB1));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
     return {_mm512_permutexvar_ps(order, eight)};

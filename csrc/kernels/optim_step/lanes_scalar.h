@@ -8,8 +8,8 @@
 #include "kernels/lane.h"
 #include "kernels/optim_step/maps.h"
 
-/// One lane, on any processor and on CUDA devices: what lanes are, by example. All kinds have the
-/// same functions and give the same bits.
+/// A single lane, for any processor and for CUDA devices. This header documents the interface of lanes: all
+/// kinds of lanes have the same functions and return the same bits.
 namespace reef::kernels::scalar {
 
 struct Floats {
@@ -22,20 +22,21 @@ struct Mask {
   bool v;
 };
 
-// The operators round each by itself; on the host by -ffp-contract=off, on a device by -fmad=false.
+// Each operator rounds its own result. Compilers are kept from contracting them into an fma() by
+// -ffp-contract=off on the host and by -fmad=false on a device.
 REEF_LANE Floats operator+(Floats a, Floats b) { return {a.v + b.v}; }
 REEF_LANE Floats operator-(Floats a, Floats b) { return {a.v - b.v}; }
 REEF_LANE Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
 REEF_LANE Floats operator/(Floats a, Floats b) { return {a.v / b.v}; }
 REEF_LANE Floats fma(Floats a, Floats b, Floats c) { return {::fmaf(a.v, b.v, c.v)}; }
-/// c - a * b
+/// Returns c - a * b, rounded once.
 REEF_LANE Floats fnma(Floats a, Floats b, Floats c) { return {::fmaf(-a.v, b.v, c.v)}; }
 REEF_LANE Floats sqrt(Floats a) { return {::sqrtf(a.v)}; }
 REEF_LANE Floats abs(Floats a) { return {::fabsf(a.v)}; }
-// As the x86 instructions: b if either is NaN.
+// These return b if either is NaN, like the x86 instructions.
 REEF_LANE Floats min(Floats a, Floats b) { return {a.v < b.v ? a.v : b.v}; }
 REEF_LANE Floats max(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
-/// The larger of a size, which is not negative, and that of x.
+/// Returns the larger of `size`, which must not be negative, and |x|.
 REEF_LANE Floats max_size(Floats size, Floats x) { return max(size, abs(x)); }
 REEF_LANE Mask operator>=(Floats a, Floats b) { return {a.v >= b.v}; }
 REEF_LANE Mask operator>(Floats a, Floats b) { return {a.v > b.v}; }
@@ -80,13 +81,14 @@ REEF_LANE Floats to_floats(Ints a) { return {static_cast<float>(a.v)}; }
 REEF_LANE Ints to_ints(Floats a) { return {static_cast<std::int32_t>(a.v)}; }
 REEF_LANE Ints rounded(Floats a) { return {static_cast<std::int32_t>(::rintf(a.v))}; }
 
-/// Only the sign of it; and a size that is not negative, with this sign.
+/// Returns only the sign bit of a float; `size ^ sign` gives this sign to a magnitude.
 REEF_LANE Ints sign_of(Floats a) { return {bits_of(a).v & INT32_MIN}; }
 REEF_LANE Floats operator^(Floats size, Ints sign) { return floats_of_bits(bits_of(size) ^ sign); }
-/// a, negated where `sign` has the sign bit.
+/// Returns a, negated if the sign bit of `sign` is set.
 REEF_LANE Ints with_sign(Ints a, Floats sign) { return bits_of(sign).v < 0 ? Ints{0} - a : a; }
 
-/// Of the number line, by the low five bits: where a region of `Regions` is looked up.
+/// Returns the number of the part of the number line that a magnitude is in. Its low five bits index the
+/// tables of `Regions`.
 template <Regions::Parts kParts>
 REEF_LANE Ints part_of(Floats size) {
   if constexpr (kParts == Regions::Parts::kBinades) {
@@ -96,12 +98,13 @@ REEF_LANE Ints part_of(Floats size) {
   }
 }
 
-/// As the processor's own conversions: exact, and to the nearest with ties to even.
+/// Convert like the processor's own instructions: to float32 exactly, to float16 rounding to nearest, ties to
+/// even.
 REEF_LANE float float_of_float16(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000U) << 16;
   const std::uint32_t size = half & 0x7FFFU;
   if (size >= 0x7C00U) return floats_of_bits({wrapped(sign | 0x7F800000U | (size & 0x3FFU) << 13)}).v;
-  // Subnormals too: the exponent is brought to its place by a product.
+  // The product corrects the bias of the exponent, and is right for subnormal numbers too.
   const float value = floats_of_bits({wrapped(size << 13)}).v * 0x1p112F;
   return ::copysignf(value, floats_of_bits({wrapped(sign | 0x3F800000U)}).v);
 }
@@ -112,9 +115,9 @@ REEF_LANE std::uint16_t float16_of_float(float x) {
   std::uint32_t half = 0;
   if (size > 0x7F800000U) {
     half = 0x7E00U | (size >> 13 & 0x3FFU);
-  } else if (size >= 0x477FF000U) {  // rounds to 65536 or more
+  } else if (size >= 0x477FF000U) {  // Rounds to 65536 or more: infinity.
     half = 0x7C00U;
-  } else if (size < 0x38800000U) {  // below 2^-14: counted in units of 2^-24
+  } else if (size < 0x38800000U) {  // Below 2^-14: subnormal, in units of 2^-24.
     half = static_cast<std::uint32_t>(::rintf(floats_of_bits({wrapped(size)}).v * 0x1p24F));
   } else {
     const std::uint32_t odd = size >> 13 & 1U;
@@ -127,7 +130,7 @@ struct Lanes {
   using Floats = scalar::Floats;
   using Ints = scalar::Ints;
   static constexpr int kLanes = 1;
-  /// There are no vector registers to hold tables in, but staging a tile is slower for single lanes.
+  /// There are no vector registers to hold tables, but staging a tile is slower for a single lane.
   static constexpr bool kHoldsTables = true;
   REEF_LANE static Floats all(float x) { return {x}; }
   REEF_LANE static Ints all(std::int32_t x) { return {x}; }
@@ -135,7 +138,7 @@ struct Lanes {
   REEF_LANE static Floats load(const float* from) { return {*from}; }
   REEF_LANE static void store(float* to, Floats x) { *to = x.v; }
   REEF_LANE static Ints load_bytes(const std::uint8_t* from) { return {*from}; }
-  /// Lanes after lanes, with so much added to each, as the nearest of 0 to 255.
+  /// Adds kAdded to four consecutive vectors and stores them as bytes, saturated to [0, 255].
   template <int kAdded>
   REEF_LANE static void store_bytes(std::uint8_t* to, const Ints (&x)[4]) {
     for (int i = 0; i < 4; ++i) {
@@ -146,14 +149,15 @@ struct Lanes {
   REEF_LANE static void store_halves(std::uint16_t* to, Ints x) { *to = static_cast<std::uint16_t>(x.v); }
   REEF_LANE static Floats load_float16(const std::uint16_t* from) { return {float_of_float16(*from)}; }
   REEF_LANE static void store_float16(std::uint16_t* to, Floats x) { *to = float16_of_float(x.v); }
-  /// Of the lanes of each, one after another, in as few lanes as hold them.
+  /// Finds the largest lane of each vector, and packs these lanes into as few vectors as can hold them.
   template <std::size_t kCount>
   REEF_LANE static void largest(const Floats (&x)[kCount], Floats (&to)[kCount]) {
     for (std::size_t i = 0; i < kCount; ++i) to[i] = x[i];
   }
   REEF_LANE static void prefetch(const void*, std::uintptr_t) {}
 
-  /// Eight, nine or sixteen entries, each by the low bits of an index: three, or four.
+  /// Tables of eight, nine or sixteen entries, indexed by the low three bits (eight) or four bits of an
+  /// integer.
   struct Table8 {
     REEF_LANE explicit Table8(const float* from) : v(from) {}
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 7]}; }
@@ -164,7 +168,7 @@ struct Lanes {
     REEF_LANE Floats operator[](Ints i) const { return {v[i.v & 15]}; }
     const float* v;
   };
-  /// The low four bits of an index must be at most 8. `from` has room for 16.
+  /// The low four bits of an index must be at most 8. `from` must have 16 elements.
   struct Table9 {
     Table9() = default;
     REEF_LANE explicit Table9(const float* from) { memcpy(v, from, sizeof v); }
@@ -177,12 +181,12 @@ struct Lanes {
     float v[16];
   };
 
-  /// The same where entry 0 is for the code 0 alone, whose value is 0: lanes may have entry 8 in its place,
-  /// and make it 0 by zero_of_zero().
+  /// A Table9 whose entry 0 is used for code 0 only, which decodes to 0. Lanes may keep entry 8 in its place,
+  /// and then correct the value of code 0 in zero_of_zero().
   using LineTable = Table9;
   REEF_LANE static Floats zero_of_zero(Floats value, Ints) { return value; }
 
-  /// The number of a size's region: how many edges it has reached.
+  /// Finds the number of the region that a magnitude is in, which is the number of edges that it has reached.
   template <Regions::Parts kParts>
   struct RegionSearch {
     REEF_LANE explicit RegionSearch(const Regions& of)
@@ -195,11 +199,11 @@ struct Lanes {
     const float* edge_in_part;
     const float* region_of_part;
   };
-  /// The same of a dynamic map, for a size from its kLeast on.
+  /// Does the same on a dynamic map. The magnitude must be at least DynamicMap::kLeast.
   struct DecadeSearch {
     struct Region {
       Ints number;
-      Ints as_exponent;  ///< the number in the place of a float's exponent
+      Ints as_exponent;  ///< the number in the exponent bits of a float
     };
     REEF_LANE explicit DecadeSearch(const DynamicMap& map) : jump(map.jump) {}
     REEF_LANE Region operator()(Floats size) const {

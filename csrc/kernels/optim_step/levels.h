@@ -2,7 +2,8 @@
 
 #include "kernels/optim_step.h"
 
-/// One source, compiled for each instruction set; to be called only where the processor has it.
+/// The same source, compiled for each instruction set. A function may be called only if the processor has the
+/// instruction set.
 namespace reef::kernels {
 
 const OptimKernels& avx512_kernels();

@@ -30,10 +30,10 @@ std::int32_t bits_of(float value) {
 
 constexpr double kValues4[] = {0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1};
 
-// Parts are numbered by a float's exponent and, of quarters, its first two binary digits. The first one
-// begins at zero.
-constexpr int kFirstQuarter = 477;  // of Regions::kLeastQuarter
-constexpr int kFirstBinade = 96;
+// Parts are numbered by the biased exponent of a float followed, for quarters, by its first two mantissa
+// bits. The first part begins at zero.
+constexpr int kFirstQuarter = 477;  // The number of Regions::kLeastQuarter.
+constexpr int kFirstBinade = 96;    // The number of Regions::kLeastBinade.
 double part_begin(Regions::Parts parts, int number) {
   if (parts == Regions::Parts::kBinades) {
     return number == kFirstBinade ? 0 : std::ldexp(1.0, number - 127);
@@ -64,27 +64,27 @@ Regions::Regions(Parts parts, const double* edges, int count) {
 
 DynamicMap::DynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullptr, 0) {
   for (int i = 0; i < 16; ++i) base[i] = width[i] = 0;
-  double edges[kDecades + 1];  // from edges[i] on: region i + 1
-  double before = 0;           // the value of the code before
+  double edges[kDecades + 1];  // Region i + 1 begins at edges[i].
+  double before = 0;           // The value of the preceding code.
   for (int i = 0; i < kDecades; ++i) {
     const double codes = is_signed ? 1 << i : 2 << i;
     const double scale = std::pow(10.0, i - (kDecades - 1));
     const double width_of_code = 0.9 * scale / codes;
-    const double rank = codes;  // the first; unsigned, the first + 1
+    const double rank = codes;  // The first rank of the decade; unsigned, the first rank + 1.
     const auto size = static_cast<float>(width_of_code * (rank - 0.5) - 0.1 * scale);
     width[i + 1] = static_cast<float>(width_of_code / multiple(is_signed));
     base[i + 1] = is_signed ? size : -size;
-    const auto value = [&](double number) {  // as it will be decoded
+    const auto value = [&](double number) {  // Rounds as decoding does.
       return std::fmaf(width[i + 1], static_cast<float>(number) * multiple(is_signed), -size);
     };
     edges[i] = (before + value(rank)) / 2;
     before = value(rank + codes - 1);
     gain[(i + 1) & 7] = static_cast<float>(1 / (0.9 * scale)) * part(is_signed);
   }
-  const double one = is_signed ? 128 : 256;  // its rank or, unsigned, its rank + 1
+  const double one = is_signed ? 128 : 256;  // The rank of 1; unsigned, its rank + 1.
   width[kDecades + 1] = static_cast<float>(1 / (one * multiple(is_signed)));
   edges[kDecades] = (before + 1) / 2;
-  // From its edge to 1, a part of a decade that is less than one code.
+  // From its edge to 1, the last region is less than one code wide.
   gain[(kDecades + 1) & 7] = static_cast<float>(1 / (9 * (edges[kDecades] - 0x1p-12))) * part(is_signed);
   // A second moment that is not zero never becomes zero: a step would divide by it.
   if (!is_signed) edges[0] = 0;
@@ -124,15 +124,15 @@ const DynamicMap4& signed_dynamic_map4() {
 
 FineDynamicMap::FineDynamicMap(bool is_signed) : regions(Regions::Parts::kBinades, nullptr, 0) {
   for (int i = 0; i < 16; ++i) base[i] = width[i] = 0;
-  // In a region: value = at + part * (shifted rank - begin), from `begin` on.
+  // Sets a region that begins at the shifted rank `begin`: value = at + part * (shifted rank - begin).
   const auto set = [&](int region, double begin, double at, double part) {
     width[region] = static_cast<float>(part);
     base[region] = static_cast<float>(at - part * begin);
     gain[region] = static_cast<float>(16 / part);
     offset[region] = static_cast<float>(16 * (begin - shift(is_signed) - at / part));
   };
-  double edges[kDecades];                  // from edges[i] on: region i + 1
-  const double codes = is_signed ? 1 : 2;  // of the first decade
+  double edges[kDecades];                  // Region i + 1 begins at edges[i].
+  const double codes = is_signed ? 1 : 2;  // The number of codes in the first decade.
   set(0, shift(is_signed), 0, 1e-7 / (codes - shift(is_signed)));
   for (int i = 0; i < kDecades; ++i) {
     edges[i] = std::pow(10.0, i - kDecades);

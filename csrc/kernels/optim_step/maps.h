@@ -2,57 +2,60 @@
 
 #include "kernels/lane.h"
 
-/// The values that codes stand for, as tables for lanes to look up.
+/// Tables in which lanes look up the values that codes stand for.
 namespace reef::kernels {
 
-/// Where the regions of a map begin, of which each is one formula: region i + 1 begins at edge[i]. Lanes find
-/// the region of a value in the way that suits them: by counting edges, or by looking up the part of the
-/// number line (a binade or a quarter of one, by the low five bits of its number) that the value lies in. A
-/// part has at most one edge in it.
+/// The regions of a map. Each region has a formula of its own; region i + 1 begins at edge[i]. Each kind of
+/// lanes finds the region of a value in the way that suits it: by counting edges, or by looking up the part
+/// of the number line that the value lies in. A part is a binade or a quarter of one, is indexed by the low
+/// five bits of its number, and contains at most one edge.
 struct Regions {
   enum class Parts { kBinades, kQuarters };
-  static constexpr float kLeastQuarter = 0x1.4p-8F;  ///< what is smaller is in the part that this is in
+  static constexpr float kLeastQuarter = 0x1.4p-8F;  ///< smaller values are in the same part as this one
   static constexpr float kLeastBinade = 0x1p-31F;
 
-  /// For edges that are about a decade apart, from below 1e-6 to 1: a size whose bits' upper half is
-  /// kGuessFrom + n has reached at least n * kGuessGain / 65536 (cut off) edges, and at most one more.
-  static constexpr int kGuessFrom = 13248;  ///< of 2^-23.5
-  static constexpr int kGuessGain = 164;    ///< 65536 / 128 binary digits / 3.12 binades
+  /// For edges that are about a decade apart, from below 1e-6 to 1: a magnitude whose upper 16 bits are
+  /// kGuessFrom + n has reached floor(n * kGuessGain / 65536) edges or one more.
+  static constexpr int kGuessFrom = 13248;  ///< the upper 16 bits of 1.5 * 2^-24
+  static constexpr int kGuessGain = 164;    ///< 65536 / (128 steps per binade * 3.12 binades per edge)
 
-  /// So many edges, at most eight, in order.
+  /// Takes `count` edges, at most eight, in ascending order.
   Regions(Parts parts, const double* edges, int count);
 
-  float edge[8];             ///< what is not in use is infinite
+  float edge[8];             ///< unused entries are infinite
   float edge_in_part[32];    ///< infinite if there is none
-  float region_of_part[32];  ///< of its beginning, as the bits of an integer
+  float region_of_part[32];  ///< the region at its beginning: an integer, stored as the bits of a float
 };
 
-/// The dynamic map of Dettmers et al. 2022 (2110.02861, section 1.3, as its authors build it): in decade i of
-/// 7, n = 2^i (signed, each side) or 2^(i+1) values in the middle of equal parts of (0.1, 1) * 10^(i-6); then
-/// 0 and 1. With ranks counted upward from zero, the decade is the binary exponent of the rank or, unsigned,
-/// of the rank + 1: so a value is a line in it, chosen by its exponent. And the other way, a value's part of
-/// its decade is (8/9 + value * gain), from 1 to 2 in each: with the decade's exponent, that is the rank or,
-/// unsigned, the rank + 1.
+/// The dynamic map of Dettmers et al. 2022 (2110.02861, section 1.3, as its authors build it). Decade i of 7
+/// is (0.1, 1) * 10^(i-6), and its values are the centres of n equal parts: n is 2^i for each sign, or
+/// 2^(i+1) if the map is unsigned. 0 and 1 are values too.
+///
+/// Ranks count the values upward from zero. The binary exponent of a rank (unsigned: of the rank + 1) numbers
+/// its decade. So a value is a linear function of its rank, and the exponent of the rank selects the
+/// function. Conversely, 8/9 + value * gain goes from 1 to 2 in each decade: with the decade's exponent, this
+/// is the rank (unsigned: the rank + 1).
 struct DynamicMap {
   explicit DynamicMap(bool is_signed);
 
-  /// Ranks are decoded times this, so that their exponents' low four bits are the number of the decade.
+  /// Ranks are multiplied by this to decode them, so that the low four bits of the exponent number the
+  /// decade.
   REEF_LANE static constexpr float multiple(bool is_signed) { return is_signed ? 4 : 2; }
-  /// A decade's part is counted times this, so that adding the number of its region to the exponent gives the
-  /// rank or, unsigned, the rank + 1.
+  /// 8/9 + value * gain is scaled by this, so that adding the number of the region to its exponent gives the
+  /// rank (unsigned: the rank + 1).
   REEF_LANE static constexpr float part(bool is_signed) { return is_signed ? 0.5F : 1.0F; }
-  static constexpr float kLeast = 0x1p-23F;  ///< what is smaller is in the first region that is not zero's
+  static constexpr float kLeast = 0x1p-23F;  ///< smaller values are in the same region as this one
 
-  /// By the decade's number, from 1; 0: of zero, 8: of one. Unsigned, value = base + width * multiple * (rank
-  /// + 1); signed, width * multiple * rank - base.
+  /// Indexed by the number of the decade, from 1 to 7; index 0 is for zero and index 8 for one. Unsigned:
+  /// value = base + width * multiple * (rank + 1). Signed: value = width * multiple * rank - base.
   float base[16];
   float width[16];
-  /// Regions are zero, the decades and one. By binade, from 2^-31: added to the bits of a value, gives its
-  /// region's number in the place of the exponent, where an edge inside the binade is passed by a carry. As
-  /// the bits of a float.
+  /// For each binade from 2^-31 on, the integer that turns the exponent of a value into the number of its
+  /// region when it is added to the bits of the value; regions are zero, the decades and one. If a binade
+  /// contains an edge, values beyond the edge carry into the exponent. Stored as the bits of a float.
   float jump[32];
   Regions regions;
-  float gain[8];  ///< by the low three bits of the region's number: zero needs none
+  float gain[8];  ///< indexed by the low three bits of the region's number; zero needs no gain
 };
 const DynamicMap& signed_dynamic_map();
 const DynamicMap& unsigned_dynamic_map();
@@ -61,37 +64,39 @@ const DynamicMap& unsigned_dynamic_map();
 struct DynamicMap4 {
   DynamicMap4();
 
-  float value[16];  ///< by code
-  Regions regions;  ///< of ranks, counted from zero
+  float value[16];  ///< indexed by code
+  Regions regions;  ///< one for each rank, counted from zero
 };
 const DynamicMap4& signed_dynamic_map4();
 
-/// The dynamic map as a continuous one, in sixteenths of a rank: decade i has the values from 0.1 to 1 times
-/// 10^(i-6), and what is below the first decade is a line to zero.
+/// A continuous version of the dynamic map, in sixteenths of a rank: decade i covers the values from 0.1 to 1
+/// times 10^(i-6), and the map is linear between zero and the first decade.
 struct FineDynamicMap {
   explicit FineDynamicMap(bool is_signed);
 
-  /// What is added to a rank, so that its exponent is the decade's; and the exponent of the line to zero.
+  /// shift() is added to a rank so that its exponent numbers the decade; first_exponent() is the biased
+  /// exponent of the shifted ranks below the first decade.
   REEF_LANE static constexpr float shift(bool is_signed) { return is_signed ? 0.5F : 1.0F; }
   REEF_LANE static constexpr int first_exponent(bool is_signed) { return is_signed ? 126 : 127; }
 
-  Regions regions;  ///< below the decades, the decades, 1
-  float base[16];   ///< by region: value = base + width * (rank + shift)
+  Regions regions;  ///< the values below the decades, the decades, and 1
+  float base[16];   ///< indexed by region: value = base + width * (rank + shift)
   float width[16];
-  float offset[16];  ///< by region: 16 ranks = offset + gain * value
+  float offset[16];  ///< indexed by region: 16 * rank = offset + gain * value
   float gain[16];
 };
 const FineDynamicMap& signed_fine_map();
 const FineDynamicMap& unsigned_fine_map();
 
-/// The signed 4-bit map as lines from one value to the next, in sixteenths; half of the way to 1 has eight.
+/// A continuous version of the signed 4-bit map: linear from each value to the next in sixteen parts, or in
+/// eight parts to 1.
 struct FineDynamicMap4 {
   FineDynamicMap4();
 
   Regions regions;  ///< one for each whole rank
-  float base[8];    ///< by whole ranks: value = base + width * sixteenths
+  float base[8];    ///< indexed by whole rank: value = base + width * (16 * rank)
   float width[8];
-  float offset[8];  ///< by whole ranks: sixteenths = offset + gain * value
+  float offset[8];  ///< indexed by whole rank: 16 * rank = offset + gain * value
   float gain[8];
 };
 const FineDynamicMap4& signed_fine_map4();

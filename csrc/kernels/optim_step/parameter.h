@@ -8,12 +8,14 @@
 #include "kernels/optim_step/rounding.h"
 #include "kernels/optim_step/rules.h"
 
-/// How a tile of parameters and gradients is read as float32 and written back: float32 in place, and so
-/// bfloat16 that nothing is kept beside and nothing is done to; others are converted at the side. What is
-/// here is compiled once for an instruction set, not for each rule and format: hence noinline.
+/// Reads a tile of parameters and gradients as float32, and writes parameters back. Float32 and bfloat16 are
+/// used in place unless they must be scaled or have a master; all else is converted in a buffer. The
+/// functions are noinline, so that they are compiled once for an instruction set and not for each rule and
+/// format.
 namespace reef::kernels {
 
-/// Numbers of a tile, float32 or bfloat16: a loop's branch on which of them is the same for all of the tile.
+/// The numbers of a tile, in float32 or bfloat16. The branch on the dtype goes the same way for the whole
+/// tile.
 template <class L>
 struct Numbers {
   using F = typename L::Floats;
@@ -35,7 +37,7 @@ struct Numbers {
   }
 };
 
-/// The parameters of a tile: float32 while the step works on them.
+/// The parameters of a tile, which the step sees as float32.
 template <class L>
 class ParameterTile {
  public:
@@ -47,7 +49,7 @@ class ParameterTile {
     in_place_ = kind_ == OptimMaster::kNone && dtype_ != OptimDtype::kFloat16;
   }
 
-  /// The tile's parameters, to be replaced by the new ones before close().
+  /// Returns the tile's parameters. The step overwrites them with the new ones before close().
   [[gnu::noinline, REEF_FLAT]] Numbers<L> open(const OptimTensor& tensor, std::int64_t tile,
                                                std::uint32_t key) {
     const std::int64_t first = tile * kTileElements;
@@ -102,15 +104,16 @@ class ParameterTile {
   alignas(64) float values_[kTileElements];
 };
 
-/// The gradients of a tile, as a rule is to see them: float32, scaled, with coupled decay added.
+/// The gradients of a tile as a rule sees them: float32, scaled, with coupled decay added.
 template <class L>
 class GradientTile {
  public:
   using F = typename L::Floats;
 
-  explicit GradientTile(std::uintptr_t ahead) : ahead_(ahead) {}  ///< bytes, for prefetching
+  explicit GradientTile(std::uintptr_t ahead) : ahead_(ahead) {}  ///< prefetch distance in bytes
 
-  /// Nothing if one of them is not finite. Decay is coupled to the parameters `p`, if they are there.
+  /// Returns the gradients, or nothing if one of them is not finite. Adds the decay of the parameters `p`, if
+  /// there are any.
   [[gnu::noinline, REEF_FLAT]] Numbers<L> open(const OptimTensor& tensor, std::int64_t tile,
                                                const Numbers<L>& p) {
     const Numbers<L> g = read(tensor, tile);
@@ -149,8 +152,8 @@ class GradientTile {
   }
 
   bool finite(const Numbers<L>& g) const {
-    constexpr int kTogether = 4;  // sums that do not wait for each other
-    F poison[kTogether] = {};     // NaN for ever after a value that is not finite, else 0
+    constexpr int kTogether = 4;  // Independent sums, which do not wait for each other.
+    F poison[kTogether] = {};     // 0 until a value is not finite, NaN from then on.
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
       for (int k = 0; k < kTogether; ++k) {
         const int at = i + k * L::kLanes;

@@ -4,11 +4,11 @@
 
 namespace reef::kernels {
 
-/// How far ahead of what it reads a loop asks for memory. Where there is much to compute, far: the processor
-/// does not look ahead so far by itself.
+/// The prefetch distance of loops that compute much. The processor does not look that far ahead by itself.
 inline constexpr std::uintptr_t kPrefetchBytes = 2048;
-/// Where there is little, by the maker of the processor: one core of Intel's does not fill its line buffers
-/// by itself, and 2 KiB ahead is worth a tenth; one of AMD's does, and 2 KiB ahead costs it a twentieth.
+/// The prefetch distance of loops that compute little. It depends on the processor's vendor: an Intel core
+/// does not fill its line buffers by itself, and prefetching 2 KiB ahead makes it a tenth faster; an AMD core
+/// does, and prefetching 2 KiB ahead makes it a twentieth slower.
 extern const std::uintptr_t prefetch_bytes;
 
 }  // namespace reef::kernels

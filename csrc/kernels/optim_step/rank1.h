@@ -26,14 +26,14 @@ struct SharedColumns {
   }
 };
 
-/// Gathers the new scales of columns that one thread's tiles of a matrix need, until flush() raises the
-/// shared ones. If threads raised those at every tile, they would take the cache lines from each other.
+/// Gathers the new column scales that one thread's tiles of a matrix need, until flush() raises the shared
+/// ones. If threads raised the shared scales at every tile, they would contend for the cache lines.
 template <class L>
 class GatheredColumns {
  public:
-  static constexpr std::int64_t kMost = 4096;  ///< columns for which there is room
+  static constexpr std::int64_t kMost = 4096;  ///< the largest number of columns
 
-  GatheredColumns() {}  // leaves the array as it is: most of it is not used
+  GatheredColumns() {}  // Does not initialize the array, most of which is usually not used.
   void open(SharedColumns<L> shared, std::int64_t columns) {
     if (columns_ > 0) return;
     shared_ = shared;
@@ -58,9 +58,10 @@ class GatheredColumns {
   alignas(64) float scales_[kMost];
 };
 
-/// An unsigned state of a matrix: a value is coded in sixteenths of the smaller of its row's scale and its
-/// column's (2309.01507, section 4.2). A codec as codecs.h has it, but its scales must be read before load(),
-/// and its new scales are there before the step is: raise() is a tile's part of them.
+/// The codec of an unsigned state of a matrix: a value is encoded in sixteenths of its row's or its column's
+/// scale, whichever is smaller (2309.01507, section 4.2). It is a codec as described in codecs.h, except that
+/// read_scales() must precede load(), and that the new scales must be known before the step: raise() raises
+/// them to what a tile needs.
 template <class L>
 class Rank1Codec {
  public:
@@ -101,7 +102,7 @@ class Rank1Codec {
   }
   void raise(GatheredColumns<L>* gathered) { raise(values_, gathered); }
 
-  /// All of this at once, for the new values of a whole tile.
+  /// Encodes and stores a whole tile of new values.
   void encode(const float* from) {
     close();
     for (int i = 0; i < kHalf; i += 4 * L::kLanes) {
@@ -111,8 +112,8 @@ class Rank1Codec {
     }
   }
 
-  /// Raises the new scales to what these values of the tile need. The scales of columns are raised in
-  /// `gathered`, or at once if it is null or the matrix has more columns than it has room for.
+  /// Raises the new scales to what these values of the tile need. Column scales are raised in `gathered`, or
+  /// directly if it is null or too small for the columns of the matrix.
   [[gnu::noinline, REEF_FLAT]] void raise(const float* values, GatheredColumns<L>* gathered) {
     SharedColumns<L> shared{new_scales_ + matrix_.rows};
     if (gathered == nullptr || matrix_.columns > GatheredColumns<L>::kMost) return raise_in(shared, values);
@@ -123,8 +124,8 @@ class Rank1Codec {
  private:
   static constexpr int kHalf = kTileElements / 2;
 
-  // Calls `work` with the elements [begin, end) of the tile that lie in a row, from that column on. A tile
-  // that is not whole ends with the last row.
+  // Calls `work(begin, end, row, column)` for each row that the tile intersects: its elements [begin, end)
+  // are in the row, from `column` on. A tile that is not whole ends with the last row.
   template <class Work>
   void each_run(const Work& work) const {
     std::int64_t row = first_ / matrix_.columns;
@@ -136,8 +137,9 @@ class Rank1Codec {
       i = end;
     }
   }
-  // Calls `work` with the scales of the tile's elements, in order, by lanes. Those beyond a run are what they
-  // are: the next run comes after them, and an array for them has room for as many lanes more.
+  // Calls `work(i, scales)` for the elements of the tile in ascending order, one vector at a time. Lanes
+  // beyond the end of a row have arbitrary values: the next row overwrites them, and arrays have room for one
+  // more vector.
   template <class Work>
   void each_scale(const float* scales, const Work& work) const {
     each_run([&](int begin, int end, std::int64_t row, std::int64_t column) {
@@ -170,7 +172,7 @@ class Rank1Codec {
     });
   }
   static F limited(const float* values, int i) { return min(L::load(values + i), L::all(FLT_MAX)); }
-  // Two codes, or nothing where another element has it.
+  // Returns a byte of two codes, or 0 for elements from kHalf on, whose codes are in the bytes of the others.
   I find(const float* values, int i) const {
     const auto nibble = [&](int at) { return code_.find(limited(values, at), L::load(unit_ + at)); };
     if (i >= kHalf) return L::all(0);
@@ -184,13 +186,13 @@ class Rank1Codec {
   float* new_scales_ = nullptr;
   std::int64_t first_ = 0;
   alignas(64) float values_[kTileElements];
-  /// Of an element, to decode it; after close(), how many such units make 1. Elements that are not there have
-  /// any number.
+  /// For each element, the unit in which it is decoded; after close(), the number of new units in 1. Elements
+  /// beyond the tensor have arbitrary values.
   alignas(64) float unit_[kTileElements + L::kLanes];
 };
 
-/// The codec of signed states in a survey, whose result does not depend on them: it reads no memory and
-/// stores nothing.
+/// The codec of signed states in a survey. The result of a survey does not depend on them, so it reads no
+/// memory and stores nothing.
 template <class L>
 struct Unsurveyed {
   using F = typename L::Floats;
@@ -202,7 +204,7 @@ struct Unsurveyed {
 template <class L, bool kSigned>
 using Surveyed = std::conditional_t<kSigned, Unsurveyed<L>, Rank1Codec<L>>;
 
-/// A tensor's states, of which some are such ones.
+/// The codecs of kInt4Rank1: unsigned states have rank-1 scales, signed states are those of kInt4.
 template <class L, bool kSigned>
 using Int4Rank1Codec = std::conditional_t<kSigned, Int4Codec<L, true>, Rank1Codec<L>>;
 

@@ -5,25 +5,26 @@
 #include "kernels/lane.h"
 #include "kernels/optim_step.h"
 
-/// What one step does to one parameter, written once: `L` are the lanes of a processor (lanes_*.h) or a CUDA
-/// thread. `s` holds the parameter's states, which the rule replaces by the new ones. A rule that divides by
-/// a root is in two halves, so that a processor can work on one half for some lanes while it divides for
-/// others: begin() makes the new states and returns the root; end() computes the new parameter from the old
-/// one, the gradient, the first new state and the root. A rule whose kCouples is true is given the gradient
-/// with the decay already in it (coupled() below). StepsAs names the rule whose step is the same, so that its
-/// loops are compiled once. Roundings come in the order of torch's fused CPU kernels
-/// where there is one (2.11 and 2.15 agree; found by comparing bits), else in that of its single-tensor loop:
-/// fma(a, b, c) stands where theirs contracts.
+/// What one step does to one parameter, written once for all lanes `L`: those of a processor (lanes_*.h) or a
+/// CUDA thread. `s` holds the parameter's states, which the rule replaces by the new ones. A rule that
+/// divides by a root is split into two halves, so that a processor can work on one half for some lanes while
+/// it divides for others: begin() computes the new states and returns the root; end() computes the new
+/// parameter from the old one, the gradient, the first new state and the root. A rule whose kCouples is true
+/// gets the gradient with the decay already added (coupled() below). StepsAs names the rule whose step is the
+/// same, so that its loops are compiled only once.
+///
+/// Roundings have the order of torch's fused CPU kernel if there is one (2.11 and 2.15 agree, as a comparison
+/// of bits showed), and otherwise of torch's single-tensor loop; fma(a, b, c) is used where theirs contracts.
 namespace reef::kernels {
 
-/// The gradient with weight decay added to it, as Adam, SGD, RMSprop and Adagrad have it when `coupled_decay`
-/// is not 0. (Where it is 0 the gradient must stay as it is: -0 + 0 would be +0.)
+/// Returns the gradient with weight decay added to it, for Adam, SGD, RMSprop and Adagrad. Must not be called
+/// if `coupled_decay` is 0, because a gradient of -0 would become +0.
 template <class L>
 REEF_LANE typename L::Floats coupled(typename L::Floats p, typename L::Floats g, float coupled_decay) {
   return fma(p, L::all(coupled_decay), g);
 }
 
-/// What a root is divided by before eps is added to it.
+/// Divides a root by the bias correction, and adds eps.
 template <class L, bool kAsTorch>
 struct Correction {
   using F = typename L::Floats;
@@ -31,16 +32,16 @@ struct Correction {
       : by(L::all(c.correction)), inverse(L::all(1 / c.correction)), eps(L::all(c.eps)) {}
   REEF_LANE F of(F root) const {
     if constexpr (!kAsTorch) return fma(root, inverse, eps);
-    // Divides as the division rounds (Markstein 1990), without the processor's divider. For square roots:
-    // nothing here can be as small as to lose bits.
+    // Gives the correctly rounded quotient without the processor's divider (Markstein 1990). This is exact
+    // for square roots, because no intermediate result is small enough to lose bits.
     const F quotient = root * inverse;
-    const F rest = min(fnma(quotient, by, root), L::all(FLT_MAX));  // of infinity: not NaN
+    const F rest = min(fnma(quotient, by, root), L::all(FLT_MAX));  // An infinite root must not give NaN.
     return fma(rest, inverse, quotient) + eps;
   }
   F by, inverse, eps;
 };
 
-/// A moving average, from the end that it is nearer to: so torch interpolates.
+/// A moving average that is computed like torch's lerp: from the nearer of the average and the gradient.
 template <class L>
 struct Average {
   using F = typename L::Floats;
@@ -51,8 +52,8 @@ struct Average {
   F weight;
 };
 
-/// Kingma and Ba 2015 with the gradient decayed, Loshchilov and Hutter 2019 with the parameter decayed; with
-/// the third state, Reddi et al. 2018.
+/// Adam: Kingma and Ba 2015 with coupled decay, Loshchilov and Hutter 2019 (AdamW) with decoupled decay, and
+/// with the maximum of second moments Reddi et al. 2018 (AMSGrad).
 template <class L, bool kMaximum, bool kAsTorch>
 struct Adam {
   using F = typename L::Floats;
@@ -126,7 +127,7 @@ struct Momentum {
   F trust, decay1, gain1, rate;
 };
 
-/// You et al. 2017: momentum over gradients scaled by a trust ratio.
+/// LARS (You et al. 2017): momentum of gradients that are scaled by a trust ratio.
 template <class L>
 struct Lars : Momentum<L> {
   using F = typename L::Floats;
@@ -135,7 +136,7 @@ struct Lars : Momentum<L> {
   REEF_LANE F measured(F, F g, F*) const { return g; }
 };
 
-/// Chen et al. 2023, algorithm 2.
+/// Lion (Chen et al. 2023, algorithm 2).
 template <class L>
 struct Lion {
   using F = typename L::Floats;
@@ -163,8 +164,8 @@ struct Lion {
   F kept, decay1, gain1, decay2, gain2, rate;
 };
 
-/// Hinton 2012; centred as Graves 2013. The mean's square can exceed the mean square by rounding (in few
-/// bits: by more): their difference is kept from falling below 0.
+/// RMSprop (Hinton 2012), and its centred variant (Graves 2013). Rounding can make the square of the mean
+/// exceed the mean square, above all if states have few bits, so their difference is clamped at 0.
 template <class L, bool kCentered, bool kMomentum>
 struct Rmsprop {
   using F = typename L::Floats;
@@ -200,7 +201,7 @@ struct Rmsprop {
   F decay1, decay2, gain2, eps, rate;
 };
 
-/// Duchi et al. 2011.
+/// Adagrad (Duchi et al. 2011).
 template <class L>
 struct Adagrad {
   using F = typename L::Floats;
@@ -220,7 +221,7 @@ struct Adagrad {
   F eps, rate;
 };
 
-/// You et al. 2020, algorithm 2, with the identity for their phi.
+/// LAMB (You et al. 2020, algorithm 2, where phi is the identity).
 template <class L>
 struct Lamb {
   using F = typename L::Floats;
@@ -238,7 +239,7 @@ struct Lamb {
         correction(c),
         rate(L::all(c.rate * c.trust)) {}
 
-  /// The update before its trust ratio.
+  /// Computes the new states and returns the update without its trust ratio.
   REEF_LANE F measured(F p, F g, F* s) const {
     s[0] = fma(gain1, g - s[0], s[0]);
     s[1] = fma(gain2 * g, g, s[1] * decay2);
@@ -252,7 +253,7 @@ struct Lamb {
   F rate;
 };
 
-/// Calls `each.operator()<Rule>(rule)` with every rule there is.
+/// Calls `each.operator()<Rule>(rule)` for every rule.
 template <class L, bool kAsTorch, class Each>
 void for_every_rule(const Each& each) {
   each.template operator()<Adam<L, false, kAsTorch>>(OptimRule::kAdam);
@@ -277,7 +278,7 @@ constexpr bool has_unsigned() {
   return false;
 }
 
-/// Whether roundings are torch's: states of fewer bits have no step of torch's to agree with.
+/// Whether a step must round exactly like torch's. Torch has no step with states of fewer bits than float32.
 constexpr bool rounds_as_torch(OptimFormat format) { return format == OptimFormat::kFloat32; }
 
 }  // namespace reef::kernels

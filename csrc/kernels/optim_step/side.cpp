@@ -5,8 +5,8 @@
 
 #include "kernels/optim_step/rounding.h"
 
-// Compiled once, for any processor: what is inline in a header may come from the source of any instruction
-// set.
+// Compiled in a source of its own, for any processor. The linker could take an inline function from a source
+// that is compiled for an instruction set that this processor lacks.
 namespace reef::kernels {
 
 template <std::int64_t kBytes>
@@ -30,7 +30,7 @@ OptimState SideState::read(const OptimState& state, OptimFormat format, std::int
   const std::int64_t bytes = optim_codes_bytes(plain, elements);
   OptimState side = state;
   side.codes = codes_.read(codes, bytes);
-  // What compensates rounding begins after the codes: here after those of a whole tile.
+  // Rounding errors follow the codes; in the copy they follow the codes of a whole tile.
   codes_.read(codes + bytes, optim_codes_bytes(format, elements) - bytes,
               optim_codes_bytes(plain, kTileElements));
   side.first = state.first + before;

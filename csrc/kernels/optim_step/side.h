@@ -7,12 +7,13 @@
 
 namespace reef::kernels {
 
-/// A copy of memory that belongs to a tile which is not whole: as large as a whole tile's, with zeros after
-/// what was read. At most two parts of memory are read, each to a place of its own.
+/// A copy of the memory of a tile that is not whole. The copy has the size of a whole tile and is padded with
+/// zeros. At most two parts of memory can be read, each to a different place.
 template <std::int64_t kBytes>
 class Side {
  public:
-  /// Gives the copy. Of no memory, or of no bytes, it gives back what it was given.
+  /// Copies `bytes` bytes of `whole` to offset `at` and returns the beginning of the copy. Returns `whole` if
+  /// it is null or `bytes` is 0.
   std::byte* read(std::byte* whole, std::int64_t bytes, std::int64_t at = 0);
   void write() const;
 
@@ -27,7 +28,8 @@ class Side {
   alignas(64) std::byte memory_[kBytes] = {};
 };
 
-/// One state of a tile that is not whole. Rank-1 scales stay where they are: they belong to all tiles.
+/// A copy of one state of a tile that is not whole. Rank-1 scales are not copied, because all tiles share
+/// them.
 class SideState {
  public:
   OptimState read(const OptimState& state, OptimFormat format, std::int64_t tile, std::int64_t elements);
@@ -38,8 +40,8 @@ class SideState {
   Side<64> scales_;
 };
 
-/// A tile that is not whole, copied to the side, where it is tile 0 of tensor(): so that all other code works
-/// on whole tiles only. write() copies the tile's own elements back.
+/// A copy of a tile that is not whole, padded to a whole tile, so that all other code works on whole tiles
+/// only. The copy is tile 0 of tensor(). write() copies the tile's own elements back.
 class SideTile {
  public:
   SideTile(const OptimTensor& tensor, OptimFormat format, int states, std::int64_t tile);
@@ -56,8 +58,8 @@ class SideTile {
   SideState of_states_[kMostStates];
 };
 
-/// Calls `work(tensor, first, last, elements)` with those of the tiles [first, last) that are whole, and then
-/// with the one that is not, at the side; `elements` says how many each of these tiles has.
+/// Calls `work(tensor, first, last, elements)` for those of the tiles [first, last) that are whole, and then
+/// for a padded copy of the one that is not. `elements` is the number of elements in each of these tiles.
 template <class Work>
 void over_tiles(const OptimTensor& tensor, OptimFormat format, int states, std::int64_t first,
                 std::int64_t last, const Work& work) {

@@ -13,8 +13,8 @@
 
 namespace reef::kernels {
 
-/// Adds the squares of a tile. In sixteen sums, whatever the lanes: the order of additions is the same
-/// everywhere.
+/// Adds the squares of a tile. There are sixteen partial sums for any kind of lanes, so the order of
+/// additions is always the same.
 template <class L>
 [[gnu::noinline, REEF_FLAT]] void add_squares(OptimSquares& squares, const float* p, const float* measured,
                                               std::int64_t elements) {
@@ -35,18 +35,17 @@ template <class L>
   }
 }
 
-/// The loops of a rule over whole tiles, with every state's codec of one kind.
+/// The loops of a rule over whole tiles; all states have the same kind of codec.
 ///
-/// They are compiled once for each rule and format, and where formats are staged, once for each rule. All
-/// that differs otherwise (dtypes, masters, coupled decay, tiles that are not whole) is settled outside of
-/// them.
+/// The loops are compiled once for each rule and format, or once for each rule if the formats are staged. All
+/// other variations (dtypes, masters, coupled decay, tiles that are not whole) are handled outside of them.
 template <class L, class Rule, template <class, bool> class CodecOf>
 class TileLoops {
  public:
   using F = typename L::Floats;
   static constexpr int kStates = Rule::kStates;
 
-  // Flat: a call for each few lanes would cost more than its work.
+  // REEF_FLAT inlines all calls: a call for each vector would cost more than the work it does.
   [[gnu::noinline, REEF_FLAT]] static std::int64_t step(const StagedFormat* formats,
                                                         const OptimTensor& tensor, std::int64_t first,
                                                         std::int64_t last, std::int64_t elements) {
@@ -85,8 +84,9 @@ class TileLoops {
     return nonfinite;
   }
 
-  // Computes the new unsigned states and keeps only their scales. For codecs of Surveyed: no unsigned state
-  // depends on a signed one, so the compiler drops all that is computed for signed states and parameters.
+  // Computes the new unsigned states and keeps only their scales. It is used with the codecs of Surveyed: no
+  // unsigned state depends on a signed one, so the compiler drops the computation of signed states and
+  // parameters.
   [[gnu::noinline, REEF_FLAT]] static std::int64_t survey(const OptimTensor& tensor, std::int64_t first,
                                                           std::int64_t last, std::int64_t elements) {
     std::int64_t nonfinite = 0;
@@ -140,7 +140,7 @@ class TileLoops {
   }
 
  private:
-  static constexpr int kTogether = 4;  ///< lanes after lanes at one stage
+  static constexpr int kTogether = 4;  ///< vectors that are processed together
   static constexpr bool kHalves = requires { &Rule::begin; };
   static constexpr bool kSettles = kStates > 0 && CodecOf<L, true>::kSettles;
   static constexpr bool kStaged = kStates > 0 && requires(CodecOf<L, true> codec) { codec.use(nullptr); };
@@ -149,7 +149,7 @@ class TileLoops {
   using Codecs = decltype(codecs_of(std::make_index_sequence<kStates>()));
   using Values = float[kTileElements];
 
-  // How far ahead memory is asked for: far where there is much to compute.
+  // Returns the prefetch distance in bytes.
   static std::uintptr_t ahead() { return kSettles || kStaged ? kPrefetchBytes : prefetch_bytes; }
 
   static void use(Codecs& codecs, const StagedFormat* formats) {
@@ -167,7 +167,8 @@ class TileLoops {
     each_state(codecs, [&](auto& codec, int k) { s[k] = codec.load(i); });
   }
 
-  // What the first half of a step leaves to the second. Rules without a second half leave the parameter.
+  // What the first half of a step passes to the second. A rule without a second half passes the new parameter
+  // as `root`.
   struct Begun {
     F p, g, first, root;
   };
@@ -187,7 +188,7 @@ class TileLoops {
     }
   }
 
-  // While some lanes divide, the next are begun.
+  // Begins each vector before it ends the preceding one, so that a division overlaps with other work.
   static void only_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g) {
     const auto lanes = [&](int i) {
       p.prefetch(i, ahead());
@@ -210,15 +211,16 @@ class TileLoops {
     p.store(kTileElements - L::kLanes, end(rule, before));
   }
 
-  // Decoding beside first halves, then finding codes beside second ones: each pass keeps the units of a
-  // processor busy, has no chain of operations longer than it can look ahead, and waits for memory: the first
-  // for codes, the second for parameters. The first writes nothing but what waits.
+  // The first pass combines decoding with the first half of the step, the second pass combines finding codes
+  // with the second half. Each of them keeps all units of a processor busy, and has no dependency chain that
+  // is longer than the processor's look-ahead. The first pass reads codes from memory and the second reads
+  // parameters. The first writes only to buffers.
   static void first_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                          Values& roots, std::int64_t elements) {
     put_new_states(rule, codecs, p, g, elements, [&](int i, F root) { L::store(roots + i, root); });
   }
-  // Computes and puts the new states of a tile. Calls keep(i, root) with what the first half of the step
-  // returns for the lanes that begin with element i.
+  // Computes the new states of a tile and puts them to the codecs. Calls keep(i, root) with what the first
+  // half of the step returns for the vector that begins at element i.
   template <class Keep>
   static void put_new_states(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                              std::int64_t elements, const Keep& keep) {
@@ -237,7 +239,7 @@ class TileLoops {
       });
     }
   }
-  // 0 in lanes, from element i on, that lie beyond so many elements.
+  // Sets the lanes of the vector at element i that are beyond the last of `elements` to 0.
   static void pad(F* s, int i, std::int64_t elements) {
     const auto beyond = L::index() + L::all(i + 1) > L::all(static_cast<std::int32_t>(elements));
     for (int k = 0; k < kStates; ++k) s[k] = select(beyond, L::all(0.0F), s[k]);
@@ -246,7 +248,7 @@ class TileLoops {
   static void second_pass(const Rule& rule, Codecs& codecs, const Numbers<L>& p, const Numbers<L>& g,
                           const Values& roots) {
     for (int i = 0; i < kTileElements; i += kTogether * L::kLanes) {
-      // Initialized in one expression: the default constructor of a tuple clears all that it holds.
+      // Initialized in one expression, because a tuple's default constructor would zero its members first.
       const decltype(find(codecs, 0)) found[kTogether] = {find(codecs, i), find(codecs, i + L::kLanes),
                                                           find(codecs, i + 2 * L::kLanes),
                                                           find(codecs, i + 3 * L::kLanes)};
@@ -301,7 +303,7 @@ struct Tiles {
   template <class Of>
   static auto loops() {
     if constexpr (Of::kStates == 0) {
-      return TileLoops<L, Of, Float32Codec>();  // whatever the format
+      return TileLoops<L, Of, Float32Codec>();  // The format does not matter without states.
     } else if constexpr (kStaged) {
       return TileLoops<L, Of, Staged>();
     } else {

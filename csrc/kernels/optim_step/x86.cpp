@@ -4,7 +4,7 @@
 namespace reef::kernels {
 
 const std::uintptr_t prefetch_bytes = [] {
-  __builtin_cpu_init();  // before the library's own constructors
+  __builtin_cpu_init();  // This may run before the library's own constructors.
   return __builtin_cpu_is("amd") ? 256 : 2048;
 }();
 

@@ -1,5 +1,5 @@
-// The CUDA driver, libcuda.so.1, of played devices: LibTorch's library for run-time compilation is linked to
-// one, and asks it which devices are in use.
+// The CUDA driver, libcuda.so.1, of played devices. LibTorch's library for run-time compilation links to a
+// driver and asks it which devices are in use.
 #define PLAYED extern "C" __attribute__((visibility("default"))) int
 
 namespace {

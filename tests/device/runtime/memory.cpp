@@ -14,9 +14,8 @@
 namespace reef::played {
 namespace {
 
-constexpr std::size_t kAddresses = std::size_t{1} << 38;  // of each device; used again only after a free
+constexpr std::size_t kAddresses = std::size_t{1} << 38;  // For each device.
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::size_t kTotalBytes = std::size_t{4} << 30;
 
 std::size_t whole_pages(std::size_t bytes) {
   return (std::max(bytes, std::size_t{1}) + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -36,8 +35,7 @@ char* mapped(int file) {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(int device)
-    : device_(device), file_(memfd_create("played device", MFD_CLOEXEC)), total_bytes_(kTotalBytes) {
+DeviceMemory::DeviceMemory(int device) : device_(device), file_(memfd_create("played device", MFD_CLOEXEC)) {
   must(file_ >= 0 && ftruncate(file_, kAddresses) == 0, "played device memory");
   given_ = mapped(file_);
   reached_ = mapped(file_);
@@ -46,8 +44,8 @@ DeviceMemory::DeviceMemory(int device)
 void* DeviceMemory::allocate(std::size_t bytes) {
   const std::size_t wanted = whole_pages(bytes);
   const std::lock_guard lock(mutex_);
-  if (refusals.refuses() || used_bytes_ + wanted > total_bytes_) return nullptr;
-  std::size_t offset = 0;  // the first gap, with a page that nobody may touch on each side
+  if (refusals.refuses() || used_bytes_ + wanted > kTotalBytes) return nullptr;
+  std::size_t offset = 0;  // The first gap that also has room for an inaccessible page on each side.
   for (const auto& [begin, taken] : blocks_) {
     if (begin >= offset + wanted + kPageBytes) break;
     offset = begin + taken + kPageBytes;
@@ -89,17 +87,9 @@ void* DeviceMemory::reach(const void* data) const {
   return at >= given_ && at < given_ + kAddresses ? reached_ + (at - given_) : nullptr;
 }
 
-void DeviceMemory::set_total_bytes(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  total_bytes_ = bytes;
-}
-std::size_t DeviceMemory::total_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return total_bytes_;
-}
 std::size_t DeviceMemory::free_bytes() const {
   const std::lock_guard lock(mutex_);
-  return total_bytes_ > used_bytes_ ? total_bytes_ - used_bytes_ : 0;
+  return kTotalBytes - used_bytes_;
 }
 
 void DeviceMemory::open(bool opened) {
@@ -144,7 +134,7 @@ std::size_t HostMemory::bytes() const {
   return bytes_;
 }
 
-// Never destroyed: streams work until the process ends.
+// Never destroyed, because streams work until the process ends.
 DeviceMemory& device_memory(int device) {
   static auto* const all = new DeviceMemory[kDevices]{DeviceMemory(0), DeviceMemory(1)};
   return all[device];

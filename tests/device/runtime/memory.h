@@ -1,5 +1,5 @@
-// The memory of played devices. Each has one range of addresses, mapped twice: without access, where the
-// program knows it, and with access, where the work of streams reaches it.
+// The memory of played devices. The memory of each device is mapped twice: the program gets addresses at
+// which it is not accessible, and the work of streams uses other addresses, at which it is.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,8 @@ struct Block {
   int device = -1;  ///< -1: page-locked host memory
 };
 
-/// Grants a number of allocations, then refuses some, then grants all.
+/// Decides which allocations fail on demand: none at first; after set(), `succeed` allocations are granted,
+/// the next `fail` are refused, and all later ones are granted.
 class Refusals {
  public:
   void set(int succeed, int fail) {
@@ -39,19 +40,19 @@ class Refusals {
 
 class DeviceMemory {
  public:
+  static constexpr std::size_t kTotalBytes = std::size_t{4} << 30;
+
   explicit DeviceMemory(int device);
 
-  /// Returns null if the device has not so much.
+  /// Returns null if the device does not have enough free memory.
   void* allocate(std::size_t bytes);
-  /// Returns whether there was such a block. Whatever still uses it is ended by a segmentation fault.
+  /// Frees a block and returns whether there was one at this address. Any later use is a segmentation fault.
   bool free(void* data);
   std::optional<Block> find(const void* data) const;
-  /// Returns null for an address of something else.
+  /// Returns the address at which streams access this memory, or null if `data` is not in it.
   void* reach(const void* data) const;
-  void set_total_bytes(std::size_t bytes);
-  std::size_t total_bytes() const;
   std::size_t free_bytes() const;
-  /// Gives access at the program's addresses, or takes it again.
+  /// Makes the memory accessible at the program's addresses, or inaccessible again.
   void open(bool opened);
 
   Refusals refusals;
@@ -63,13 +64,12 @@ class DeviceMemory {
 
   int device_;
   int file_;
-  char* given_;    // what the program is given
-  char* reached_;  // the same memory
+  char* given_;    // The addresses that the program gets.
+  char* reached_;  // The addresses that streams use.
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::size_t> blocks_;  // bytes by offset
+  std::map<std::size_t, std::size_t> blocks_;  // Maps offsets to sizes in bytes.
   std::size_t used_bytes_ = 0;
-  std::size_t total_bytes_;
-  std::size_t end_ = 0;  // of what was ever allocated
+  std::size_t end_ = 0;  // The end of all memory that was ever allocated.
 };
 
 class HostMemory {
@@ -89,7 +89,8 @@ class HostMemory {
 
 DeviceMemory& device_memory(int device);
 HostMemory& host_memory();
-/// Of a device or page-locked; nothing for memory that CUDA does not know.
+/// Returns the block of device memory or page-locked memory that contains `data`, or nothing for other
+/// memory.
 std::optional<Block> find_block(const void* data);
 
 }  // namespace reef::played

@@ -1,4 +1,4 @@
-# NCCL that is played (nccl.cpp). Preloaded behind the played CUDA runtime, it comes before libnccl.so.2.
+# Builds played NCCL (nccl.cpp). It is preloaded after the played CUDA runtime and takes precedence over libnccl.so.2.
 set(played_nccl_sources nccl.cpp nccl_call.cpp nccl_combine.cpp nccl_communicator.cpp nccl_group.cpp nccl_mailboxes.cpp
                         nccl_unplayed.cpp)
 reef_played_library(played_nccl ${played_nccl_sources})
@@ -11,7 +11,7 @@ foreach(source nccl_test.cpp nccl_order_test.cpp nccl_trouble_test.cpp)
   add_executable(played_${test} ${source})
   reef_compile(played_${test})
   target_include_directories(played_${test} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
-  target_include_directories(played_${test} SYSTEM PRIVATE ${played_includes} "${REEF_TORCH_ROOT}/include") # c10's numbers of 16 bits
+  target_include_directories(played_${test} SYSTEM PRIVATE ${played_includes} "${REEF_TORCH_ROOT}/include") # c10's 16-bit floats
   target_link_libraries(played_${test} PRIVATE played_nccl played_cuda Threads::Threads GTest::gtest GTest::gtest_main)
   add_test(NAME played.${test} COMMAND played_${test})
   reef_properties(played.${test} FROM ${source} ${played_nccl_sources} runtime.cpp NEEDS played_${test} OTHERS unit device)

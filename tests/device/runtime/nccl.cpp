@@ -1,6 +1,7 @@
-// libplayed_nccl.so: NCCL's functions, played. Preloaded beside the played CUDA runtime, it takes the place
-// of libnccl.so.2. Ranks are processes of one machine that exchange over shared memory. They get the same
-// numbers whatever their timing, and what NCCL leaves undefined is an error here, said by every rank.
+// libplayed_nccl.so implements NCCL's functions for played devices. It is preloaded with the played CUDA
+// runtime and replaces libnccl.so.2. Ranks are processes on one machine that communicate through shared
+// memory. Results do not depend on timing. Use that NCCL leaves undefined is an error here, which every rank
+// reports.
 #pragma GCC visibility push(default)
 #include <nccl.h>
 #pragma GCC visibility pop
@@ -154,7 +155,7 @@ ncclResult_t ncclCommSplit(ncclComm_t from, int color, int key, ncclComm_t* comm
     add_meeting([=, &comm] { split(comm, color, key, communicator); });
   });
 }
-// As with NCCL, there may be no communicator to end.
+// As in NCCL, a null communicator is accepted.
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   return communicator == nullptr ? ncclSuccess : attempt([&] { known(communicator).finalize(); });
 }

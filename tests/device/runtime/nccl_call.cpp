@@ -8,7 +8,8 @@
 namespace reef::played {
 namespace {
 
-// Of a reduction, so much at a time, so that what all ranks have put in is never in memory as a whole.
+// The size of the part of a reduction that is processed at once, so that the inputs of all ranks are never in
+// memory as a whole.
 constexpr std::size_t kReducedBytes = 1 << 20;
 
 const char* name_of(Function function) {
@@ -33,7 +34,7 @@ void copy(char* to, const char* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }
 
-// The messages of one collective: one from each rank to each other, many of them empty.
+// The messages of one collective: one from each rank to every other rank, many of them empty.
 class Round {
  public:
   Round(const Call& call, Mailboxes& mailboxes)
@@ -65,8 +66,8 @@ class Round {
   std::vector<Message> messages_;
 };
 
-// Every function that reduces: rank r gets the elements of block r, or all ranks or the root those of block
-// 0.
+// Runs any function that reduces. In a reduce-scatter, rank r gets block r; otherwise all ranks, or only the
+// root, get block 0.
 Outcome run_reduction(const Call& call, Mailboxes& mailboxes) {
   const int ranks = mailboxes.ranks(), self = mailboxes.rank();
   const bool scatters = call.function == Function::kReduceScatter;

@@ -1,4 +1,4 @@
-// One call of NCCL's functions that communicate, and what it does in the ranks' mailboxes.
+// A call of one of NCCL's communicating functions, and how it runs on the ranks' mailboxes.
 #pragma once
 
 #include <nccl.h>
@@ -29,9 +29,9 @@ enum class Function : std::uint8_t {
 struct Call {
   Function function = Function::kAllReduce;
   ncclDataType_t type = ncclFloat32;
-  std::size_t count = 0;  // as the function takes it
-  int root = 0;           // of those that have one; the peer of kSend and kRecv
-  Reduction reduction;    // of those that reduce
+  std::size_t count = 0;  // The argument `count` of the function.
+  int root = 0;           // For functions with a root; for kSend and kRecv, the peer.
+  Reduction reduction;    // For functions that reduce.
   const void* send = nullptr;
   void* receive = nullptr;
   cudaStream_t stream = nullptr;
@@ -40,22 +40,23 @@ struct Call {
   bool reduces() const;
   bool has_root() const;
   std::size_t bytes() const { return count * bytes_of(type); }
-  /// What this rank sends with the call. All ranks must send the same; the receiver of a send expects it.
+  /// Returns the label that this rank sends with the call. All ranks of a collective must send the same
+  /// label, and the receiver of a send checks it.
   Label label() const;
 };
 
-/// Reads as the call did, with NCCL's names.
+/// Describes the call with NCCL's names, for error messages.
 std::string describe(const Call& call);
-/// Reads as the call of the rank that sends with this label.
+/// Describes the call of the rank that sends this label.
 std::string describe(const Label& label);
 
-/// Runs a collective of the ranks that share the mailboxes, on memory that this thread reaches. Every rank
-/// waits for every other, even where NCCL may do without.
+/// Runs a collective of the ranks that share the mailboxes. Must be called by the work of a stream, which can
+/// access device memory. Every rank waits for every other rank, even if NCCL need not wait.
 Outcome run_collective(const Call& call, Mailboxes& mailboxes);
-/// Runs sends and receives at the same time. Who sends waits until all is received.
+/// Runs sends and receives at the same time. A sender waits until everything is received.
 Outcome run_messages(const std::vector<Call>& calls, Mailboxes& mailboxes);
-/// Copies from sends of this rank to itself to its receives. Returns false, without a copy, if they do not
-/// match.
+/// Matches the messages that this rank sends to itself, and copies them if `copies`. Returns false, without a
+/// copy, if sends and receives do not match.
 bool match_with_itself(const std::vector<Call>& calls, int rank, bool copies);
 
 }  // namespace reef::played

@@ -9,8 +9,8 @@
 namespace reef::played {
 namespace {
 
-// Numbers of 16 bits are added and multiplied as float and rounded: that is what one rounding gives, as float
-// has more than twice their digits.
+// 16-bit numbers are added and multiplied as float and then rounded. This gives the correctly rounded result,
+// because float has more than twice their significant bits.
 template <class T>
 auto widened(T value) {
   if constexpr (std::is_same_v<T, __half>)
@@ -18,7 +18,7 @@ auto widened(T value) {
   else if constexpr (std::is_same_v<T, __nv_bfloat16>)
     return __bfloat162float(value);
   else if constexpr (std::is_integral_v<T>)
-    return static_cast<std::uint64_t>(value);  // wraps around as NCCL's do
+    return static_cast<std::uint64_t>(value);  // Integers wrap around, as in NCCL.
   else
     return value;
 }
@@ -41,7 +41,7 @@ template <class T>
 T product(T a, T b) {
   return rounded<T>(widened(a) * widened(b));
 }
-// As NCCL, passes over what is not a number if the other is one.
+// As in NCCL, a NaN is ignored if the other operand is a number.
 template <class T>
 T smaller(T a, T b) {
   if constexpr (std::is_integral_v<T>)
@@ -64,7 +64,7 @@ T element(const char* of, std::size_t i) {
   return value;
 }
 
-// Calls `with` with a value of the C++ type, and returns whether there is one.
+// Calls `with` with a value of the C++ type, and returns whether there is such a type.
 template <class With>
 bool with_type(ncclDataType_t type, const With& with) {
   switch (type) {

@@ -174,7 +174,7 @@ void ncclComm::explain(const Call& call, const Outcome& outcome, Mailboxes& mail
     mailboxes.report("the ranks of a communicator make different calls: " + name_of(rank_) + " is in " +
                      describe(call) + ", and " + peer + " is in " + describe(outcome.theirs));
   say(ncclInvalidUsage, mailboxes.reported());
-  mailboxes.wait_until_aborted();  // or the program would read memory that was never written
+  mailboxes.wait_until_aborted();  // Otherwise the program would read memory that was never written.
 }
 
 void ncclComm::say(ncclResult_t result, const std::string& words) {

@@ -1,4 +1,4 @@
-// A played communicator: the order of its calls, what went wrong in them, and how it begins and ends.
+// A played communicator: its beginning and end, the order of its calls, and their errors.
 #pragma once
 
 #include <nccl.h>
@@ -18,7 +18,7 @@
 
 namespace reef::played {
 
-/// Why a function of NCCL returns an error.
+/// The error that a function of NCCL returns.
 struct Refusal {
   ncclResult_t result;
   std::string words;
@@ -26,53 +26,53 @@ struct Refusal {
 
 /// What each rank of a new communicator tells the others.
 struct Newcomer {
-  std::array<char, 32> device{};  // address on the bus
+  std::array<char, 32> device{};  // The device's address on the PCI bus.
   std::int32_t ordinal = 0;
-  std::int32_t color = 0, key = 0;  // of a split
-  SharedName memory;                // of a split
+  std::int32_t color = 0, key = 0;  // For a split.
+  SharedName memory;                // For a split.
 };
-/// Tells of the device that is current.
+/// Describes the current device.
 Newcomer newcomer();
 
-/// Says what is wrong, on stderr and by ncclGetLastError. There is one last error in the process, as in NCCL.
+/// Reports an error on stderr and through ncclGetLastError. As in NCCL, there is one last error in a process.
 void set_last_error(const std::string& words);
 const char* last_error();
 
 }  // namespace reef::played
 
-/// NCCL's name for a communicator. Never freed, so that what calls it after its end is told so.
+/// A communicator; the name is NCCL's. It is never freed, so that calls after its end get an error.
 struct ncclComm {
  public:
-  /// Joins the others, without waiting for them. Throws Refusal.
+  /// Joins the other ranks without waiting for them. Throws Refusal.
   ncclComm(const reef::played::SharedName& name, int ranks, int rank, const reef::played::Newcomer& as);
 
-  /// Waits until all ranks have joined. Throws Refusal: if two ranks have one device, or a rank has died.
+  /// Waits until all ranks have joined. Throws Refusal if two ranks have the same device or a rank has died.
   void meet();
-  /// Gives the stream these calls as one work, behind all that the communicator was given before, on whatever
-  /// stream. Throws Refusal if the communicator has ended.
+  /// Enqueues these calls on their stream as one piece of work, which runs after all earlier calls of this
+  /// communicator on any stream. Throws Refusal if the communicator has ended.
   void issue(std::vector<reef::played::Call> calls);
-  /// Waits until all calls have run, or one has failed.
+  /// Waits until all calls have run or one has failed.
   void finish();
-  /// Finishes, and takes no more calls.
+  /// Finishes, and accepts no more calls.
   void finalize();
   void destroy();
-  /// Ends the communicator and the call that runs, whatever it waits for. The work that streams have been
-  /// given does nothing.
+  /// Ends the communicator and the call that is running, whatever it waits for. Calls that are still enqueued
+  /// on streams will do nothing.
   void abort();
-  /// Returns what each rank tells, in their order. Throws Refusal.
+  /// Sends `mine` to all ranks and returns what each rank has sent, in the order of ranks. Throws Refusal.
   std::vector<reef::played::Newcomer> gather(const reef::played::Newcomer& mine);
 
-  /// Makes an op that has the factor. It can be used until it is destroyed.
+  /// Makes an op for a reduction with a factor. It can be used until it is destroyed.
   ncclRedOp_t make_op(ncclDataType_t type, const reef::played::Reduction& reduction);
   void destroy_op(ncclRedOp_t op);
   /// Throws Refusal if there is no such op for elements of the type.
   reef::played::Reduction reduction(ncclRedOp_t op, ncclDataType_t type);
 
-  /// Registered memory is used like any other, so only that it is deregistered is looked at.
+  /// Registration has no effect; it is only checked that deregistered memory was registered.
   void* register_memory();
   void deregister_memory(void* handle);
 
-  /// Returns what went wrong in a call after it was issued.
+  /// Returns the first error of a call after it was issued, or ncclSuccess.
   ncclResult_t trouble();
   /// Throws Refusal if the communicator has ended.
   std::shared_ptr<reef::played::Mailboxes> open_mailboxes();
@@ -86,7 +86,8 @@ struct ncclComm {
     reef::played::Reduction reduction;
   };
 
-  // A work's place among the others: passed on once it has run, or cannot run any more.
+  // A call's turn among all calls of the communicator. The turn passes on when the call has run or can no
+  // longer run.
   class Turn;
 
   void run(const std::vector<reef::played::Call>& calls, reef::played::Mailboxes& mailboxes);
@@ -97,13 +98,13 @@ struct ncclComm {
 
   const int ranks_, rank_;
   const reef::played::Newcomer device_;
-  std::mutex issuing_;  // tickets and streams are in one order
-  std::mutex mutex_;    // of all that follows; nothing of CUDA is called under it
+  std::mutex issuing_;  // Keeps tickets in the order in which streams get the calls.
+  std::mutex mutex_;    // Guards everything below; no function of CUDA is called while it is held.
   std::condition_variable changed_;
-  std::shared_ptr<reef::played::Mailboxes> mailboxes_;  // null after the end
-  std::string ended_;                                   // how
-  std::uint64_t issued_ = 0, turn_ = 0;                 // of works that no graph has
-  std::set<std::uint64_t> passed_;                      // before it was their turn
+  std::shared_ptr<reef::played::Mailboxes> mailboxes_;  // Null after the end.
+  std::string ended_;                                   // How the communicator has ended.
+  std::uint64_t issued_ = 0, turn_ = 0;                 // Tickets, which calls in a graph do not have.
+  std::set<std::uint64_t> passed_;                      // Tickets that were passed on before their turn.
   bool runs_ = false;
   ncclResult_t trouble_ = ncclSuccess;
   std::map<int, Op> ops_;

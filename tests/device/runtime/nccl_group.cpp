@@ -13,12 +13,12 @@
 namespace reef::played {
 namespace {
 
-// What one thread has called since ncclGroupStart.
+// The calls of one thread since ncclGroupStart.
 struct Group {
   int depth = 0;
   ncclResult_t wrong = ncclSuccess;
   std::vector<std::pair<ncclComm_t, Call>> calls;
-  std::vector<std::function<void()>> meetings;  // in which a rank of a new communicator waits for the others
+  std::vector<std::function<void()>> meetings;  // Each waits for the other ranks of a new communicator.
 };
 thread_local Group group;
 
@@ -31,7 +31,7 @@ Communicators& communicators() {
   return *known;
 }
 
-// The meetings of several ranks in one thread wait for each other.
+// Holds all meetings at the same time, because the ranks of one thread may wait for each other.
 void hold_meetings(const std::vector<std::function<void()>>& meetings) {
   if (meetings.size() == 1) return meetings.front()();
   std::vector<std::thread> threads;
@@ -99,7 +99,7 @@ void end_group() {
   if (group.depth == 0) refuse("ncclGroupEnd without ncclGroupStart", ncclInvalidUsage);
   if (--group.depth > 0) return;
   const Group done = std::exchange(group, {});
-  if (done.wrong != ncclSuccess) refuse("", done.wrong);  // said already
+  if (done.wrong != ncclSuccess) refuse("", done.wrong);  // The words were reported already.
   hold_meetings(done.meetings);
   launch(done.calls);
 }

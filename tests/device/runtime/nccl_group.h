@@ -1,5 +1,5 @@
-// Groups of calls: what a thread calls between ncclGroupStart and ncclGroupEnd begins together. A call
-// outside is a group of its own.
+// Groups of calls: the calls of a thread between ncclGroupStart and ncclGroupEnd begin together. A call
+// outside of a group is a group of its own.
 #pragma once
 
 #include <nccl.h>
@@ -14,8 +14,8 @@ namespace reef::played {
 
 [[noreturn]] void refuse(const std::string& words, ncclResult_t result = ncclInvalidArgument);
 
-/// Runs a function of NCCL. Returns how it is refused, with the words for ncclGetLastError. A group that this
-/// thread is in is refused then, too.
+/// Runs the body of a function of NCCL and returns its result. A Refusal becomes an error result, its words
+/// become the last error, and the group that this thread is in fails too.
 ncclResult_t attempt(const std::function<void()>& act);
 
 void begin_group();
@@ -23,17 +23,17 @@ void end_group();
 /// Attempts `act` within a group.
 ncclResult_t in_group(const std::function<void()>& act);
 
-/// Adds a call to the group. Calls of one communicator are issued in order, but first the collectives, and
-/// then all sends and receives as one work, in which each moves when it can.
+/// Adds a call to the group. When the group ends, the collectives of a communicator are issued in order, and
+/// then all its sends and receives together, each of which proceeds when it can.
 void add_call(ncclComm_t communicator, const Call& call);
-/// Adds what waits for other ranks that may be called by this thread in the same group.
+/// Adds a function that waits for other ranks, which may be ranks of this thread in the same group.
 void add_meeting(std::function<void()> meeting);
 
-/// Makes a communicator that its functions know by its address.
+/// Makes a communicator that known() finds by its address.
 ncclComm_t make_communicator(const SharedName& name, int ranks, int rank, const Newcomer& as);
-/// Throws Refusal if there never was such a communicator.
+/// Returns a communicator. Throws Refusal if there never was one at this address.
 ncclComm& known(ncclComm_t communicator);
-/// Throws Refusal if it has ended, too.
+/// Does the same, but also throws Refusal if the communicator has ended.
 ncclComm& opened(ncclComm_t communicator);
 
 }  // namespace reef::played

@@ -34,7 +34,7 @@ void sleep_while(Word& word, std::uint32_t is) {
 
 std::system_error failed(const char* what) { return {errno, std::generic_category(), what}; }
 
-// The files of this process.
+// The files that this process has made.
 struct Made {
   std::mutex mutex;
   std::map<std::uint64_t, int> files;
@@ -60,20 +60,20 @@ class File {
 
 }  // namespace
 
-// Memory begins as zeros, and they are the right beginning for everything in it.
+// The shared memory. It is initialized to zeros, which is the right initial state of everything in it.
 struct Mailboxes::Shared {
   struct Member {
-    Word process;  // 0 until it has joined
-    Word pulse;    // changes whenever something changes that this rank may wait for
+    Word process;  // 0 until the rank has joined.
+    Word pulse;    // Changes whenever something changes that this rank may wait for.
   };
   std::atomic<std::uint64_t> number;
-  Word ranks;   // 0 until one has joined
-  Word report;  // 0 nothing, 1 being written, 2 there
+  Word ranks;   // 0 until a rank has joined.
+  Word report;  // 0: nothing, 1: being written, 2: complete.
   char words[kWordsBytes];
   Member members[kMaxRanks];
 };
 
-// Holds one piece of a message. Empty when as many pieces have been taken as were posted.
+// Holds one piece of a message. It is empty if all posted pieces have been taken.
 struct Mailboxes::Mailbox {
   Word posted, taken;
   std::size_t bytes;
@@ -111,8 +111,8 @@ Mailboxes::Mailboxes(const SharedName& name, int ranks, int rank) : ranks_(ranks
     throw std::runtime_error("the process that made the unique id has ended or does not hold it any more");
   const std::size_t boxes = static_cast<std::size_t>(kLines) * ranks * ranks;
   bytes_ = sizeof(Shared) + boxes * sizeof(Mailbox);
-  // Only ever grows: ranks that disagree on their number are found below. The last box is one that nobody
-  // uses.
+  // Enlarges the file by writing its last byte, in a mailbox that is never used. The file never shrinks, so
+  // this is safe even if ranks disagree on their number, which is detected below.
   if (pwrite(file.number(), "", 1, static_cast<off_t>(bytes_ - 1)) != 1)
     throw failed("memory to share cannot be made larger");
   void* const at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), 0);
@@ -145,7 +145,7 @@ void Mailboxes::wake(int rank) {
   syscall(SYS_futex, &pulse, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
 }
 
-// A killed process counts as gone before its parent has waited for it.
+// A killed process is gone even if its parent has not waited for it yet.
 bool Mailboxes::is_gone(int rank) const {
   const auto process = static_cast<pid_t>(shared_->members[rank].process.load());
   if (process == 0 || process == getpid()) return false;
@@ -155,7 +155,7 @@ bool Mailboxes::is_gone(int rank) const {
   return poll(&end, 1, 0) > 0;
 }
 
-// Moves one piece of the message, if it can. Returns whether anything has changed.
+// Moves one piece of the message if possible. Returns whether anything has changed.
 bool Mailboxes::move(Line line, Message& message, Outcome& outcome) {
   Mailbox& mail = message.leaves ? box(line, rank_, message.peer) : box(line, message.peer, rank_);
   const bool is_empty = mail.posted.load() == mail.taken.load();
@@ -186,10 +186,10 @@ bool Mailboxes::move(Line line, Message& message, Outcome& outcome) {
 Outcome Mailboxes::exchange(Line line, std::vector<Message> messages) {
   Word& pulse = shared_->members[rank_].pulse;
   const auto ranks = static_cast<std::size_t>(ranks_);
-  std::vector<bool> waits(2 * ranks), gone(ranks);  // waits: for messages from, or to, each rank
+  std::vector<bool> waits(2 * ranks), gone(ranks);  // `waits` has an element for each rank and direction.
   for (;;) {
     const std::uint32_t before = pulse.load();
-    // Who is gone before its mailboxes are looked at has not done any more in them.
+    // This is checked before the mailboxes are, because a rank that is gone cannot change them any more.
     for (std::size_t peer = 0; line == Line::kHosts && peer < ranks; ++peer)
       gone[peer] = (waits[2 * peer] || waits[2 * peer + 1]) && is_gone(static_cast<int>(peer));
     waits.assign(2 * ranks, false);
@@ -197,7 +197,7 @@ Outcome Mailboxes::exchange(Line line, std::vector<Message> messages) {
     int awaited = -1;
     for (Message& message : messages) {
       const std::size_t way = 2 * static_cast<std::size_t>(message.peer) + (message.leaves ? 1 : 0);
-      if (message.is_over || waits[way]) continue;  // one way, messages keep their order
+      if (message.is_over || waits[way]) continue;  // Messages in one direction keep their order.
       Outcome outcome;
       moved |= move(line, message, outcome);
       if (outcome.how != Outcome::How::kDone) return outcome;

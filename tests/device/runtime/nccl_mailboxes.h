@@ -1,6 +1,6 @@
-// What the ranks of a played communicator share: memory that their processes have mapped, with a mailbox for
-// each ordered pair of ranks and each line. Everything that ranks tell each other is put into these
-// mailboxes, a piece at a time. Who waits sleeps in the kernel.
+// The shared memory of the ranks of a played communicator, which all their processes map. It has a mailbox
+// for each ordered pair of ranks and each line. Everything that ranks tell each other goes through these
+// mailboxes, one piece at a time. Ranks that wait sleep in the kernel.
 #pragma once
 
 #include <array>
@@ -12,24 +12,25 @@
 
 namespace reef::played {
 
-/// Says where processes find the memory to share: it is an open file of one of them, without a name in any
-/// folder, so that nothing is left of it when they end, however they end.
+/// Identifies shared memory: an open file of one of the processes. The file has no name in any folder, so
+/// nothing is left when the processes end, however they end.
 struct SharedName {
-  std::uint64_t number = 0;  // random
+  std::uint64_t number = 0;  // A random number.
   std::int32_t process = 0, file = 0;
 };
-/// Makes memory to be shared. It can be found by its name until this process forgets it or ends.
+/// Makes shared memory. It can be found by its name until this process forgets it or ends.
 SharedName make_shared_memory();
-/// Closes what this process has made. Whoever has mapped it keeps it. Does nothing for any other name.
+/// Closes shared memory that this process has made. Processes that have mapped it can still use it. Does
+/// nothing for any other name.
 void forget_shared_memory(const SharedName& name);
 
-/// What a message is about. Sender and receiver must say the same.
+/// Identifies the call that a message belongs to. The labels of sender and receiver must be equal.
 using Label = std::array<std::uint64_t, 5>;
 
 /// One message to or from another rank. Messages from one rank to another arrive in order.
 struct Message {
   int peer = 0;
-  bool leaves = false;  // to the peer; otherwise from it
+  bool leaves = false;  // True for a message to the peer, false for one from it.
   char* bytes = nullptr;
   std::size_t size = 0;
   Label label{};
@@ -41,17 +42,18 @@ struct Message {
 struct Outcome {
   enum class How : std::uint8_t {
     kDone,
-    kDiffers,   // the peer sends something else than this rank receives
-    kReported,  // a rank has reported what went wrong, so no exchange can go on
-    kAborted,   // this rank has aborted while it waited for the peer
-    kGone       // the peer's process has ended; only looked for on the line of hosts
+    kDiffers,   // The peer sends something other than this rank receives.
+    kReported,  // A rank has reported an error, so no exchange can continue.
+    kAborted,   // This rank has aborted while it waited for the peer.
+    kGone       // The peer's process has ended; this is only checked on Line::kHosts.
   };
   How how = How::kDone;
   int peer = -1;
-  Label theirs{};  // what the peer sends instead
+  Label theirs{};  // The label that the peer sends if it differs.
 };
 
-/// Hosts make and split communicators while streams may still wait for each other.
+/// Separate mailboxes for hosts, which make and split communicators, because at the same time streams may
+/// still wait for each other.
 enum class Line : std::uint8_t { kHosts, kStreams };
 constexpr int kLines = 2;
 
@@ -60,24 +62,24 @@ class Mailboxes {
   static constexpr std::size_t kPieceBytes = 256 << 10;
   static constexpr int kMaxRanks = 64;
 
-  /// Joins as `rank`. Does not wait for the others. Throws std::runtime_error if the memory cannot be found,
-  /// or other ranks use it otherwise: with another number of ranks, or as the same rank.
+  /// Joins as `rank` without waiting for the other ranks. Throws std::runtime_error if the memory cannot be
+  /// found, if others have joined with another number of ranks, or if this rank has joined already.
   Mailboxes(const SharedName& name, int ranks, int rank);
   ~Mailboxes();
   Mailboxes(const Mailboxes&) = delete;
   Mailboxes& operator=(const Mailboxes&) = delete;
 
-  /// Sends and receives all messages, whichever can move first, and waits until all have arrived. One
-  /// exchange of a line at a time.
+  /// Sends and receives all messages, in whatever order they can move, and waits until all have arrived.
+  /// There may be only one exchange on a line at a time.
   Outcome exchange(Line line, std::vector<Message> messages);
 
-  /// Ends the exchanges of this rank, now and later. The other ranks do not get to know.
+  /// Ends all current and later exchanges of this rank. The other ranks are not told.
   void abort();
   void wait_until_aborted();
   bool is_aborted() const { return aborted_.load(); }
-  /// Ends the exchanges of all ranks, now and later. The first report counts.
+  /// Ends all current and later exchanges of all ranks. Only the first report is kept.
   void report(const std::string& words);
-  /// What has been reported, empty if nothing.
+  /// Returns the report, or an empty string if there is none.
   std::string reported();
 
   int ranks() const { return ranks_; }

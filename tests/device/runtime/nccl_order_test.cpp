@@ -1,5 +1,5 @@
-// Tests in which order played NCCL makes calls: of groups, of several streams, of graphs, of communicators of
-// some ranks.
+// Tests the order of calls in played NCCL: in groups, on several streams, in graphs, and in communicators of
+// a subset of ranks.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace {
 class PlayedNcclOrder : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PlayedNcclOrder, testing::Values(2, 3, 4));
 
-// All ranks send first: one by one, everybody would wait for everybody.
+// All ranks send first. If the messages ran one after another, every rank would wait forever.
 TEST_P(PlayedNcclOrder, MessagesOfAGroupDoNotWaitForEachOther) {
   in_ranks(GetParam(), [](Rank& self) {
     const Device<std::int32_t> from(ints(self.rank, kMany));
@@ -67,7 +67,8 @@ TEST_P(PlayedNcclOrder, CollectivesOfAGroupAreInOrderAndBesideMessages) {
   });
 }
 
-// Each rank lets another of its streams lag, and calls of different sizes would not meet.
+// A different stream lags in each rank. If calls did not keep their order, calls of different sizes would
+// meet.
 TEST_P(PlayedNcclOrder, CallsOfACommunicatorAreInOrderOnAnyStreams) {
   in_ranks(GetParam(), [](Rank& self) {
     std::vector<cudaStream_t> streams(3);

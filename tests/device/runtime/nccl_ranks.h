@@ -1,4 +1,4 @@
-// Ranks of played communicators as processes that a test forks, and their memory.
+// Forks the ranks of played communicators as processes of a test, and provides their device memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,12 +18,12 @@
 
 namespace reef::played {
 
-constexpr unsigned kDeadlineSeconds = 900;  // several times what a slow machine needs
+constexpr unsigned kDeadlineSeconds = 900;  // Several times what a slow machine needs.
 
 #define NCCL_OK(call) ASSERT_EQ(call, ncclSuccess) << ncclGetLastError(nullptr)
 #define CUDA_OK(call) ASSERT_EQ(call, cudaSuccess)
 
-/// Runs `of_rank` in so many processes, and expects of each that it ends well, or as `kills` plans.
+/// Runs `of_rank` in `ranks` processes. Expects that `killed_rank` is killed and that all others succeed.
 inline void in_processes(int ranks, const std::function<void(int)>& of_rank, int killed_rank = -1) {
   std::cout.flush();
   std::vector<pid_t> processes;
@@ -50,14 +50,14 @@ inline void in_processes(int ranks, const std::function<void(int)>& of_rank, int
   }
 }
 
-/// What a test has of each rank.
+/// The state of one rank in a test.
 struct Rank {
   int rank = 0, ranks = 0;
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
 };
 
-/// The same, with a communicator of all ranks, which is destroyed unless a rank is killed.
+/// Does the same with a communicator of all ranks. `of_rank` ends it, for example by end_well().
 inline void in_ranks(int ranks, const std::function<void(Rank&)>& of_rank, int killed_rank = -1) {
   ncclUniqueId id;
   NCCL_OK(ncclGetUniqueId(&id));
@@ -80,7 +80,7 @@ inline void end_well(Rank& self) {
   NCCL_OK(ncclCommDestroy(self.comm));
 }
 
-/// Elements in device memory.
+/// An array in device memory.
 template <class T>
 class Device {
  public:
@@ -96,7 +96,7 @@ class Device {
     return *this;
   }
   T* data() const { return static_cast<T*>(data_); }
-  /// Waits for the stream.
+  /// Waits for the stream and returns a copy of the array.
   std::vector<T> read(cudaStream_t stream) const {
     std::vector<T> all(count_);
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
@@ -112,13 +112,13 @@ class Device {
 };
 
 using Ints = std::vector<std::int32_t>;
-/// Numbers of which each rank has others.
+/// Returns numbers that are different in each rank.
 inline Ints ints(int rank, std::size_t count) {
   Ints all(count);
   std::iota(all.begin(), all.end(), rank * 100'000);
   return all;
 }
-/// Larger than any buffer between two ranks.
+/// A number of elements that exceeds the mailbox between two ranks.
 constexpr std::size_t kMany = 300'000;
 
 }  // namespace reef::played

@@ -1,4 +1,4 @@
-"""One rank of torch.distributed over played NCCL, on cuda:RANK: `nccl_ranks.py played_folder program`."""
+"""Runs one rank of torch.distributed over played NCCL on cuda:RANK. Called as `nccl_ranks.py played_folder program`."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ OPS = {dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum, dist.
 
 
 def of(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What `rank` puts in, on the CPU: numbers of very different size."""
+    """Returns the input of `rank` on the CPU: numbers of very different magnitudes."""
     made = torch.Generator().manual_seed(rank)
     return (torch.randn(count, generator=made).mul(torch.randn(count, generator=made).mul(3).exp()) * 9).to(dtype)
 
@@ -101,8 +101,8 @@ def messages() -> None:
 
 
 def in_order() -> None:
-    """Works that run beside the program, on tensors that it computes and reads: where a stream does not wait for
-    another, delays show it."""
+    """Runs asynchronous collectives on tensors that the program computes and reads. Because of the delays, results are wrong
+    if a stream does not wait for another one that it depends on."""
     played = ctypes.CDLL(None)
     for kind in range(3):
         played.played_cuda_delay(kind, 500)
@@ -124,7 +124,7 @@ def in_order() -> None:
 
 
 def gradients() -> None:
-    """Data parallel training ends with the parameters of one process that takes the mean itself."""
+    """Data parallel training gives the parameters of a single process that averages the losses of all ranks."""
     def net() -> torch.nn.Module:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
@@ -148,7 +148,7 @@ def gradients() -> None:
 
 
 def impatient() -> dist.ProcessGroup:
-    """A group of all ranks whose calls may take a few seconds, and whose communicator is there."""
+    """Returns a group of all ranks with a timeout of a few seconds, whose communicator is initialized."""
     group = dist.new_group(timeout=timedelta(seconds=IMPATIENCE_SECONDS))
     dist.all_reduce(here(torch.ones(4)), group=group)
     torch.cuda.synchronize()
@@ -156,7 +156,7 @@ def impatient() -> dist.ProcessGroup:
 
 
 def attempt(call) -> None:
-    """Says how the call ends, and ends this process, after work that shows whether the device goes on."""
+    """Prints how the call fails, checks that the device still works, and ends this process."""
     try:
         call().wait()
         torch.cuda.synchronize()

@@ -1,5 +1,5 @@
-// Tests the numbers of played NCCL: every function with every type and op, between 1 to 4 processes, against
-// the arithmetic as one would write it down. Sizes are around those of pieces and of parts of a reduction.
+// Tests the results of played NCCL: every function with every type and op, between 1 to 4 processes, against
+// a straightforward computation. Sizes are close to those of pieces and of parts of a reduction.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
@@ -58,8 +58,8 @@ std::size_t larger_than_two_parts() {
   return 2 * kPartBytes / sizeof(T) + 3;
 }
 
-// The element of a rank: small whole numbers, or numbers of very different size, so that the order of a sum
-// shows in it.
+// Returns element i of a rank: a small integer, or a floating point number. Floating point numbers have very
+// different magnitudes, so that a sum depends on its order.
 template <class T>
 T element(int rank, std::size_t i) {
   std::uint64_t bits =
@@ -79,7 +79,7 @@ std::vector<T> elements(int rank, std::size_t count) {
   return all;
 }
 
-// Whole numbers are computed without bounds and then cut off.
+// Computes the expected element. Integers are computed in 64 bits and then truncated.
 template <class T>
 T expected(ncclRedOp_t op, int ranks, std::size_t i, T factor = T(1)) {
   using Exact = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
@@ -122,7 +122,7 @@ std::string place(const char* function, ncclDataType_t type, int op, std::size_t
          std::to_string(self.ranks) + (in_place ? ", in place" : "");
 }
 
-// Reduces blocks of this many elements in the three ways that there are.
+// Tests all-reduce, reduce and reduce-scatter of this many elements.
 template <class T>
 void reduce(const Rank& self, ncclRedOp_t op, std::size_t count, bool in_place, T factor = T(1),
             ncclRedOp_t handle = ncclMaxRedOp) {
@@ -189,14 +189,14 @@ TEST_P(PlayedNccl, SumsOfMultiplesTakeTheFactorFromHostOrDevice) {
       ncclRedOp_t op = ncclSum;
       NCCL_OK(ncclRedOpCreatePreMulSum(&op, &factor, Type<T>::kType, ncclScalarHostImmediate, self.comm));
       const T kept = factor;
-      factor = T(9);  // read already
+      factor = T(9);  // The old factor has been read already.
       reduce<T>(self, ncclSum, 65, false, kept, op);
       NCCL_OK(ncclRedOpDestroy(op, self.comm));
       const Device<T> there(std::vector<T>{kept});
       NCCL_OK(ncclRedOpCreatePreMulSum(&op, there.data(), Type<T>::kType, ncclScalarDevice, self.comm));
       const Device<T> from(elements<T>(self.rank, 5)), to(5);
       NCCL_OK(ncclAllReduce(from.data(), to.data(), 5, Type<T>::kType, op, self.comm, self.stream));
-      NCCL_OK(ncclRedOpDestroy(op, self.comm));  // before it has run, perhaps
+      NCCL_OK(ncclRedOpDestroy(op, self.comm));  // The reduction may not have run yet.
       std::vector<T> wanted(5);
       for (std::size_t i = 0; i < 5; ++i) wanted[i] = expected<T>(ncclSum, self.ranks, i, kept);
       expect_same(to.read(self.stream), wanted, "factor in device memory");
@@ -219,14 +219,14 @@ TEST_P(PlayedNccl, LargestAndSmallestPassOverWhatIsNotANumber) {
   });
 }
 
-// Every function that only moves, from and to blocks of the ranks.
+// Tests every function that moves elements without reducing them.
 template <class T>
 void move(const Rank& self, std::size_t count, int root, bool in_place) {
   const ncclDataType_t type = Type<T>::kType;
   const auto ranks = static_cast<std::size_t>(self.ranks), rank = static_cast<std::size_t>(self.rank);
   const bool is_root = self.rank == root;
   const std::vector<T> none(count * ranks, T(77)), mine = elements<T>(self.rank, count * ranks);
-  std::vector<T> of_all;  // what a gather gives
+  std::vector<T> of_all;  // The result of a gather.
   for (int peer = 0; peer < self.ranks; ++peer)
     for (std::size_t i = 0; i < count; ++i) of_all.push_back(element<T>(peer, i));
   const auto first = [&](const std::vector<T>& all, std::size_t block = 0) {
@@ -287,7 +287,7 @@ TEST_P(PlayedNccl, MovesEveryType) {
   });
 }
 
-// What only moves is not looked at, so eight bits of any kind can be moved.
+// Functions that only move elements do not interpret them, so they accept 8-bit floating point types.
 TEST_P(PlayedNccl, MovesEightBitFloats) {
   in_ranks(GetParam(), [](Rank& self) {
     const Device<std::uint8_t> from(elements<std::uint8_t>(0, 100)), to(100);

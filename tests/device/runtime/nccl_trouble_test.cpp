@@ -1,5 +1,5 @@
-// Tests that played NCCL tells what is wrong: what NCCL refuses, what it leaves undefined, and what it waits
-// for without end, until it is aborted.
+// Tests the errors of played NCCL: for what NCCL refuses, for what it leaves undefined, and for what it would
+// wait for forever, until it is aborted.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -39,7 +39,8 @@ bool contains(const std::string& text, const std::string& part) {
 class PlayedNcclTrouble : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PlayedNcclTrouble, testing::Values(2, 3, 4));
 
-// What ranks 0 and 1 call in the same place of their communicator, where they should call the same.
+// Different calls of ranks 0 and 1 in the same position of their communicator, where the calls should be the
+// same.
 struct Mistake {
   const char* of_0;
   const char* of_1;
@@ -101,21 +102,22 @@ TEST_P(PlayedNcclTrouble, DifferentCallsAreToldByEveryRank) {
       const Device<std::int32_t> data(Ints(16, 5));
       NCCL_OK(ncclAllReduce(data.data(), data.data(), 1, ncclInt32, ncclSum, self.comm, self.stream));
       NCCL_OK((self.rank == 1 ? mistake.call_1 : mistake.call_0)(data.data(), self));
-      // The others of more ranks than two may be in the right, or wait for a message.
+      // With more than two ranks, the others may make either call, so their words are not checked further.
       EXPECT_EQ(await_trouble(self), ncclInvalidUsage);
       EXPECT_TRUE(contains(words(), "make different calls")) << words();
       if (self.ranks == 2) {
         EXPECT_TRUE(contains(words(), std::string("rank 1 is in ") + mistake.of_1)) << words();
         EXPECT_TRUE(contains(words(), std::string("rank 0 is in ") + mistake.of_0)) << words();
       }
-      EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);  // nobody reads what was never written
+      // The stream does not go on, so that nothing reads memory that was never written.
+      EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
       NCCL_OK(ncclCommAbort(self.comm));
       CUDA_OK(cudaStreamSynchronize(self.stream));
     });
   }
 }
 
-// A rank that is killed, or hangs, keeps the others waiting, asleep, until they abort.
+// If a rank is killed or hangs, the others sleep until they abort.
 TEST_P(PlayedNcclTrouble, AbortEndsWaitingForARankThatIsKilled) {
   const std::set<std::string> before = shared_files();
   in_ranks(
@@ -135,7 +137,7 @@ TEST_P(PlayedNcclTrouble, AbortEndsWaitingForARankThatIsKilled) {
           getrusage(RUSAGE_SELF, &end);
           const auto us = [](const timeval& time) { return time.tv_sec * 1'000'000 + time.tv_usec; };
           EXPECT_LT(us(end.ru_utime) + us(end.ru_stime) - us(start.ru_utime) - us(start.ru_stime), 300'000);
-          EXPECT_EQ(trouble(self), ncclSuccess);  // as with NCCL, nobody knows
+          EXPECT_EQ(trouble(self), ncclSuccess);  // As in NCCL, the killed rank is not noticed.
           EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
           NCCL_OK(ncclCommAbort(self.comm));
         });
@@ -144,7 +146,7 @@ TEST_P(PlayedNcclTrouble, AbortEndsWaitingForARankThatIsKilled) {
         EXPECT_EQ(trouble(self), ncclRemoteError);
         EXPECT_TRUE(contains(words(), "aborted while it waited for rank")) << words();
         const Device<std::int32_t> later(Ints{3});
-        EXPECT_EQ(later.read(self.stream), Ints{3});  // the stream goes on
+        EXPECT_EQ(later.read(self.stream), Ints{3});  // The stream still works.
         EXPECT_EQ(ncclAllReduce(later.data(), later.data(), 1, ncclInt32, ncclSum, self.comm, self.stream),
                   ncclInvalidUsage);
         EXPECT_EQ(ncclCommAbort(self.comm), ncclInvalidUsage);
@@ -155,7 +157,7 @@ TEST_P(PlayedNcclTrouble, AbortEndsWaitingForARankThatIsKilled) {
 
 TEST(PlayedNcclAlone, AbortEndsDestroyToo) {
   in_ranks(2, [](Rank& self) {
-    if (self.rank == 1) return;  // hangs, as far as the other knows
+    if (self.rank == 1) return;  // To the other rank, this looks like a hang.
     const Device<std::int32_t> data(Ints(4, 1));
     NCCL_OK(ncclAllReduce(data.data(), data.data(), 4, ncclInt32, ncclSum, self.comm, self.stream));
     std::thread watchdog([&] {
@@ -169,7 +171,7 @@ TEST(PlayedNcclAlone, AbortEndsDestroyToo) {
   });
 }
 
-// After a fault on the device its work is dropped. What waits for its turn must not wait for that.
+// After a fault on a device its work is dropped. Ending a communicator must not wait for dropped calls.
 TEST(PlayedNcclAlone, ABrokenDeviceDoesNotHoldUpTheEnd) {
   in_ranks(1, [](Rank& self) {
     const Device<std::int32_t> data(Ints(4, 1));
@@ -189,17 +191,17 @@ TEST_P(PlayedNcclTrouble, ARankThatIsKilledBeforeAllHaveMetIsToldOf) {
         ncclComm_t comm = nullptr;
         if (rank == 1) {
           (void)ncclGroupStart();
-          (void)ncclCommInitRank(&comm, ranks, id, rank);  // joins, and would wait for the others later
+          (void)ncclCommInitRank(&comm, ranks, id, rank);  // Joins; only the group's end would wait.
           raise(SIGKILL);
         }
-        if (rank > 1) return;  // never joins
+        if (rank > 1) return;  // Never joins.
         EXPECT_EQ(ncclCommInitRank(&comm, ranks, id, rank), ncclRemoteError);
         EXPECT_TRUE(contains(words(), "has ended")) << words();
       },
       1);
 }
 
-// Who has met all others may end before they look for it again.
+// A rank that has met all others may end before they check for it again, which must not be an error.
 TEST_P(PlayedNcclTrouble, RanksThatEndAtOnceHaveMet) {
   for (int round = 0; round < 50; ++round) in_ranks(GetParam(), [](Rank&) {});
 }
@@ -255,7 +257,7 @@ TEST(PlayedNcclAlone, WrongArgumentsAreRefusedWithWords) {
             "rank 2 is not one of 2");
     NCCL_OK(ncclAllReduce(at, at, 4, ncclInt32, ncclSum, self.comm, self.stream));
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
-    EXPECT_EQ(data.read(self.stream), Ints(4, 1));  // nothing of the group was done
+    EXPECT_EQ(data.read(self.stream), Ints(4, 1));  // No call of the group has run.
     end_well(self);
     refused(ncclAllReduce(at, at, 4, ncclInt32, ncclSum, self.comm, self.stream), ncclInvalidUsage,
             "has been destroyed");

@@ -1,5 +1,6 @@
-// What LibTorch imports of NCCL and is not played: it is refused with words, where otherwise the real library
-// would be called with communicators it does not know. Declared without what they take, as nothing is read.
+// The functions of NCCL that LibTorch imports but that are not played. They return an error; without them,
+// the real library would be called with communicators that it does not know. They are defined without
+// parameters, because they read none.
 #include "device/runtime/nccl_unplayed.h"
 
 #define REEF_UNPLAYED(function)                                      \

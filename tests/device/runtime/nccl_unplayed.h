@@ -2,7 +2,7 @@
 
 namespace reef::played {
 
-/// Returns ncclInvalidUsage, with the words that this function is not played.
+/// Reports that this function is not played, and returns ncclInvalidUsage.
 int refuse_unplayed(const char* function);
 
 }  // namespace reef::played

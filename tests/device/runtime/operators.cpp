@@ -1,7 +1,7 @@
 // LibTorch's operators on a played device: every operator that has a CUDA kernel is computed by the CPU's
-// kernel, as work of the current stream, over the same memory. Shapes are known before, by the meta kernel,
-// as on a device; where an operator has none, or gives what is no tensor, the program waits for the stream,
-// which real ones of this kind do, too (nonzero, unique, equal).
+// kernel on the same memory, as work of the current stream. The meta kernel computes the shapes of results
+// beforehand. If an operator has no meta kernel, or has results that are not tensors, the program waits for
+// the stream; on a real device, operators of this kind (nonzero, unique, equal) wait, too.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,7 +27,7 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// Not computed: they make tensors, give views, or only ask for what the program knows.
+// These operators keep their own kernels: they make tensors, return views, or only query what the host knows.
 const std::set<std::string> kLeftAsTheyAre = {
     "aten::empty.memory_format", "aten::empty_strided",        "aten::resize_",
     "aten::_local_scalar_dense", "aten::record_stream",        "aten::set_",
@@ -36,8 +36,8 @@ const std::set<std::string> kLeftAsTheyAre = {
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  if (!tensor.is_cuda())
-    return tensor.device().is_cpu() ? tensor.clone() : tensor;  // as the program has it now
+  if (!tensor.is_cuda())  // The program may change a CPU tensor before the work runs.
+    return tensor.device().is_cpu() ? tensor.clone() : tensor;
   TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg(),
               "a played device has neither sparse tensors nor conjugate views");
   return at::for_blob(reach(tensor.const_data_ptr()), tensor.sizes())
@@ -97,7 +97,7 @@ c10::Device device_of(const Stack& given) {
   return found.value_or(c10::Device(at::kCUDA, c10::cuda::current_device()));
 }
 
-// Draws from the device's generator as a kernel would, in the order of the program.
+// Returns a generator for one operator. Advances the device's generator as a kernel would, in program order.
 at::Generator drawn(std::optional<at::Generator> given, c10::Device device) {
   auto* const generator = at::get_generator_or_default<at::CUDAGeneratorImpl>(
       given, at::cuda::detail::getDefaultCUDAGenerator(device.index()));
@@ -154,7 +154,7 @@ std::optional<Stack> shapes(const OperatorHandle& op, const Stack& given) {
     if (!are_tensors(metas)) return {};
     return metas;
   } catch (const std::exception&) {
-    return {};  // what is wrong with the arguments the CPU's kernel says
+    return {};  // If the arguments are wrong, the CPU's kernel reports the error.
   }
 }
 
@@ -173,7 +173,7 @@ Stack given_back(const c10::FunctionSchema& schema, const Stack& given) {
   return results;
 }
 
-// An out= argument gets its shape from the operator.
+// Resizes out= arguments to the shapes that the operator computes.
 void resize_results(const OperatorHandle& op, const Stack& given) {
   bool has_out = false;
   for (const auto& argument : op.schema().arguments()) has_out |= argument.is_out();
@@ -243,8 +243,8 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
-// Between devices, and between a device and the host, LibTorch copies by the runtime. What it would do by a
-// kernel (other dtypes, other strides) is done here.
+// LibTorch uses the runtime to copy between devices, and between a device and the host. This function does
+// the copies for which it would use a kernel (other dtypes, other strides).
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const bool by_kernel = to.is_cuda() && from.is_cuda() && to.device() == from.device() &&
                          (to.scalar_type() != from.scalar_type() || !to.is_non_overlapping_and_dense() ||
@@ -259,7 +259,7 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 
-// The CPU's has no generator among its arguments.
+// The CPU's operator has no argument for a generator, so dropout is computed here.
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   const c10::cuda::CUDAGuard guard(input.device());
   const bool drops = train.value_or(true) && p > 0;
@@ -281,10 +281,10 @@ std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, st
   return {output, mask};
 }
 
-// Of every operator that has a kernel for CUDA.
+// Replaces the kernel of every operator that has one for CUDA.
 struct Registration {
   Registration() : library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__) {
-    const c10::WarningUtils::WarningHandlerGuard silent(&quiet);  // that kernels are replaced
+    const c10::WarningUtils::WarningHandlerGuard silent(&quiet);  // No warnings about replaced kernels.
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
       const std::string text = c10::toString(name);

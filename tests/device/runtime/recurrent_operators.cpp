@@ -1,4 +1,5 @@
-// The cells of recurrent networks, which LibTorch has for CUDA alone: for the CPU, by other operators.
+// The fused cells of recurrent networks, which LibTorch implements for CUDA only. Here they are implemented
+// for the CPU with other operators.
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
@@ -13,7 +14,7 @@ Tensor with(const Tensor& gates, const Biased& bias) {
 Tensor or_zeros(const Biased& gradient, const Tensor& like) {
   return gradient && gradient->defined() ? *gradient : at::zeros_like(like);
 }
-// The derivative of a sigmoid, or of a tanh, by its value.
+// Return the derivative of sigmoid and of tanh, given the value of the function.
 Tensor of_sigmoid(const Tensor& value) { return at::mul(value, at::rsub(value, 1)); }
 Tensor of_tanh(const Tensor& value) { return at::rsub(at::mul(value, value), 1); }
 Tensor product(const Tensor& a, const Tensor& b, const Tensor& c) { return at::mul(at::mul(a, b), c); }

@@ -1,4 +1,4 @@
-// The functions of libcudart, by the played memory and streams.
+// The functions of libcudart, implemented with played memory and streams.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -51,20 +51,17 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
     const void* const read = reach(from);
     if (const auto error = stream.give({Work::kCopy, [=] { std::memcpy(written, read, bytes); }}))
       return error;
-  } else {  // pageable: it has been read when the call returns
+  } else {  // Pageable memory is read before the call returns.
     const auto* const begin = static_cast<const char*>(from);
     auto kept = std::make_shared<std::vector<char>>(begin, begin + bytes);
     if (const auto error = stream.give({Work::kCopy, [=] { std::memcpy(written, kept->data(), bytes); }}))
       return error;
   }
-  return of_to ? cudaSuccess : stream.finish();  // pageable: it has been written
+  return of_to ? cudaSuccess : stream.finish();  // Pageable memory is written before the call returns.
 }
 
 }  // namespace
 
-void played_cuda_set_memory_bytes(std::size_t bytes) {
-  for (int device = 0; device < kDevices; ++device) device_memory(device).set_total_bytes(bytes);
-}
 void played_cuda_fail_allocations(int succeed, int fail) {
   for (int device = 0; device < kDevices; ++device) device_memory(device).refusals.set(succeed, fail);
 }
@@ -113,7 +110,7 @@ PLAYED cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
   std::snprintf(properties->name, sizeof properties->name, "played device");
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
   properties->pciBusID = device + 1;
-  properties->totalGlobalMem = device_memory(device).total_bytes();
+  properties->totalGlobalMem = DeviceMemory::kTotalBytes;
   properties->major = 9;
   properties->multiProcessorCount = 3;
   properties->warpSize = 32;
@@ -155,7 +152,7 @@ PLAYED cudaError_t cudaPeekAtLastError() {
 PLAYED cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const DeviceMemory& memory = device_memory(current_device());
   *free = memory.free_bytes();
-  *total = memory.total_bytes();
+  *total = DeviceMemory::kTotalBytes;
   return of_current();
 }
 PLAYED cudaError_t cudaMalloc(void** data, std::size_t bytes) {
@@ -230,7 +227,7 @@ PLAYED cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flag
 PLAYED cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithPriority(stream, 0, 0);
 }
-PLAYED cudaError_t cudaStreamDestroy(cudaStream_t) { return of_current(); }  // it does what it was given
+PLAYED cudaError_t cudaStreamDestroy(cudaStream_t) { return of_current(); }  // It still does its work.
 PLAYED cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return noted(stream_of(stream).finish()); }
 PLAYED cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (const cudaError_t error = refuse_while_capturing()) return noted(error);
@@ -326,12 +323,12 @@ PLAYED cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 PLAYED cudaError_t cudaGraphExecDestroy(cudaGraphExec_t instance) {
-  delete reinterpret_cast<Graph*>(instance);  // what was launched has its tasks
+  delete reinterpret_cast<Graph*>(instance);  // Launched graphs have copies of the tasks.
   return cudaSuccess;
 }
 
-// ---- kernels: those of LibTorch are replaced by played operators, those of Reef by played ones.
-// torch.cuda._sleep is one of which only the time counts.
+// ---- kernels: played operators replace those of LibTorch, and played kernels those of Reef. The kernel of
+// torch.cuda._sleep, which only takes time, is the only one that can be launched here.
 namespace {
 std::atomic<const void*> sleeping_kernel{nullptr};
 constexpr std::int64_t kCyclesPerMicrosecond = 2000;
@@ -379,7 +376,7 @@ PLAYED cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function
   return cudaSuccess;
 }
 
-// ---- what is not played: an error with its name, so that nothing reaches the real runtime
+// ---- functions that are not played: they report an error, so that no call reaches the real runtime
 namespace {
 cudaError_t not_played(const char* name) {
   std::fprintf(stderr, "played device: %s is not played\n", name);

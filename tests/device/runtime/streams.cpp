@@ -14,11 +14,11 @@
 namespace reef::played {
 namespace {
 
-// Never destroyed: streams work until the process ends.
+// Never destroyed, because streams work until the process ends.
 struct Shared {
   std::mutex mutex;
-  std::condition_variable progress;  ///< a stream has done something
-  std::vector<Stream*> streams{new Stream(0, true, 0), new Stream(1, true, 1)};  ///< the default ones first
+  std::condition_variable progress;  ///< notified when a stream has done something
+  std::vector<Stream*> streams{new Stream(0, true, 0), new Stream(1, true, 1)};  ///< default streams first
   std::vector<std::weak_ptr<Capture>> captures;
   std::uint64_t last_capture = 0;
 };
@@ -31,7 +31,8 @@ thread_local int current = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 std::array<std::atomic<unsigned>, 3> mean_delays_us{};
 std::atomic<std::uint64_t> seed{1};
-// Of a whole run, in the order of Work, then the seed: REEF_PLAYED_DELAYS_US="200 0 1000 7".
+// REEF_PLAYED_DELAYS_US="200 0 1000 7" sets the mean delays of a whole run, in the order of Work, and the
+// seed.
 [[maybe_unused]] const bool delays_are_set = [] {
   const char* const given = std::getenv("REEF_PLAYED_DELAYS_US");
   if (given == nullptr) return false;
@@ -170,7 +171,7 @@ cudaError_t Event::hold_back(Stream& stream) const {
     const std::lock_guard lock(shared().mutex);
     point = point_;
     if (!point) return cudaSuccess;
-    if (point->capture) {  // the tasks of a graph are in order by themselves
+    if (point->capture) {  // The tasks of a graph run in program order anyway.
       if (!stream.capture) stream.capture = point->capture;
       return stream.capture == point->capture ? cudaSuccess : cudaErrorStreamCaptureIsolation;
     }
@@ -302,7 +303,7 @@ void enqueue(cudaStream_t stream, Work kind, std::function<void()> work) {
 void finish(cudaStream_t stream) { (void)stream_of(stream).finish(); }
 
 void run_kernel(cudaStream_t stream, const std::function<void()>& kernel) {
-  static std::mutex one_at_a_time;  // shared memory of blocks is static
+  static std::mutex one_at_a_time;  // The shared memory of blocks is in static variables.
   const std::lock_guard lock(one_at_a_time);
   DeviceMemory& memory = device_memory(stream_of(stream).device());
   struct Opened {

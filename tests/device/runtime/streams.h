@@ -22,12 +22,12 @@ struct Task {
   std::function<void()> run;
 };
 
-/// What streams have been given while they were captured, in the order in which the program gave it.
+/// The work that was enqueued on captured streams, in program order.
 struct Capture {
   std::uint64_t number = 0;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id begun_by;
-  bool spoilt = false;  ///< something was called that a capture cannot contain
+  bool spoilt = false;  ///< whether a function was called that a capture cannot contain
   std::vector<Task> tasks;
 };
 
@@ -41,21 +41,21 @@ class Stream {
   int device() const { return device_; }
 
   cudaError_t give(Task task);
-  /// Waits until all is done that the stream has been given.
+  /// Waits until all work of the stream is done.
   cudaError_t finish();
   bool finished() const;
   void set_delay(unsigned microseconds);
 
-  std::shared_ptr<Capture> capture;  ///< null most of the time; guarded by the lock of streams
+  std::shared_ptr<Capture> capture;  ///< null unless captured; guarded by the mutex of all streams
 
  private:
   friend class Event;
-  void push(Task task);  // under the lock
+  void push(Task task);  // The caller holds the mutex of all streams.
   void serve();
   std::chrono::microseconds delay_before(Work kind);
 
   int device_;
-  bool blocking_;  // waits for the default stream of its device, and that one for it
+  bool blocking_;  // Whether this stream and the default stream of its device wait for each other.
   std::uint64_t number_;
   std::deque<Task> tasks_;
   std::uint64_t given_ = 0;
@@ -80,27 +80,28 @@ class Event {
   struct Point {
     bool reached = false;
     std::chrono::steady_clock::time_point at;
-    std::shared_ptr<Capture> capture;  // of a point in a graph
+    std::shared_ptr<Capture> capture;  // Not null for a point in a graph.
   };
   int device_;
   std::shared_ptr<Point> point_;
 };
 
-/// The stream of a handle; the default stream of the current device, if it is null.
+/// Returns the stream of a handle, or the default stream of the current device if the handle is null.
 Stream& stream_of(cudaStream_t handle);
 Stream* new_stream(int device, bool blocking);
 void finish_device(int device);
 
 cudaError_t begin_capture(Stream& stream, cudaStreamCaptureMode mode);
-/// Gives null where the capture was spoilt.
+/// Ends a capture. `graph` becomes null if the capture was spoilt.
 cudaError_t end_capture(Stream& stream, Graph** graph);
-/// The capture of a stream, or null.
+/// Returns the capture of a stream, or null.
 std::shared_ptr<Capture> capture_of(const Stream& stream);
-/// Spoils captures that forbid the calling thread what may wait for the device, and returns the error for it.
+/// Must be called by functions that may wait for a device. Spoils all captures that forbid this in the
+/// calling thread, and returns an error if there are any.
 cudaError_t refuse_while_capturing();
 cudaStreamCaptureMode exchange_capture_mode(cudaStreamCaptureMode mode);
 
-/// The device's error from which nothing recovers, or success.
+/// Returns the error that has broken the device, or success. A broken device never recovers.
 cudaError_t broken(int device);
 int current_device();
 void set_current_device(int device);

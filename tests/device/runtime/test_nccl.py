@@ -1,4 +1,4 @@
-"""LibTorch's NCCL groups, as they are in the wheel, between processes over played NCCL on played devices."""
+"""LibTorch's unmodified NCCL groups, between processes with played NCCL on played devices."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from ranks import beside_each_other, run_ranks
 
 PROGRAM = Path(__file__).with_name("nccl_ranks.py")
 GROUPS = {"ProcessGroupNCCL": "0", "ProcessGroupNCCL2": "1"}
-"""What "nccl" means in torch 2.15, by TORCH_DIST_USE_NCCL2. Older versions have the first only."""
+"""The implementation of "nccl" that TORCH_DIST_USE_NCCL2 selects in torch 2.15. Older versions have the first only."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_programs_compute_what_they_compute_alone(played, program, group):
 
 @pytest.fixture(scope="module")
 def in_trouble(build_dir) -> dict:
-    """What the ranks say that wait until LibTorch gives up. All at once: most of that is waiting."""
+    """Runs all programs in which LibTorch gives up after a timeout. They run at the same time, because they mostly wait."""
     rows = [(program, group) for program in ("killed", "different") for group in GROUPS]
     return beside_each_other(lambda row: run(build_dir / "played", *row).ranks, rows)
 

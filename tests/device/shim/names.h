@@ -1,4 +1,4 @@
-// Declares under CUDA's names what kernels use, and plays it on the CPU (device/played_grid.h).
+// Defines the names of CUDA that kernels use, on top of the played device (device/played_grid.h).
 #pragma once
 
 #include <cstddef>

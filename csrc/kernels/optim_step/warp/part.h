@@ -9,18 +9,20 @@
 #include "kernels/optim_step/lanes_scalar.h"
 #include "kernels/optim_step/rounding.h"
 
-/// A tile by a warp of 32 threads: what one thread does, from one exchange between threads to the next. What
-/// a thread must be told by others is whether a gradient is not finite, and the largest value of a block. So
-/// all of it is ordinary code, which the tests run on the CPU, thread by thread. A thread has eight elements,
-/// in two halves, for more would not fit its registers: gradients and the new states stay there, all else is
-/// there for one half at a time. Here: what of a tile a thread has, and how it is read and written.
+/// A warp of 32 threads works on a tile. The code in warp/ is what a single thread does between two exchanges
+/// with other threads. Threads exchange only whether a gradient is not finite, and the largest value of each
+/// block, so all of this is ordinary code, which the tests run on the CPU thread by thread.
+///
+/// A thread has eight elements in two halves. The gradients and new states of both halves stay in registers;
+/// everything else is in registers for one half at a time, because a thread has no more of them. This header
+/// defines which elements of a tile a thread has, and reads and writes them.
 namespace reef::kernels::warp {
 
 inline constexpr int kThreads = 32;
 inline constexpr int kOwn = static_cast<int>(kTileElements) / kThreads;
 inline constexpr int kHalf = static_cast<int>(kTileElements) / 2;
 
-/// One lane whose tables are in memory that threads share: their entries lie in banks of their own.
+/// A single lane whose tables are in shared memory, where each entry is in a different bank.
 struct Lanes : scalar::Lanes {
   struct Table9 {
     Table9() = default;
@@ -37,8 +39,8 @@ using F = Lanes::Floats;
 using I = Lanes::Ints;
 REEF_LANE I integer(std::uint32_t bits) { return {scalar::wrapped(bits)}; }
 
-/// As load_as_float(), store_rounded() and store_stochastic() of rounding.h have 16 bits, in registers: what
-/// a thread has an address of would be in memory.
+/// Convert 16-bit numbers like load_as_float(), store_rounded() and store_stochastic() of rounding.h, but by
+/// value: a variable whose address is taken would be in memory instead of a register.
 REEF_LANE F float_of_16_bits(OptimDtype dtype, std::uint32_t bits) {
   if (dtype == OptimDtype::kBFloat16) return floats_of_bits(integer(bits << 16));
   return {scalar::float_of_float16(static_cast<std::uint16_t>(bits))};
@@ -51,17 +53,17 @@ REEF_LANE I to_16_bits_stochastic(OptimDtype dtype, F x, I random) {
   return {scalar::float16_of_float(stochastic_float16<Lanes>(x, random).v)};
 }
 
-/// What of a tile a thread has: four elements one after another in each half. Of a whole tile, at addresses
-/// that are aligned, nothing needs to be asked.
+/// The part of a tile that a thread has: four consecutive elements in each half. If kWhole, the tile is whole
+/// and all its addresses are aligned, so that no element needs to be checked.
 template <bool kWhole>
 struct Part {
   std::int64_t tile;
   int elements;  ///< of the tile
   int thread;
 
-  /// In the tile, of its own element number k.
+  /// Returns the number in the tile of the thread's element k.
   REEF_LANE int element(int k) const { return k / 4 * kHalf + 4 * thread + k % 4; }
-  /// In the tensor, of the first in a half.
+  /// Returns the number in the tensor of the thread's first element in a half.
   REEF_LANE std::int64_t first(int half) const { return tile * kTileElements + element(4 * half); }
   REEF_LANE bool has(int k) const { return kWhole || element(k) < elements; }
 };
@@ -71,14 +73,15 @@ REEF_LANE Part<false> part_of(std::int64_t tile, std::int64_t elements, int thre
   return {tile, static_cast<int>(rest < kTileElements ? rest : kTileElements), thread};
 }
 
-/// Whether these addresses are multiples of what a thread reads and writes at most at once. Cheap enough for
-/// each tile: a flag for all of a tensor's would take a register.
+/// Whether these addresses are multiples of 16 bytes, which is the most that a thread reads or writes at
+/// once. This is cheap enough to ask for every tile, whereas a flag for a whole tensor would take a register.
 template <class... Memory>
 REEF_LANE bool are_aligned(const Memory*... memory) {
   return ((reinterpret_cast<std::uintptr_t>(memory) | ... | std::uintptr_t{0}) & 15U) == 0;
 }
 
-/// All that a step reads and writes is in a device's own memory, for which it has instructions.
+/// Tells the compiler that `memory` is in a device's global memory, which has its own load and store
+/// instructions. Everything that a step reads and writes is in global memory.
 template <class T>
 REEF_LANE T* global(T* memory) {
 #ifdef __CUDA_ARCH__
@@ -95,7 +98,7 @@ struct alignas(4 * kBytes) Four {
   REEF_LANE std::uint32_t operator[](int k) const {
     return words[k * kBytes / 4] >> shift(k) & 0xFFFFFFFFU >> (32 - 8 * kBytes);
   }
-  /// Where there is zero.
+  /// Sets element k, which must be zero before.
   REEF_LANE void put(int k, std::uint32_t element) { words[k * kBytes / 4] |= element << shift(k); }
 
  private:
@@ -105,7 +108,8 @@ template <int kBytes>
 using Element = std::conditional_t<kBytes == 1, std::uint8_t,
                                    std::conditional_t<kBytes == 2, std::uint16_t, std::uint32_t>>;
 
-/// In a half, from the element number `first` of the memory on; those that are not there are 0.
+/// Loads four elements of a half, beginning with element number `first` of `memory`. Elements beyond the end
+/// of the tile are 0.
 template <int kBytes, bool kWhole>
 REEF_LANE Four<kBytes> load4(const void* memory, std::int64_t first, const Part<kWhole>& part, int half) {
   const auto* const from = global(static_cast<const Element<kBytes>*>(memory) + first);
@@ -122,7 +126,7 @@ REEF_LANE void store4(void* memory, std::int64_t first, const Part<kWhole>& part
                       const Four<kBytes>& x) {
   auto* const to = global(static_cast<Element<kBytes>*>(memory) + first);
   if constexpr (kWhole) {
-#ifdef __CUDA_ARCH__  // one instruction, which the compiler may miss
+#ifdef __CUDA_ARCH__  // Ensures a single store instruction.
     if constexpr (kBytes == 4) {
       *reinterpret_cast<uint4*>(to) = {x.words[0], x.words[1], x.words[2], x.words[3]};
       return;
@@ -137,8 +141,8 @@ REEF_LANE void store4(void* memory, std::int64_t first, const Part<kWhole>& part
   }
 }
 
-/// Four numbers of any dtype, as they are in memory: so all that a tile needs can be on its way at once.
-/// Those of 16 bits are in the first words.
+/// Loads four numbers of any dtype without converting them, so that all loads of a tile can be in flight at
+/// once. 16-bit numbers are in the first two words.
 template <bool kWhole>
 REEF_LANE Four<4> load4(OptimDtype dtype, const std::byte* memory, const Part<kWhole>& part, int half) {
   if (dtype == OptimDtype::kFloat32) return load4<4>(memory, part.first(half), part, half);
@@ -153,7 +157,7 @@ REEF_LANE void to_floats(OptimDtype dtype, const Four<4>& four, F* x) {
   REEF_UNROLL
   for (int k = 0; k < 4; ++k) x[k] = to_float(dtype, four, k);
 }
-/// The bits of numbers, in as many bytes as there are.
+/// Writes the low kBytes bytes of each number.
 template <int kBytes, bool kWhole>
 REEF_LANE void write4(std::byte* memory, const Part<kWhole>& part, int half, const I* x) {
   Four<kBytes> four{};
@@ -169,7 +173,7 @@ REEF_LANE void write4(std::byte* memory, const Part<kWhole>& part, int half, con
   write4<4>(memory, part, half, bits);
 }
 
-/// A parameter, with what is kept beside it: half a thread's elements at once.
+/// Reads and writes parameters and their masters, half of a thread's elements at a time.
 class Parameter {
  public:
   struct Loaded {

@@ -9,14 +9,15 @@
 
 namespace reef::kernels::warp {
 
-/// An unsigned state of a matrix, as ../rank1.h has it: a state as state.h has them, whose new scales are
-/// there before its step is. raise() is a thread's part of them.
+/// An unsigned state of a matrix with the format of ../rank1.h and the interface of state.h. Its new scales
+/// must be known before the step: raise() raises them to what a thread's elements need.
 struct Rank1State {
   using Code = Int4Code<Lanes, false>;
   using Map = Code::Map;
   using Loaded = Codes;
   static decltype(auto) map() { return Code::map(); }
-  // As the signed states beside it, which have something to exchange.
+  // The same as for Int4State, which the signed states have: those need an exchange, and Step has one number
+  // of blocks for all states.
   static constexpr int kBlocks = 2;
   static constexpr int kSharing = kThreads;
   static constexpr int kMoreFours = 4;
@@ -83,7 +84,7 @@ struct Rank1State {
     return part.tile * kHalf + 4 * part.thread;
   }
 
-  // Calls `work` with each element of a half that is there, and its row and column.
+  // Calls `work(k, row, column)` for each element of a half that is in the tensor.
   template <bool kWhole, class Work>
   REEF_LANE static void each_place(const OptimState& state, const Part<kWhole>& part, int half,
                                    const Work& work) {
@@ -99,7 +100,7 @@ struct Rank1State {
       }
     }
   }
-  // And its scale, of these.
+  // Calls `work(k, scale)` for each element of a half that is in the tensor; the scale is one of `scales`.
   template <bool kWhole, class Work>
   REEF_LANE static void each_own(const OptimState& state, const Part<kWhole>& part, int half,
                                  const float* scales, const Work& work) {
@@ -110,7 +111,7 @@ struct Rank1State {
   }
 };
 
-/// One thread's part of the survey of values that become such a state.
+/// Does one thread's part of the survey of values that will be encoded in a Rank1State.
 template <bool kWhole>
 REEF_LANE void survey(const float* values, const OptimState& state, const Part<kWhole>& part) {
   F x[kOwn];
@@ -122,7 +123,7 @@ REEF_LANE void survey(const float* values, const OptimState& state, const Part<k
   Rank1State::raise(state, part, x);
 }
 
-/// A tensor's states, of which some are such ones.
+/// The states of kInt4Rank1: unsigned states have rank-1 scales, signed states are those of kInt4.
 template <bool kSigned>
 using Int4Rank1State = std::conditional_t<kSigned, Int4State<true>, Rank1State>;
 

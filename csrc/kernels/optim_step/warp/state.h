@@ -9,11 +9,13 @@
 
 namespace reef::kernels::warp {
 
-/// States, by format. load() asks for half a thread's elements at once, and value() is one of them; seen() is
-/// what the rule's second half is to see of a new one. States in blocks: keep() takes a thread's new values
-/// and says the largest of each of the kBlocks blocks that it has elements of, which kSharing threads share;
-/// end() writes what was kept, when it knows the largest of the whole blocks. Others have no blocks, and
-/// write() writes half of the new values.
+/// The states of each format. load() loads half of a thread's elements and value() decodes one of them;
+/// seen() returns a new value as the second half of a rule sees it.
+///
+/// If a format has blocks, a thread has elements of kBlocks blocks, and kSharing threads share each of them.
+/// keep() takes a thread's new values and finds the largest in each block; end() gets the largest values of
+/// the whole blocks and writes the new values. If a format has no blocks, kBlocks is 0 and write() writes
+/// half of the new values.
 template <OptimDtype kDtype>
 struct Uncoded {
   struct Map {};
@@ -56,11 +58,11 @@ struct BFloat16State : Uncoded<OptimDtype::kBFloat16> {
   }
 };
 
-/// What a thread has of the codes of a half or, packed, of both: two 4-bit codes a byte.
+/// A thread's codes of one half or, if they are packed as two 4-bit codes in a byte, of both halves.
 struct Codes {
   Four<1> bytes;
-  Four<1> rests;    ///< compensated: of both halves, four bits each
-  float scales[4];  ///< of each element; of all of them, the first
+  Four<1> rests;    ///< the rounding errors of both halves in compensated formats, four bits each
+  float scales[4];  ///< one for each element; only the first is used if all elements have the same scale
 };
 REEF_LANE I nibble(std::uint32_t pair, int half) { return integer(half == 0 ? pair & 15U : pair >> 4); }
 REEF_LANE Four<1> paired(const Four<1> (&of)[2]) { return {{of[0].words[0] | of[1].words[0] << 4}}; }
@@ -73,7 +75,7 @@ struct CodedState {
   static constexpr bool kPacked = Code::kBits == 4;
   static constexpr int kBlocks = Code::kBlock == kTileElements ? 1 : 2;
   static constexpr int kSharing = Code::kBlock < 4 * kThreads ? Code::kBlock / 4 : kThreads;
-  /// Registers beside the states' own, in fours.
+  /// How many groups of four registers are needed besides those for the states.
   static constexpr int kMoreFours = kCompensated ? 2 : Code::kBlock < 4 * kThreads ? 1 : 0;
 
   template <bool kWhole>
@@ -90,7 +92,7 @@ struct CodedState {
     return code.decode(byte, code.unit(codes.scales[0]));
   }
 
-  // An infinity (a square that overflowed) becomes the largest float.
+  // Replaces an infinity (a square that overflowed) by the largest float.
   REEF_LANE static F seen(F x) { return max(min(x, F{FLT_MAX}), F{-FLT_MAX}); }
 
   REEF_LANE static void keep(F (&x)[kOwn], float* largest) {
@@ -112,7 +114,7 @@ struct CodedState {
     F units[2];
     REEF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      if (half == kBlocks) {  // there is one block
+      if (half == kBlocks) {  // Both halves are in the same block.
         units[half] = units[0];
         break;
       }
@@ -122,11 +124,11 @@ struct CodedState {
     }
     REEF_UNROLL
     for (int i = 0; i < kOwn; ++i) {
-      const int half = i % 2;  // one after the other, for they share what is drawn
+      const int half = i % 2;  // Halves alternate, because two elements share their random bits.
       const int k = i / 2;
       const F own = seen(x[4 * half + k]);
       if constexpr (kCompensated) {
-        const I drawn = random_bits<Lanes>(key, part.element(k));  // sixteen bits for each half
+        const I drawn = random_bits<Lanes>(key, part.element(k));  // 16 bits for each half
         const I random = half == 0 ? drawn & I{0xFFFF} : scalar::shift_right<16>(drawn);
         const std::uint32_t number = scalar::raw(code.number(own, units[half], to_floats(random)));
         bytes[half].put(k, number >> 4 & 0xFFU);
@@ -147,8 +149,8 @@ struct CodedState {
 
  private:
   static constexpr int kBytes = static_cast<int>(kTileElements) * Code::kBits / 8;
-  // Where the four codes in a half are; packed, there is one half. And where their rests are, after all
-  // codes.
+  // at() returns the position of the four codes of a half, or of both halves if they are packed; rests_at()
+  // that of their rounding errors, which follow all codes of the tile.
   template <bool kWhole>
   REEF_LANE static std::int64_t at(const Part<kWhole>& part, int half) {
     const std::int64_t begin = part.tile * (kBytes + (kCompensated ? kHalf : 0));
@@ -184,7 +186,7 @@ struct CodedState {
       return floats_of_bits(I{*scale_at(state, part, half) << 16}).v;
     }
   }
-  // One thread of a block writes its scale.
+  // Writes the scale of a block, in the one thread that has the block's first element.
   template <bool kWhole>
   REEF_LANE static void put_scale(const OptimState& state, const Part<kWhole>& part, int half, float scale) {
     if (part.element(4 * half) % Code::kBlock != 0 || !is_there(part, half)) return;
@@ -225,7 +227,7 @@ struct Maps {
   }
 };
 
-/// One thread's part of a tile of values that become a state.
+/// Encodes one thread's part of a tile of values to a state.
 template <template <bool> class State, bool kSigned, bool kWhole>
 class Encode {
  public:
@@ -259,7 +261,7 @@ class Encode {
   F x_[kOwn];
 };
 
-/// And back.
+/// Decodes one thread's part of a tile of a state to values.
 template <template <bool> class State, bool kSigned, bool kWhole>
 REEF_LANE void decode(const OptimState& state, float* values, const Part<kWhole>& part,
                       const typename State<kSigned>::Map& map) {

@@ -8,16 +8,16 @@
 
 namespace reef::kernels::warp {
 
-/// One thread's part of the step of one tile.
+/// One thread's part of the step of a tile.
 template <class Rule, template <bool> class State, bool kWhole>
 class Step {
  public:
   static constexpr int kStates = Rule::kStates;
-  static constexpr int kBlocks = State<true>::kBlocks;    ///< of each state
-  static constexpr int kSharing = State<true>::kSharing;  ///< threads
+  static constexpr int kBlocks = State<true>::kBlocks;    ///< in each state
+  static constexpr int kSharing = State<true>::kSharing;  ///< threads that share a block
   using Tables = Maps<State>;
 
-  /// Asks for the gradient and the first half of all else.
+  /// Begins to load the gradient, and the first half of everything else.
   REEF_LANE Step(const OptimTensor& tensor, const Part<kWhole>& part, const Tables& maps)
       : tensor_(tensor), part_(part), maps_(maps), parameter_(tensor) {
     REEF_UNROLL
@@ -27,10 +27,10 @@ class Step {
     load(0, kEachState);
   }
 
-  /// How many elements of the gradient here are not finite.
+  /// Returns how many of this thread's gradient elements are not finite.
   REEF_LANE int nonfinite() {
     const F gain{tensor_.constants.gradient};
-    F poison{0};  // NaN for ever after a value that is not finite
+    F poison{0};  // NaN as soon as a value is not finite.
     REEF_UNROLL
     for (int half = 0; half < 2; ++half) to_floats(tensor_.gradient_dtype, gradient_[half], g_ + 4 * half);
     REEF_UNROLL
@@ -45,8 +45,9 @@ class Step {
     return found;
   }
 
-  /// If none of the warp is not finite: writes the new parameter and states that are not in blocks; of each
-  /// other new state, the largest of its blocks here is found.
+  /// Writes the new parameters, and the new states of formats without blocks. For other formats, sets
+  /// `largest` to the largest new value of each block in this thread. All gradients of the warp must be
+  /// finite.
   REEF_LANE void begin(float* largest) {
     advance([&](int half, const F* p) {
       parameter_.write(part_, half, key(), p);
@@ -55,18 +56,20 @@ class Step {
     if constexpr (kBlocks > 0) keep(largest, kEachState);
   }
 
-  /// And with the largest of the whole blocks: writes the states.
+  /// Writes the new states of formats with blocks; `largest` has the largest values of the whole blocks.
   REEF_LANE void end([[maybe_unused]] const float* largest) {
     if constexpr (kBlocks > 0) encode(largest, kEachState);
   }
 
-  /// Instead: new states, of which only scales that must be known first are kept.
+  /// Is called instead of begin() and end(): computes the new states, but only raises those new scales that
+  /// must be known before the step.
   REEF_LANE void survey() {
     advance([](int, const F*) {});
     raise(kEachState);
   }
 
-  /// Instead: squares of the elements here, of which a trust ratio is made.
+  /// Is called instead of begin() and end(): returns sums of squares of this thread's elements for a trust
+  /// ratio.
   REEF_LANE OptimSquares squares() {
     OptimSquares sum;
     const Rule rule(tensor_.constants);
@@ -109,7 +112,8 @@ class Step {
                              std::index_sequence<i...>) const {
     ((s[i] = StateOf<i>::value(old_states_[i], maps_.template of<Rule::is_signed(i)>(), half, k)), ...);
   }
-  // New states, and new parameters for `take`: half by half, for a thread has few registers.
+  // Computes the new states and passes the new parameters to `take`, half by half because registers are
+  // scarce.
   template <class Take>
   REEF_LANE void advance(const Take& take) {
     const Rule rule(tensor_.constants);
@@ -135,8 +139,7 @@ class Step {
           rule.step(p[k], g[k], s);
         }
         REEF_UNROLL
-        for (int i = 0; i < kStates; ++i)
-          s_[i][4 * half + k] = has ? s[i] : F{0};  // what is padded stays zero
+        for (int i = 0; i < kStates; ++i) s_[i][4 * half + k] = has ? s[i] : F{0};  // Padding stays zero.
       }
       take(half, p);
     }
@@ -177,7 +180,7 @@ class Step {
   F s_[kStates + 1][kOwn];
 };
 
-/// Whether all that a step reads and writes is aligned.
+/// Whether all memory that a step reads and writes is aligned to 16 bytes.
 template <class Rule>
 REEF_LANE bool is_aligned(const OptimTensor& tensor) {
   const auto with = [&]<std::size_t... i>(std::index_sequence<i...>) {

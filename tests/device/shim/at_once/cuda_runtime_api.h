@@ -1,4 +1,4 @@
-// Declares under CUDA's names what launches use: a kernel runs where it is launched, to its end.
+// Declares the functions of CUDA that launches use. A launch runs the kernel and returns when it has ended.
 #pragma once
 
 #include <names.h>
@@ -32,7 +32,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaS
 
 namespace reef::played {
 
-/// Runs a kernel to its end, with copies of its arguments.
+/// Runs a kernel with copies of its arguments, and returns when it has ended.
 template <class... Parameters, class... Given>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, std::int64_t threads, const Given&... given) {
   const std::tuple<std::remove_const_t<Parameters>...> arguments(given...);

@@ -1,4 +1,5 @@
-// CUDA's own declarations, and launches that give a kernel to a stream of a played device (device/runtime/).
+// Includes CUDA's own declarations. A launch enqueues the kernel on a stream of a played device
+// (device/runtime/).
 #pragma once
 
 #include_next <cuda_runtime_api.h>
@@ -17,7 +18,7 @@
 
 namespace reef::played {
 
-/// Gives a kernel, with copies of its arguments, to the stream.
+/// Enqueues a kernel on the stream, with copies of its arguments.
 template <class... Parameters, class... Given>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, std::int64_t threads, cudaStream_t stream,
             const Given&... given) {

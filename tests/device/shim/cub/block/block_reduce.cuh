@@ -4,8 +4,8 @@
 
 namespace cub {
 
-/// Adds up in the order of BLOCK_REDUCE_WARP_REDUCTIONS: within a warp by shuffles from the next thread, the
-/// next two, the next four ..., then over the warps. As in CUB, only thread 0 gets the sum.
+/// Sums in the order of BLOCK_REDUCE_WARP_REDUCTIONS: within a warp by shuffles from 1, 2, 4 ... threads
+/// ahead, then over the warps. As in CUB, only thread 0 gets the sum.
 template <class Number, int kThreads>
 class BlockReduce {
  public:

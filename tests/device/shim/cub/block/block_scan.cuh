@@ -4,7 +4,7 @@
 
 namespace cub {
 
-/// Gives every thread the combination of the values of the threads before it.
+/// Gives every thread the combined values of the threads before it.
 template <class Value, int kThreads>
 class BlockScan {
  public:

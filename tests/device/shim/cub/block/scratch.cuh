@@ -4,8 +4,8 @@
 
 namespace cub {
 
-/// The shared memory of a collective of a whole block. As CUB demands, a block may use it a second time only
-/// behind a barrier.
+/// The shared memory for collectives of a whole block. As in CUB, a block must pass a barrier before it uses
+/// the memory again.
 template <class Value, int kThreads>
 struct Scratch {
   Value of[kThreads];
