@@ -11,10 +11,10 @@
 
 namespace reef {
 
-/// Hashes the memory of one device by the device itself (kernels/cuda/page_hash.h), behind what a stream has
-/// been given so far. Has 2 KiB of the device's memory for each stream that it has been used on, which are
-/// not LibTorch's. The device is the current one. Throws c10::Error. Thread-safe: what it gives to a stream
-/// is not mixed with what another thread gives to it.
+/// Lets one device hash its memory (kernels/cuda/page_hash.h), in the order of a stream. Takes 2 KiB of
+/// device memory for each stream, from cudaMalloc and not from LibTorch's allocator. The device is the
+/// current one. Throws c10::Error. Thread-safe: what it gives to a stream is not mixed with what another
+/// thread gives to it.
 class CudaPageHash {
  public:
   CudaPageHash() = default;

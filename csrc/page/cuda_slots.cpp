@@ -7,7 +7,7 @@
 namespace reef {
 namespace {
 
-// What a broken device was at is over.
+// A broken device works on nothing any more.
 bool is_reached(const CudaEvent& event) {
   try {
     return event.reached();

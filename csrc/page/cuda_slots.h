@@ -25,10 +25,10 @@ class CudaSlots {
 
   /// Notes that the device works on the slot until it reaches `end`.
   void used_until(std::shared_ptr<CudaEvent> end, const std::shared_ptr<Tier>& tier, Tier::Slot slot);
-  /// Gives the slot back, now or in one of the next calls after the device has finished with it.
+  /// Gives the slot back immediately if the device has finished with it, and otherwise in a later call.
   void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept;
-  /// Lets tiers have what was given back, and waits for the device if that is nothing yet. Returns false if
-  /// no slot was given back that its tier does not have.
+  /// Returns to the tiers the slots that were given back and with which the device has finished. If there is
+  /// none yet, waits for the device first. Returns false if no slot was waiting to be returned.
   bool finish() noexcept;
 
  private:
@@ -41,7 +41,7 @@ class CudaSlots {
 
   std::mutex mutex_;
   std::map<Key, Use> uses_;
-  std::size_t settle_at_ = kSettleAtLeast;  ///< uses; asking for events costs about a microsecond each
+  std::size_t settle_at_ = kSettleAtLeast;  ///< this many uses; querying an event costs about a microsecond
   static constexpr std::size_t kSettleAtLeast = 16;
 };
 

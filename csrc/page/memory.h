@@ -92,11 +92,12 @@ class Memory {
   virtual c10::DataPtr take_over(const void* data) = 0;
   /// Prepares a copy for Transfer::run() or start(). Neither waits nor copies.
   virtual std::shared_ptr<Transfer> prepare(const PageCopy& copy) = 0;
-  /// Gives a slot back to its tier, as soon as no copy that the host has not waited for works on it.
+  /// Gives a slot back to its tier, once no copy that the device still has to finish uses it.
   virtual void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept {
     tier->give_back(slot);
   }
-  /// Waits until the tiers have all slots that were given back. Returns false if they had.
+  /// Waits until slots that were given back are back in their tiers, not necessarily all of them. Returns
+  /// false if no slot was waiting.
   virtual bool finish_copies() noexcept { return false; }
   /// Prepares a copy and starts it.
   std::shared_ptr<Transfer> start(const PageCopy& copy) {
