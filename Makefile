@@ -4,7 +4,7 @@
 # make device                  the tests on a CUDA device that the CPU plays; make test WITHOUT=device: the others
 # make timings                 what building and testing cost, the dearest first
 # make cuda                    the CUDA sources for one architecture, and what is tested of them without a device
-# make device-session          on a machine with an NVIDIA device: tests, sanitizer, benchmarks and a profile
+# make device-session          on a machine with an NVIDIA device: tests, sanitizer, budgets, benchmarks and a profile
 # TORCH_VERSION=2.11.0         another torch, in a build folder of its own
 # REEF_PYTHON=python3          an interpreter that already has torch
 # REEF_CUDA=1                  the CUDA parts, too, on a machine without an NVIDIA driver; 0: never
@@ -74,7 +74,7 @@ cuda:
 	@cd tests && PYTHONPATH=$(abspath $(BUILD))/python REEF_BUILD_DIR=$(abspath $(BUILD)) $(CURDIR)/$(PYTHON) -m pytest -q -p no:cacheprovider \
 	  python/test_doctor.py python/test_optim_cuda.py policy/test_surface.py device/test_kernel_resources.py
 
-# On a machine with an NVIDIA device: tests, sanitizer, benchmarks, a profile, in the order of what they tell.
+# On a machine with an NVIDIA device: half an hour, in the order of what it tells; writes rows of benchmarks/RESULTS.md.
 device-session: build
 	@$(PYTHON) tests/device_session.py $(BUILD)
 

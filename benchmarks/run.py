@@ -3,8 +3,9 @@ rows of a table, and points of charts.
 
     run.py --only shard      measures what has "shard" in its name, and leaves the other sections as they are
     run.py --only '^optim$'  just that; with REEF_CPU=avx2, which is a section of its own, on another instruction set
+    run.py --only '_cuda$' --small --results FILE   whether they run; what they print then is no measurement
 
-A peer that is not installed is left out; which ones are missing is said before anything is measured.
+What has been measured is written at once, so that it is kept if a later program fails. A peer that is not installed is left out; which ones are missing is said before anything is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ import charts
 import torch
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "RESULTS.md"
+PLAYED = "played device"  # what a CUDA device that the CPU plays (tests/device/runtime/) calls itself
 OPTIONAL = ("bitsandbytes", "deepspeed", "matplotlib", "rockmate", "torchao", "torchvision")  # matplotlib draws the charts
+
+
+class ProgramFailed(Exception):
+    pass
 
 
 def programs(build: Path) -> list[tuple[str, list[str]]]:
@@ -46,7 +53,7 @@ def rows_of(command: list[str]) -> list[dict]:
                     print(line, end="", flush=True)
         if program.returncode != 0:
             errors.seek(0)
-            sys.exit(f"{' '.join(command)} failed with exit code {program.returncode}:\n{errors.read()[-2000:]}")
+            raise ProgramFailed(f"{' '.join(command)} failed with exit code {program.returncode}:\n{errors.read()[-2000:]}")
     return rows
 
 
@@ -100,28 +107,53 @@ def read_sections(results: Path) -> dict[str, str]:
     return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def write_results(results: Path, sections: dict[str, str]) -> None:
+    ours_first = sorted(sections, key=lambda name: (name.startswith("peer"), name))
+    results.write_text(markdown({name: sections[name] for name in ours_first}))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--results", type=Path, default=HERE / "RESULTS.md")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="a regular expression for the names of the sections to measure")
-    arguments = parser.parse_args()
-    build = arguments.build.resolve()
+    parser.add_argument("--small", action="store_true", help="tiny sizes, of programs for a CUDA device")
+    options = parser.parse_args()
+    played = torch.cuda.is_available() and torch.cuda.get_device_name(0) == PLAYED
+    if (options.small or played) and options.results.resolve() == RESULTS:
+        what = "tiny sizes" if options.small else "a played device"
+        parser.error(f"figures of {what} are no measurements: choose another file by --results")
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    build = options.build.resolve()
     os.environ["REEF_BUILD_DIR"] = str(build)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(build / "python"), os.environ.get("PYTHONPATH"))))
     if missing := [module for module in OPTIONAL if importlib.util.find_spec(module) is None]:
         print(f"run.py: not installed, and left out of what is written: {', '.join(missing)}", file=sys.stderr)
     asked = os.environ.get("REEF_CPU")
-    sections = read_sections(arguments.results)
-    for name, command in programs(arguments.build):
-        if not re.search(arguments.only, name):
+    sections = read_sections(options.results)
+    measured, failures = 0, []
+    for name, command in programs(options.build):
+        if not re.search(options.only, name) or (options.small and not name.endswith("_cuda")):
             continue
-        rows = rows_of(command)
+        try:
+            rows = rows_of([*command, "--small"] if options.small else command)
+        except ProgramFailed as failure:
+            print(failure, file=sys.stderr)
+            failures.append(name)
+            continue
         if rows:  # else it needs a device that is not here
             name += f", REEF_CPU={asked}" if asked else ""
-            sections[name] = section(rows, arguments.results.resolve().parent / "charts")
-    ours_first = sorted(sections, key=lambda name: (name.startswith("peer"), name))
-    arguments.results.write_text(markdown({name: sections[name] for name in ours_first}))
+            sections[name] = section(rows, options.results.resolve().parent / "charts")
+            write_results(options.results, sections)
+            measured += 1
+    if failures:
+        sys.exit(f"run.py: failed: {', '.join(failures)}")
+    if measured == 0:
+        sys.exit("run.py: nothing was measured: no section is named so, or the device that it needs is not here")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,28 @@
 """What a step of AdamW takes on a CUDA device by Reef, torch's fused kernel and the peers that are installed (torchao,
 bitsandbytes), in turn within one run, beside a plain copy: milliseconds a billion parameters, and which part of the
-copy's bandwidth the bytes that must be moved are. Without a device: no lines. JSON lines as in benchmarks/harness.h."""
+copy's bandwidth the bytes that must be moved are. Without a device: no lines. With --small, whether it runs: sizes of no
+interest. JSON lines as in benchmarks/harness.h."""
 
 import importlib.util
 import json
 import statistics
+import sys
 
 import torch
 
+import reef
+
 ROUNDS = 15
 ELEMENTS = 1 << 28
+WIDTH, LAYERS, VOCABULARY = 1024, 24, 50304  # GPT-2's medium ones
+if "--small" in sys.argv[1:]:
+    ROUNDS, ELEMENTS = 2, 1 << 12
+    WIDTH, LAYERS, VOCABULARY = 32, 2, 64
 
 
 # Name: the module it needs, bytes a parameter that a step must read and write, and what makes it.
-def reef(state):
-    def make(params):
-        from reef import optim
-
-        return optim.AdamW(params, lr=1e-4, state=state)
-
-    return make
+def reef_adamw(state):
+    return lambda params: reef.optim.AdamW(params, lr=1e-4, state=state)
 
 
 def torchao(name):
@@ -39,11 +42,11 @@ def bitsandbytes(params):
 
 OPTIMIZERS = {
     "torch fused": ("torch", 28, lambda params: torch.optim.AdamW(params, lr=1e-4, fused=True)),
-    "reef float32": ("reef", 28, reef("float32")),
-    "reef bfloat16": ("reef", 20, reef("bfloat16")),
-    "reef int8": ("reef", 16 + 4 / 64, reef("int8")),
-    "reef int4": ("reef", 14 + 4 / 32, reef("int4")),
-    "reef companded8": ("reef", 16 + 4 / 16, reef("companded8")),
+    "reef float32": ("reef", 28, reef_adamw("float32")),
+    "reef bfloat16": ("reef", 20, reef_adamw("bfloat16")),
+    "reef int8": ("reef", 16 + 4 / 64, reef_adamw("int8")),
+    "reef int4": ("reef", 14 + 4 / 32, reef_adamw("int4")),
+    "reef companded8": ("reef", 16 + 4 / 16, reef_adamw("companded8")),
     "bitsandbytes AdamW8bit": ("bitsandbytes", 16, bitsandbytes),
     "torchao AdamW8bit": ("torchao", 16, torchao("AdamW8bit")),
     "torchao AdamW4bit": ("torchao", 14, torchao("AdamW4bit")),
@@ -53,9 +56,9 @@ OPTIMIZERS = {
 def shapes_of(layout):
     if layout == "one tensor":
         return [(ELEMENTS,)]
-    d = 1024  # GPT-2's medium width, 24 layers
+    d = WIDTH
     layer = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
-    return [(50304, d), (1024, d), *layer * 24, (d,), (d,)]
+    return [(VOCABULARY, d), (1024, d), *layer * LAYERS, (d,), (d,)]
 
 
 def milliseconds(work):

@@ -98,8 +98,9 @@ void require_writable_files(const Options& options) {
   if (!options.summary.empty()) require_writable(options.summary);
 }
 
-void open_budget(std::optional<reef::Budget>& budget, const Options& options) {
+void open_budget(std::optional<reef::Budget>& budget, const Options& options, torch::Device device) {
   reef::BudgetOptions how;
+  how.device = device;
   if (!options.spill.empty()) {
     how.tiers.push_back(reef::disk_tier(
         {.directory = options.spill, .capacity_bytes = std::numeric_limits<std::int64_t>::max()}));
@@ -130,12 +131,14 @@ void train(const Options& options) {
 
   // Before the model, so that it is made inside and goes first.
   std::optional<reef::Budget> budget;
-  if (options.budget_bytes) open_budget(budget, options);
+  if (options.budget_bytes) open_budget(budget, options, device);
 
   const auto seed = static_cast<std::uint64_t>(options.seed);
   torch::manual_seed(seed);
   TrainingState state{ByteGPT(options), {}, nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
   auto& model = state.model;
+  std::optional<reef::Ledger> ledger;  // of a CUDA device it counts what is allocated from now on
+  if (options.ledger) ledger.emplace();
   model->to(device);
   if (ranks > 1) {
     state.sharded.emplace(reef::shard(*model, group,
@@ -152,9 +155,7 @@ void train(const Options& options) {
   auto& optimizer = *state.optimizer;
   if (!options.resume.empty()) load_checkpoint(options.resume, state, options, device);
 
-  std::optional<reef::Ledger> ledger;
-  if (options.ledger) {
-    ledger.emplace();
+  if (ledger) {
     ledger->watch(*model);
     ledger->watch(optimizer);
   }

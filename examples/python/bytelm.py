@@ -72,15 +72,15 @@ def save_pictures(timeline: reef.Timeline, options: argparse.Namespace, device: 
 
 
 def train(options: argparse.Namespace) -> None:
-    if not options.budget:
-        return train_within(None, options)
-    # The model is made inside, and gone when the budget ends.
-    with reef.budget(options.budget, spill=options.spill, restore=bool(options.save)) as budget:
-        train_within(budget, options)
-
-
-def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> None:
     device = find_device(options.device, reef.resolve_rendezvous().local_rank)
+    if not options.budget:
+        return train_within(None, options, device)
+    # The model is made inside, and gone when the budget ends.
+    with reef.budget(options.budget, spill=options.spill, restore=bool(options.save), device=device) as budget:
+        train_within(budget, options, device)
+
+
+def train_within(budget: reef.Budget | None, options: argparse.Namespace, device: torch.device) -> None:
     group = reef.init_process_group()
     rank, ranks = group.rank(), group.size()
     leads = rank == 0  # and so speaks and writes
@@ -91,6 +91,7 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     if options.threads:
         torch.set_num_threads(options.threads)
 
+    ledger = None if options.no_ledger else reef.Ledger()  # of a CUDA device it counts what is allocated from now on
     torch.manual_seed(options.seed)
     batches = torch.Generator().manual_seed(options.seed)
     model = ByteGPT(options).to(device)
@@ -104,9 +105,7 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace) -> Non
     run = Run(model, optimizer, batches, sharded)
     first_step = load_checkpoint(options.resume, options, run) if options.resume else 0
 
-    ledger = None
-    if not options.no_ledger:
-        ledger = reef.Ledger()
+    if ledger:
         ledger.watch(model)
         ledger.watch(optimizer)
 

@@ -74,8 +74,6 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
         options.budget = reef.parse_bytes(options.budget)
     elif options.spill:
         parser.error("--spill says where a --budget's pages go: give both")
-    if options.budget and options.device != "cpu":
-        parser.error("--budget is for --device cpu")
     if options.budget and options.save_every:
         parser.error("--save-every reads all parameters at once, which a --budget need not hold: leave one out")
     if options.no_ledger and (options.chart or options.trace):

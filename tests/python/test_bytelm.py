@@ -128,7 +128,7 @@ BAD_OPTIONS = [
     (dict(recompute_within="much"), "much"),
     (dict(spill="."), "--budget"),
     (dict(budget="1MiB", save="x", save_every=5), "--save-every"),
-    (dict(budget="1MiB", device="cuda"), "--budget"),
+    (dict(budget="1MiB", device="cuda:99"), "cuda:99"),
     (dict(data=[]), "data"),
     *((dict([(name, 0)]), name.split("_")[0]) for name in TINY if name != "sample"),
 ]

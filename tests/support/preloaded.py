@@ -104,7 +104,8 @@ def address(program: str) -> str:
     """Returns the address of a server that forks `program`, or programs in Python if `program` is "". Starts one, which ends
     with this process, unless the environment names one for Python."""
     if program:
-        return start_server([program], os.environ | {"LD_PRELOAD": LIBRARY})[0]
+        before = os.environ.get("LD_PRELOAD")  # a played device
+        return start_server([program], os.environ | {"LD_PRELOAD": f"{LIBRARY}:{before}" if before else LIBRARY})[0]
     return os.environ.get(ADDRESS) or start_python_server(sys.executable, dict(os.environ))[0]
 
 

@@ -102,7 +102,6 @@ void check(const Options& options, const po::variables_map& given) {
           "--save-every needs --save FILE to say where the checkpoint goes");
   require(options.spill.empty() || options.budget_bytes,
           "--spill says where a --budget's pages go: give both");
-  require(!options.budget_bytes || options.device == "cpu", "--budget is for --device cpu");
   require(!options.budget_bytes || options.save_every == 0,
           "--save-every reads all parameters at once, which a --budget need not hold: leave one out");
   require(options.ledger || (given["chart"].defaulted() && options.trace.empty()),

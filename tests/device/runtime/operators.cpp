@@ -173,15 +173,49 @@ Stack given_back(const c10::FunctionSchema& schema, const Stack& given) {
   return results;
 }
 
+// Waits for the stream's earlier work, then computes in tensors of the host.
+void compute_at_once(const OperatorHandle& op, Stack& values, cudaStream_t stream) {
+  std::exception_ptr failure;
+  enqueue(stream, Work::kKernel, [&] {
+    const ComputeQuietly quietly;
+    try {
+      op.callBoxed(&values);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  finish(stream);
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Computes into new tensors, for operators whose meta kernel, which would tell the shapes, is written in
+// Python.
+Stack results_beside(const OperatorHandle& op, const Stack& given, cudaStream_t stream) {
+  Stack values = converted(given, on_cpu, at::kCPU);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& argument = op.schema().arguments()[i];
+    TORCH_CHECK(!writes(argument) || (argument.is_out() && given[i].isTensor()),
+                "a played device cannot tell which shapes ", op.operator_name(), " gives");
+    if (argument.is_out()) values[i] = at::empty({0}, given[i].toTensor().options().device(at::kCPU));
+  }
+  Stack shaped = values;
+  compute_at_once(op, values, stream);
+  return shaped;
+}
+
 // Resizes out= arguments to the shapes that the operator computes.
-void resize_results(const OperatorHandle& op, const Stack& given) {
+void resize_results(const OperatorHandle& op, const Stack& given, cudaStream_t stream) {
   bool has_out = false;
   for (const auto& argument : op.schema().arguments()) has_out |= argument.is_out();
   if (!has_out || !op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) return;
   Stack metas = converted(given, on_meta, at::kMeta);
-  const Stack shaped = metas;
-  const at::DisableRecordFunctionGuard unobserved;
-  op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::Meta), &metas);
+  Stack shaped = metas;
+  try {
+    const at::DisableRecordFunctionGuard unobserved;
+    op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::Meta), &metas);
+  } catch (const c10::NotImplementedError&) {
+    shaped = results_beside(op, given, stream);
+  }
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (!op.schema().arguments()[i].is_out() || !given[i].isTensor()) continue;
     const at::Tensor out = given[i].toTensor();
@@ -203,7 +237,7 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
 
   Stack results;
   if (in_place) {
-    resize_results(op, given);
+    resize_results(op, given, stream);
     results = given_back(schema, given);
     enqueue(stream, Work::kKernel, [op, cpu = converted(given, on_cpu, at::kCPU)] {
       const ComputeQuietly quietly;
@@ -222,17 +256,7 @@ void compute(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
             });
   } else {
     Stack values = converted(given, on_cpu, at::kCPU);
-    std::exception_ptr failure;
-    enqueue(stream, Work::kKernel, [&] {
-      const ComputeQuietly quietly;
-      try {
-        op.callBoxed(&values);
-      } catch (...) {
-        failure = std::current_exception();
-      }
-    });
-    finish(stream);
-    if (failure) std::rethrow_exception(failure);
+    compute_at_once(op, values, stream);
     results = converted(
         values, [&](const at::Tensor& each) { return on_cuda(each, device); }, at::kCUDA);
     enqueue(stream, Work::kKernel, [values, to = converted(results, on_cpu, at::kCPU)] {
