@@ -1,6 +1,7 @@
 #include "reef/clip_grad_norm.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,8 +9,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "distributed/sum_over_ranks.h"
 #include "given_momentum.h"
@@ -52,22 +56,25 @@ Tensor sum_of_squares(const Tensor& dense) {
 }
 
 // On a device the sums of 256 are of an order of its own, the same wherever a part begins.
-Tensor sum_of_squares_on_device(const Tensor& dense) {
+Tensor sums_on_device(const Tensor& dense) {
   const Tensor flat =
       at::empty({0}, dense.options()).set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
   const std::int64_t padding = (kSquaresTogether - dense.numel() % kSquaresTogether) % kSquaresTogether;
-  const Tensor sums = at::constant_pad_nd(flat.to(at::kDouble), {0, padding})
-                          .square()
-                          .view({-1, kSquaresTogether})
-                          .sum(1)
-                          .cpu();
+  return at::constant_pad_nd(flat.to(at::kDouble), {0, padding}).square().view({-1, kSquaresTogether}).sum(1);
+}
+
+void add(const Tensor& sums, ExactSum& to) {
+  for (std::int64_t i = 0; i < sums.numel(); ++i) to.add(sums.const_data_ptr<double>()[i]);
+}
+
+Tensor sum_of_squares_on_device(const Tensor& dense) {
   ExactSum sum;
-  for (std::int64_t i = 0; i < sums.numel(); ++i) sum.add(sums.const_data_ptr<double>()[i]);
+  add(read_by_host(sums_on_device(dense)), sum);
   return tensor_of(sum);
 }
 
-Tensor squares_of(const Tensor& parameter) {
-  static const auto op = typed_operator<decltype(sum_of_squares)>("reef::sum_of_squares");
+// The gradient, in memory without gaps, in the order of the parameter's.
+Tensor dense_gradient(const Tensor& parameter) {
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {
     throw ConfigError(
@@ -75,10 +82,37 @@ Tensor squares_of(const Tensor& parameter) {
         "out");
   }
   format_of(gradient);
-  if (gradient.strides() == parameter.strides() && gradient.is_non_overlapping_and_dense())
-    return op.call(gradient);
-  return op.call(at::empty_like(parameter, gradient.options()).copy_(gradient));
+  if (gradient.strides() == parameter.strides() && gradient.is_non_overlapping_and_dense()) return gradient;
+  return at::empty_like(parameter, gradient.options()).copy_(gradient);
 }
+
+/// Of gradients of whole parameters, and of parts, which are added up over the ranks. What devices add up is
+/// read when all of it has been asked for, so that the host waits for each of them once.
+struct Squares {
+  ExactSum whole, of_parts;
+  struct OnDevice {
+    std::vector<Tensor> whole, of_parts;
+  };
+  std::map<c10::DeviceIndex, OnDevice> on_devices;
+
+  void add(const Tensor& dense, bool is_part) {
+    static const auto op = typed_operator<decltype(sum_of_squares)>("reef::sum_of_squares");
+    if (!dense.is_cuda()) return (is_part ? of_parts : whole).add(digits_of(op.call(dense)));
+    OnDevice& there = on_devices[dense.device().index()];
+    (is_part ? there.of_parts : there.whole).push_back(sums_on_device(dense));
+  }
+  void read() {
+    for (auto& [device, there] : on_devices) {
+      std::int64_t of_whole = 0;
+      for (const Tensor& sums : there.whole) of_whole += sums.numel();
+      std::vector<Tensor> all = std::move(there.whole);
+      all.insert(all.end(), there.of_parts.begin(), there.of_parts.end());
+      const Tensor sums = read_by_host(at::cat(all));
+      reef::add(sums.narrow(0, 0, of_whole), whole);
+      reef::add(sums.narrow(0, of_whole, sums.numel() - of_whole), of_parts);
+    }
+  }
+};
 
 }  // namespace
 
@@ -86,17 +120,18 @@ double clip_grad_norm_(at::TensorList parameters, double max_norm, const Process
   if (!(max_norm >= 0))
     throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + "; give 0 or more");
   const at::NoGradGuard no_grad;
-  ExactSum sum;
-  ExactSum of_parts;
+  Squares squares;
   for (const Tensor& parameter : parameters) {
     refuse_momentum("clip_grad_norm_", parameter);
     if (!parameter.grad().defined() || parameter.numel() == 0) continue;
     const std::optional<Part> part = part_of(parameter);
     if (part && part->copy > 0) continue;  // another rank speaks for it
-    (part ? of_parts : sum).add(digits_of(squares_of(parameter)));
+    squares.add(dense_gradient(parameter), part.has_value());
   }
+  squares.read();
+  ExactSum& sum = squares.whole;
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
-  sum.add(digits_of(sum_over_ranks(tensor_of(of_parts), device, group)));
+  sum.add(digits_of(sum_over_ranks(tensor_of(squares.of_parts), device, group)));
   const double norm = std::sqrt(sum.value());
   const double factor = max_norm / (norm + 1e-6);
   if (!std::isfinite(norm) || factor >= 1) return norm;

@@ -10,8 +10,8 @@
 
 #include "distributed/sum_over_ranks.h"
 #include "given_momentum.h"
+#include "kernels/count_nonfinite.h"
 #include "reef/error.h"
-#include "reef/numerics.h"
 
 namespace reef {
 
@@ -60,8 +60,7 @@ GradScaler::Seen& GradScaler::seen(torch::optim::Optimizer& optimizer) {
       device = gradient.device();
     }
   }
-  std::int64_t nonfinite = 0;
-  for (const Tensor& gradient : gradients) nonfinite += count_nonfinite(gradient);
+  std::int64_t nonfinite = kernels::count_nonfinite(gradients);
   nonfinite = sum_over_ranks(at::full({1}, nonfinite, at::kLong), device, group_).item<std::int64_t>();
   for (const Tensor& gradient : gradients) gradient.mul_(1 / scale_);
   return seen_.emplace(&optimizer, Seen{nonfinite == 0}).first->second;

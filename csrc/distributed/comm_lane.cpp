@@ -74,6 +74,8 @@ class ThreadLane final : public CountingLane {
     rethrow(ticket);
   }
 
+  void wait_on_host(std::uint64_t ticket) override { wait(ticket); }
+
   bool wait_for(std::uint64_t ticket, std::chrono::milliseconds most) override {
     std::unique_lock lock(mutex_);
     ticket = std::min(ticket, submitted_count_);
@@ -182,10 +184,18 @@ class InlineLane final : public CountingLane {
     return true;
   }
 
+  void wait_on_host(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    ticket = std::min(ticket, submitted_count_);
+    rethrow(ticket);
+    const auto reached = done_.lower_bound(ticket);
+    if (reached != done_.end()) reached->second.synchronize();
+  }
+
   void drain() noexcept override {
     const std::lock_guard lock(mutex_);
     try {
-      if (!done_.empty()) done_.rbegin()->second.synchronize();
+      if (!done_.empty() && !done_.rbegin()->second.query()) done_.rbegin()->second.synchronize();
     } catch (const std::exception&) {
       // The device has failed, and whoever uses it next is told.
     }

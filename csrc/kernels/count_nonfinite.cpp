@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/parallel.h"
 #include "reef/error.h"
@@ -81,9 +83,9 @@ namespace {
   throw ConfigError("count_nonfinite: " + what + "; " + next_step);
 }
 
-}  // namespace
-
-std::int64_t count_nonfinite(const at::Tensor& tensor) {
+// What is on CUDA is counted later: then it is one of these.
+std::int64_t count_or_take(const at::Tensor& tensor,
+                           std::map<c10::DeviceIndex, std::vector<at::Tensor>>& on_cuda) {
   if (!tensor.defined()) refuse("the tensor is undefined", "check defined() first");
   if (c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) return 0;
   const auto format = kernels::float_format(tensor);
@@ -99,8 +101,25 @@ std::int64_t count_nonfinite(const at::Tensor& tensor) {
   // Counting does not mind the order, so transposed and channels-last tensors need no copy either.
   const bool dense = tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
   const at::Tensor values = dense ? tensor : tensor.contiguous();
-  if (values.is_cuda()) return kernels::cuda::count_nonfinite(values, *format);
+  if (values.is_cuda()) {
+    on_cuda[values.device().index()].push_back(values);
+    return 0;
+  }
   return kernels::cpu::count_nonfinite(values.const_data_ptr(), values.numel(), *format);
+}
+
+}  // namespace
+
+std::int64_t count_nonfinite(const at::Tensor& tensor) {
+  return kernels::count_nonfinite(std::vector<at::Tensor>{tensor});
+}
+
+std::int64_t kernels::count_nonfinite(const std::vector<at::Tensor>& tensors) {
+  std::int64_t found = 0;
+  std::map<c10::DeviceIndex, std::vector<at::Tensor>> on_cuda;
+  for (const at::Tensor& tensor : tensors) found += count_or_take(tensor, on_cuda);
+  for (const auto& [device, there] : on_cuda) found += cuda::count_nonfinite(there);
+  return found;
 }
 
 }  // namespace reef

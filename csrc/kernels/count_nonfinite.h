@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace at {
 class Tensor;
@@ -45,8 +46,12 @@ std::int64_t count_nonfinite(const void* data, std::int64_t elements, FloatForma
 }  // namespace cpu
 
 namespace cuda {
-/// `tensor` is dense and on CUDA. A build without CUDA throws ConfigError.
-std::int64_t count_nonfinite(const at::Tensor& tensor, FloatFormat format);
+/// Of all of these, which are dense, of floats and on one device; the host waits for it once. A build without
+/// CUDA throws ConfigError.
+std::int64_t count_nonfinite(const std::vector<at::Tensor>& tensors);
 }  // namespace cuda
+
+/// reef::count_nonfinite() of all of these; the host waits once for each device.
+std::int64_t count_nonfinite(const std::vector<at::Tensor>& tensors);
 
 }  // namespace reef::kernels

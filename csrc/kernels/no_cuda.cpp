@@ -6,9 +6,9 @@
 
 namespace reef::kernels::cuda {
 
-std::int64_t count_nonfinite(const at::Tensor& tensor, FloatFormat) {
+std::int64_t count_nonfinite(const std::vector<at::Tensor>& tensors) {
   throw ConfigError(
-      "count_nonfinite: the tensor is on " + tensor.device().str() +
+      "count_nonfinite: the tensor is on " + tensors.front().device().str() +
       " and this Reef was built without CUDA; build it with -DREEF_WITH_CUDA=ON or copy the tensor to "
       "the CPU");
 }

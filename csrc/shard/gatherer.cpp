@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
 
+#include "distributed/host_numbers.h"
 #include "distributed/members.h"
 #include "kernels/optim_step.h"
 #include "kernels/sum_of_squares.h"
@@ -226,11 +227,14 @@ void Gatherer::close() {
 std::vector<std::int64_t> Gatherer::largest(const std::vector<std::int64_t>& here) {
   if (layout_.buckets.empty()) return here;
   note_call(*exchange_.group(), "the first use of parameters in step " + std::to_string(step_number_), name_);
-  const Tensor told = at::tensor(here, at::TensorOptions(at::kLong)).to(device_);
-  await(*lane_, lane_->submit([this, told] { exchange_.largest(told); }));
-  const Tensor heard = told.cpu();
-  const auto* const values = heard.const_data_ptr<std::int64_t>();
-  return {values, values + heard.numel()};
+  const c10::Device between = device_of_host_numbers(*exchange_.group(), device_);
+  const Tensor told = page_locked(at::tensor(here, at::kLong), between);
+  const std::uint64_t ticket =
+      lane_->submit([this, told, between] { largest_of_hosts(exchange_, told, between); });
+  await(*lane_, ticket);
+  if (!between.is_cpu()) lane_->wait_on_host(ticket);
+  const auto* const values = told.const_data_ptr<std::int64_t>();
+  return {values, values + told.numel()};
 }
 
 }  // namespace reef

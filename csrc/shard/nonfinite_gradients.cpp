@@ -1,6 +1,7 @@
 #include "shard/nonfinite_gradients.h"
 
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 
@@ -62,10 +63,18 @@ void NonFiniteSearch::exchange(GradientExchange& by, const GradientBucket& bucke
   look(Where::kOwn);
 }
 
+Tensor NonFiniteSearch::found() const {
+  std::vector<Tensor> flags;
+  for (const Found& found : found_) {
+    for (const Tensor* const blocks : {&found.in_own, &found.in_result})
+      if (blocks->defined()) flags.push_back(blocks->any());
+  }
+  return flags.empty() ? Tensor() : at::stack(flags).any();
+}
+
 bool NonFiniteSearch::any() const {
-  const auto has_some = [](const Tensor& blocks) { return blocks.defined() && blocks.any().item<bool>(); };
-  return std::any_of(found_.begin(), found_.end(),
-                     [&](const Found& found) { return has_some(found.in_own) || has_some(found.in_result); });
+  const Tensor flag = found();
+  return flag.defined() && flag.item<bool>();
 }
 
 std::vector<NonFiniteElements> NonFiniteSearch::of_all_ranks(

@@ -26,7 +26,10 @@ class NonFiniteSearch {
 
   /// bucket.places must live as long as this.
   void exchange(GradientExchange& by, const GradientBucket& bucket);
-  /// Whether this rank has found something in the buckets of the pass. Waits for the device.
+  /// One number, which is not zero if this rank has found something in the buckets of the pass: where these
+  /// are, for which it does not wait. Undefined, if it is known at once that there is nothing.
+  at::Tensor found() const;
+  /// The same for the host, which waits for the device.
   bool any() const;
   /// Who has found what, in the order of the module, whose parameters are the items of the layout from the
   /// last on. All ranks call it alike, if one has found something. `largest` gives, for each element, the

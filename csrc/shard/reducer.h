@@ -160,7 +160,7 @@ class Reducer final : public ExchangedParameters {
   void finish();
   void finish_locally();
   void abandon(const std::string& thrown) noexcept;
-  at::Tensor largest(const at::Tensor& own);
+  at::Tensor largest(const at::Tensor& own, const at::Tensor& last = {});
   void await(CommLane& lane, std::uint64_t ticket);
   void give_up() noexcept;
   /// What the ranks tell each other at the end of a pass.

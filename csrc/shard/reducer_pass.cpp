@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "autograd/outermost_graph.h"
+#include "distributed/host_numbers.h"
 #include "distributed/members.h"
 #include "reef/error.h"
 #include "shard/reducer.h"
@@ -278,17 +279,26 @@ void Reducer::send_the_rest() {
   }
 }
 
-// Gives, for each of these, the largest that a rank has, once all buckets have arrived. All ranks call it
-// alike.
-Tensor Reducer::largest(const Tensor& own) {
-  const Tensor values = own.to(items_.front().parameter.tensor.device());
+// Gives, for each of these, the largest that a rank has, once all buckets have arrived: on the host, too,
+// where that reads them. The last of them is `last`, if that is defined, a number where gradients are. All
+// ranks call it alike. Waits for a device once, if at all.
+Tensor Reducer::largest(const Tensor& own, const Tensor& last) {
+  const c10::Device device = items_.front().parameter.tensor.device();
+  const c10::Device between = device_of_host_numbers(*group_, device);
   Line& line = line_of(buckets_.size());
-  line.lane->submit([&line, values] { line.exchange->ranks().largest(values); });
+  const Tensor values = page_locked(own, between);
+  bool waits = options_.offload;
+  if (last.defined() && between.is_cpu()) {
+    values[values.numel() - 1].copy_(read_by_host(last));
+    waits = false;  // behind all buckets
+  }
+  line.lane->submit(
+      [&line, values, between, last] { largest_of_hosts(line.exchange->ranks(), values, between, last); });
   for (const Line& each : lines_) {
     await(*each.lane, CommLane::kAll);
-    if (options_.offload) each.lane->drain();  // the host reads them
+    if (waits || !between.is_cpu()) each.lane->wait_on_host(CommLane::kAll);
   }
-  return values.cpu();
+  return values;
 }
 
 void Reducer::await(CommLane& lane, std::uint64_t ticket) {
@@ -322,11 +332,12 @@ Reducer::Heard Reducer::hear_of(bool abandons, bool has_batch) {
   own[items + 1] = has_batch ? 1 : 0;
   own[items + 2] = clears_;
   own[items + 3] = static_cast<std::uint8_t>(~clears_);
+  Tensor found;
   if (search_) {
     for (const Line& line : lines_) await(*line.lane, CommLane::kAll);
-    own[items + 4] = search_->any() ? 1 : 0;
+    found = search_->found();
   }
-  flags = largest(flags);
+  flags = largest(flags, found);
   const auto* const all = flags.const_data_ptr<std::uint8_t>();
   const bool alike = all[items + 2] == static_cast<std::uint8_t>(~all[items + 3]);
   if (!alike && all[items] == 0) {

@@ -22,7 +22,10 @@ void each_place(const SparseGradient& entries, std::int64_t begin, std::int64_t 
 struct Placed {
   Placed(const SparseGradient& entries, const Tensor& values, std::int64_t begin = 0, float divisor = 1) {
     const auto most = static_cast<std::int64_t>(entries.size());
-    const Tensor all_places = at::empty({most}, at::kLong), all_values = at::empty({most}, at::kFloat);
+    const auto on_host =
+        at::TensorOptions().pinned_memory(values.is_cuda());  // so that copies are only queued
+    const Tensor all_places = at::empty({most}, on_host.dtype(at::kLong));
+    const Tensor all_values = at::empty({most}, on_host.dtype(at::kFloat));
     auto* const to_place = all_places.mutable_data_ptr<std::int64_t>();
     auto* const to_value = all_values.mutable_data_ptr<float>();
     std::int64_t count = 0;
@@ -30,8 +33,8 @@ struct Placed {
       to_place[count] = place;
       to_value[count++] = entry.value / divisor;
     });
-    places = all_places.narrow(0, 0, count).to(values.device());
-    of_entries = all_values.narrow(0, 0, count).to(values.device());
+    places = all_places.narrow(0, 0, count).to(values.device(), /*non_blocking=*/true);
+    of_entries = all_values.narrow(0, 0, count).to(values.device(), /*non_blocking=*/true);
   }
   bool empty() const { return places.numel() == 0; }
   Tensor places, of_entries;

@@ -84,6 +84,7 @@ class Imitated final : public AskedGathers::Buckets, public CommLane {
     }
     return true;
   }
+  void wait_on_host(std::uint64_t number) override { wait(number); }
   void drain() noexcept override {}
 
   AskedGathers* asked = nullptr;

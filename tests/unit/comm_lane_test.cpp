@@ -38,7 +38,11 @@ struct Played {
   c10::StreamId current = kPrograms;
   int events = 0;
   std::set<std::pair<const void*, c10::StreamId>>
-      used;  ///< memory that a stream uses, as the allocator is told
+      used;              ///< memory that a stream uses, as the allocator is told
+  Done host;             ///< what the host has waited for
+  int host_waits = 0;    ///< so often
+  bool is_late = false;  ///< no event has been reached until the host waits for it
+  bool is_lost = false;  ///< the device has failed
 };
 Played& played() {
   static Played only;
@@ -73,7 +77,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<Done*>(event);
     --played().events;
   }
-  void synchronizeEvent(void*) const override {}
+  bool queryEvent(void* event) const override {
+    const Done& done = *static_cast<Done*>(event);
+    return !played().is_late ||
+           std::includes(played().host.begin(), played().host.end(), done.begin(), done.end());
+  }
+  void synchronizeEvent(void* event) const override {
+    if (played().is_lost) throw std::runtime_error("the device is lost");
+    ++played().host_waits;
+    played().host.merge(Done(*static_cast<Done*>(event)));
+  }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
     played().used.emplace(memory.get(), stream.id());
   }
@@ -133,6 +146,54 @@ TEST(CommLane, AStreamFollowsTheProgramAndIsFollowed) {
   EXPECT_EQ(played().events, 0);
 }
 
+// What the host waits for is all up to a work, once, and the stream does not follow. drain() does not wait
+// for what is known to be done.
+TEST(CommLane, TheHostWaitsForAStream) {
+  std::mt19937 random(2);
+  for (int row = 0; row < 200; ++row) {
+    played() = {};
+    played().is_late = true;
+    const auto lane = make_comm_lane(group(), kDevice);
+    std::uint64_t submitted = 0;
+    for (int step = 1; step <= 30; ++step) {
+      const int waits = played().host_waits;
+      switch (random() % 4) {
+        case 0:
+        case 1:
+          submitted = lane->submit([&] { current().insert(step); });
+          EXPECT_EQ(played().host_waits, waits);
+          break;
+        case 2: {
+          const std::uint64_t ticket = submitted == 0 ? CommLane::kAll : 1 + random() % submitted;
+          const Done before = current();
+          lane->wait_on_host(ticket);
+          EXPECT_EQ(current(), before);
+          EXPECT_EQ(played().host_waits, waits + (submitted > 0 ? 1 : 0));
+          EXPECT_GE(played().host.size(), submitted == 0 ? 0 : ticket);
+          break;
+        }
+        default: {
+          const bool knows_all = played().host.size() == submitted;
+          lane->drain();
+          EXPECT_EQ(played().host.size(), submitted);
+          EXPECT_EQ(played().host_waits, waits + (knows_all ? 0 : 1));
+        }
+      }
+    }
+  }
+}
+
+// Who reads what a device has not written must hear of it; who only waits until it is quiet need not.
+TEST(CommLane, TheHostIsToldThatADeviceHasFailed) {
+  played() = {};
+  const auto lane = make_comm_lane(group(), kDevice);
+  lane->submit([] {});
+  played().is_late = played().is_lost = true;
+  EXPECT_THROW(lane->wait_on_host(CommLane::kAll), std::runtime_error);
+  lane->drain();
+  played() = {};
+}
+
 // Or it would be given to somebody else when the program's last tensor of it goes, while the lane is at it.
 TEST(CommLane, TheAllocatorIsToldOfMemoryThatAWorkUses) {
   played() = {};
@@ -161,9 +222,11 @@ TEST(CommLane, WhatFollowsAnErrorIsPassedOver) {
       } catch (const std::runtime_error& error) {
         EXPECT_EQ(error.what(), std::string("the cable is cut"));
       }
+      EXPECT_THROW(lane->wait_on_host(ticket), std::runtime_error);
     }
     EXPECT_THROW(lane->wait_all(), std::runtime_error);
     lane->wait(first);
+    lane->wait_on_host(first);
     lane->drain();
     EXPECT_EQ(done, 1) << device;
   }

@@ -25,6 +25,7 @@ struct NoLane final : CommLane {
   std::uint64_t submit(std::function<void()>, c10::ArrayRef<Tensor>) override { return 0; }
   void wait(std::uint64_t) override {}
   bool wait_for(std::uint64_t, std::chrono::milliseconds) override { return true; }
+  void wait_on_host(std::uint64_t) override {}
   void drain() noexcept override {}
 };
 

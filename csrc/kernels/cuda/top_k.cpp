@@ -1,6 +1,7 @@
 #include "kernels/cuda/top_k.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -8,6 +9,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace reef::kernels::cuda {
 
@@ -26,8 +28,11 @@ std::vector<SparseEntry> take_largest(const at::Tensor& gradient, const at::Tens
       gradient.const_data_ptr<float>(), residual.defined() ? residual.const_data_ptr<float>() : nullptr,
       left.mutable_data_ptr<float>(), elements, static_cast<std::uint32_t>(taken.size()),
       static_cast<SparseEntry*>(entries.get()), static_cast<top_k::Scratch*>(scratch.get()), stream));
-  c10::cuda::memcpy_and_sync(taken.data(), entries.get(), static_cast<std::int64_t>(bytes),
+  const at::Tensor read =
+      at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+  c10::cuda::memcpy_and_sync(read.mutable_data_ptr(), entries.get(), static_cast<std::int64_t>(bytes),
                              cudaMemcpyDeviceToHost, stream);
+  std::memcpy(taken.data(), read.const_data_ptr(), bytes);
   const auto is_none = [](const SparseEntry& each) { return each.index == kNoIndex; };
   taken.erase(std::find_if(taken.begin(), taken.end(), is_none), taken.end());
   return taken;
