@@ -3,16 +3,15 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <array>
-#include <numeric>
-
 #include "kernels/cuda/page_hash.h"
 #include "round_up.h"
 
 namespace reef {
+
+using kernels::cuda::PageHashScratch;
+
 namespace {
 
-using kernels::cuda::kHashSums;
 constexpr std::size_t kStreamsOfRoom =
     72;  // 32 of each of two priorities, the default one, and a few of others
 
@@ -29,15 +28,17 @@ CudaPageHash::~CudaPageHash() {
 
 // With the lock.
 void CudaPageHash::take_room() {
-  constexpr std::size_t kNumbers = kStreamsOfRoom * kHashSums;
   void* room = nullptr;
-  C10_CUDA_CHECK(cudaMalloc(&room, (kNumbers + 1) * sizeof(unsigned long long)));
+  constexpr std::size_t kBytes = kStreamsOfRoom * sizeof(PageHashScratch) + sizeof *written_;
+  C10_CUDA_CHECK(cudaMalloc(&room, kBytes));
   rooms_.push_back(room);
+  C10_CUDA_CHECK(cudaMemsetAsync(room, 0, kBytes, nullptr));
+  C10_CUDA_CHECK(cudaStreamSynchronize(nullptr));  // Other streams need not wait for the default one.
   left_ = kStreamsOfRoom;
-  if (written_ != nullptr) return;
-  written_ = static_cast<unsigned long long*>(room) + kNumbers;
-  C10_CUDA_CHECK(cudaMemsetAsync(written_, 0, sizeof *written_, nullptr));
-  C10_CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams need not wait for the default one
+  if (written_ == nullptr) {
+    void* const behind = static_cast<PageHashScratch*>(room) + kStreamsOfRoom;
+    written_ = static_cast<unsigned long long*>(behind);
+  }
 }
 
 void CudaPageHash::reserve() {
@@ -46,25 +47,24 @@ void CudaPageHash::reserve() {
 }
 
 // With the lock.
-unsigned long long* CudaPageHash::sums_of(cudaStream_t stream) {
-  unsigned long long*& sums = sums_[stream];
-  if (sums != nullptr) return sums;
+PageHashScratch* CudaPageHash::scratch_of(cudaStream_t stream) {
+  PageHashScratch*& scratch = scratch_[stream];
+  if (scratch != nullptr) return scratch;
   if (left_ == 0) take_room();
-  sums = static_cast<unsigned long long*>(rooms_.back()) + --left_ * kHashSums;
-  return sums;
+  scratch = static_cast<PageHashScratch*>(rooms_.back()) + --left_;
+  return scratch;
 }
 
 void CudaPageHash::note(const void* data, std::uint64_t bytes, void* slot, cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
-  C10_CUDA_CHECK(
-      kernels::cuda::note_page_hash(data, bytes, note_behind(slot, bytes), sums_of(stream), stream));
+  C10_CUDA_CHECK(note_page_hash(data, bytes, note_behind(slot, bytes), scratch_of(stream), stream));
 }
 
 void CudaPageHash::write_if_changed(const void* data, std::uint64_t bytes, void* slot, cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
-  unsigned long long* const sums = sums_of(stream);
-  C10_CUDA_CHECK(kernels::cuda::write_page_if_changed(data, bytes, slot, note_behind(slot, bytes), sums,
-                                                      written_, stream));
+  PageHashScratch* const scratch = scratch_of(stream);
+  C10_CUDA_CHECK(
+      write_page_if_changed(data, bytes, slot, note_behind(slot, bytes), scratch, written_, stream));
 }
 
 std::uint64_t CudaPageHash::written() const {
@@ -80,17 +80,15 @@ std::uint64_t CudaPageHash::written() const {
 }
 
 std::uint64_t CudaPageHash::of(const void* data, std::uint64_t bytes, cudaStream_t stream) {
-  std::array<unsigned long long, kHashSums> sums{};
+  unsigned long long hash = 0;
   {
     const std::lock_guard lock(mutex_);
-    unsigned long long* const on_device = sums_of(stream);
-    int count = 0;
-    C10_CUDA_CHECK(kernels::cuda::hash_page(data, bytes, on_device, count, stream));
-    C10_CUDA_CHECK(cudaMemcpyAsync(sums.data(), on_device, static_cast<std::size_t>(count) * sizeof sums[0],
-                                   cudaMemcpyDeviceToHost, stream));
+    PageHashScratch* const scratch = scratch_of(stream);
+    C10_CUDA_CHECK(hash_page(data, bytes, scratch, stream));
+    C10_CUDA_CHECK(cudaMemcpyAsync(&hash, &scratch->hash, sizeof hash, cudaMemcpyDeviceToHost, stream));
   }
   C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-  return std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
+  return hash;
 }
 
 }  // namespace reef

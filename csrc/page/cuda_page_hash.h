@@ -10,6 +10,9 @@
 #include <vector>
 
 namespace reef {
+namespace kernels::cuda {
+struct PageHashScratch;
+}  // namespace kernels::cuda
 
 /// Lets one device hash its memory (kernels/cuda/page_hash.h), in the order of a stream. Takes 2 KiB of
 /// device memory for each stream, from cudaMalloc and not from LibTorch's allocator. The device is the
@@ -39,12 +42,12 @@ class CudaPageHash {
 
  private:
   void take_room();
-  unsigned long long* sums_of(cudaStream_t stream);
+  kernels::cuda::PageHashScratch* scratch_of(cudaStream_t stream);
 
   mutable std::mutex mutex_;
   std::vector<void*> rooms_;  ///< of the device
   std::size_t left_ = 0;      ///< streams for which the last one has room
-  std::unordered_map<cudaStream_t, unsigned long long*> sums_;
+  std::unordered_map<cudaStream_t, kernels::cuda::PageHashScratch*> scratch_;
   unsigned long long* written_ = nullptr;
 };
 

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <numeric>
 #include <random>
 #include <set>
 
@@ -15,8 +14,8 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 using Word = unsigned long long;
-constexpr std::uint64_t kBlockBytes =
-    std::uint64_t{256} * 64 * 16;  // what one block hashes before there are two
+using kernels::cuda::PageHashScratch;
+constexpr std::uint64_t kBlockBytes = std::uint64_t{128} * 128 * 16;  // What one block hashes.
 
 const std::vector<std::uint64_t> kSizes = {1,
                                            7,
@@ -61,12 +60,12 @@ Word reference(const Bytes& bytes) {
 struct Device {
   explicit Device(const Bytes& page) : data(page) {}
   DeviceBytes data;
-  DeviceBytes sums{std::vector<Word>(kernels::cuda::kHashSums, 77)};
+  DeviceBytes scratch{std::vector<std::uint8_t>(sizeof(PageHashScratch), 0)};
   DeviceBytes noted{std::vector<Word>{5}};
   DeviceBytes written{std::vector<Word>{100}};
 
   bool is_whole_around() const {
-    return data.is_whole_around() && sums.is_whole_around() && noted.is_whole_around() &&
+    return data.is_whole_around() && scratch.is_whole_around() && noted.is_whole_around() &&
            written.is_whole_around();
   }
 };
@@ -76,13 +75,10 @@ TEST(PageHashDevice, IsTheReferences) {
   for (const std::uint64_t bytes : kSizes) {
     const Bytes page = random_bytes(bytes, random);
     Device device(page);
-    int count = 0;
-    kernels::cuda::hash_page(device.data.data(), bytes, device.sums.as<Word>(), count, nullptr);
-    const auto sums = device.sums.copy<Word>();
-    ASSERT_EQ(std::accumulate(sums.begin(), sums.begin() + count, Word{0}), reference(page))
-        << bytes << " bytes";
-    kernels::cuda::note_page_hash(device.data.data(), bytes, device.noted.as<Word>(), device.sums.as<Word>(),
-                                  nullptr);
+    kernels::cuda::hash_page(device.data.data(), bytes, device.scratch.as<PageHashScratch>(), nullptr);
+    ASSERT_EQ(device.scratch.as<PageHashScratch>()->hash, reference(page)) << bytes << " bytes";
+    kernels::cuda::note_page_hash(device.data.data(), bytes, device.noted.as<Word>(),
+                                  device.scratch.as<PageHashScratch>(), nullptr);
     ASSERT_EQ(device.noted.copy<Word>()[0], reference(page)) << bytes << " bytes";
     ASSERT_EQ(device.data.copy<std::uint8_t>(), page);
     ASSERT_TRUE(device.is_whole_around());
@@ -99,13 +95,14 @@ TEST(PageHashDevice, WritesAndCountsExactlyWhatHasChanged) {
       const Bytes before(bytes, 0xEE);
       DeviceBytes slot(before);
       kernels::cuda::note_page_hash(device.data.data(), bytes, device.noted.as<Word>(),
-                                    device.sums.as<Word>(), nullptr);
+                                    device.scratch.as<PageHashScratch>(), nullptr);
       Bytes now = page;
       if (changed < bytes) now[changed] ^= 1;
       std::memcpy(device.data.data(), now.data(), bytes);
       for (const int times : {1, 2}) {
         kernels::cuda::write_page_if_changed(device.data.data(), bytes, slot.data(), device.noted.as<Word>(),
-                                             device.sums.as<Word>(), device.written.as<Word>(), nullptr);
+                                             device.scratch.as<PageHashScratch>(), device.written.as<Word>(),
+                                             nullptr);
         ASSERT_EQ(slot.copy<std::uint8_t>(), changed < bytes ? now : before)
             << bytes << " bytes, time " << times;
         ASSERT_EQ(device.written.copy<Word>()[0], changed < bytes ? 101U : 100U)

@@ -11,9 +11,8 @@ namespace {
 
 using Word = unsigned long long;
 
-constexpr int kThreads = 256;
-static_assert(kHashSums <= kThreads, "a block adds the sums up, one a thread");
-constexpr std::uint64_t kVectorsOfThread = 64;  ///< fewer are not worth another block
+constexpr int kThreads = 128;
+constexpr std::uint64_t kVectorsOfThread = 128;  ///< fewer are not worth another block
 
 struct alignas(16) Vector {
   Word of[2];
@@ -32,43 +31,65 @@ __device__ Word mix(Word word, Word place) {
 
 using Reduce = cub::BlockReduce<Word, kThreads>;
 
-/// A block's threads take vectors in turns; the bytes behind the last whole vector are padded with zeros.
-__global__ void __launch_bounds__(kThreads)
-    hash_kernel(const unsigned char* data, std::uint64_t bytes, Word* sums) {
+/// Returns the sum over the vectors that this thread takes; thread 0 of the grid also takes the bytes behind
+/// the last whole vector, padded with zeros.
+__device__ Word sum_of_thread(const unsigned char* data, std::uint64_t bytes) {
   const std::uint64_t thread = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::uint64_t threads = std::uint64_t{gridDim.x} * kThreads;
   const std::uint64_t vectors = bytes / sizeof(Vector);
   const auto* const whole = reinterpret_cast<const Vector*>(data);
-  Word mine = 0;
+  Word sum = 0;
   _Pragma("unroll 4") for (std::uint64_t i = thread; i < vectors; i += threads) {
     const Vector vector = whole[i];
-    mine += mix(vector.of[0], 2 * i) + mix(vector.of[1], 2 * i + 1);
+    sum += mix(vector.of[0], 2 * i) + mix(vector.of[1], 2 * i + 1);
   }
   if (thread == 0 && vectors * sizeof(Vector) < bytes) {
     Word rest[2] = {0, 0};
     for (std::uint64_t i = vectors * sizeof(Vector); i < bytes; ++i)
       rest[i / sizeof(Word) % 2] |= Word{data[i]} << 8 * (i % sizeof(Word));
-    mine += mix(rest[0], 2 * vectors) + mix(rest[1], 2 * vectors + 1);
+    sum += mix(rest[0], 2 * vectors) + mix(rest[1], 2 * vectors + 1);
   }
-  __shared__ typename Reduce::TempStorage scratch;
-  const Word in_block = Reduce(scratch).Sum(mine);
-  if (threadIdx.x == 0) sums[blockIdx.x] = in_block;
+  return sum;
 }
 
-/// Thread 0 gets the hash.
-__device__ Word hash_of(const Word* sums, int count) {
-  __shared__ typename Reduce::TempStorage scratch;
-  return Reduce(scratch).Sum(static_cast<int>(threadIdx.x) < count ? sums[threadIdx.x] : 0);
+/// Compares the hash with the one that was noted, if `written` is given, and notes it, if `noted` is.
+__device__ void conclude(Word hash, PageHashScratch& scratch, Word* noted, Word* written) {
+  scratch.done = 0;
+  scratch.hash = hash;
+  if (noted == nullptr) return;
+  scratch.changed = *noted != hash;
+  if (written != nullptr && scratch.changed != 0) atomicAdd(written, Word{1});
+  *noted = hash;
 }
 
+/// The last block to finish adds up what all have found.
 __global__ void __launch_bounds__(kThreads)
-    copy_kernel(const unsigned char* data, std::uint64_t bytes, const Word* sums, int count,
-                const Word* noted, unsigned char* copy) {
-  __shared__ bool same;
-  const Word hash = hash_of(sums, count);
-  if (threadIdx.x == 0) same = hash == *noted;
+    hash_kernel(const unsigned char* data, std::uint64_t bytes, PageHashScratch* scratch, Word* noted,
+                Word* written) {
+  __shared__ typename Reduce::TempStorage of_threads, of_blocks;
+  __shared__ bool is_last;
+  const Word in_block = Reduce(of_threads).Sum(sum_of_thread(data, bytes));
+  if (gridDim.x == 1) {
+    if (threadIdx.x == 0) conclude(in_block, *scratch, noted, written);
+    return;
+  }
+  if (threadIdx.x == 0) {
+    scratch->sums[blockIdx.x] = in_block;
+    __threadfence();  // The sum is there before the block counts as done.
+    is_last = atomicAdd(&scratch->done, 1U) == gridDim.x - 1;
+  }
   __syncthreads();
-  if (same) return;
+  if (!is_last) return;
+  Word sum = 0;
+  const volatile Word* const sums = scratch->sums;
+  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) sum += sums[i];
+  const Word hash = Reduce(of_blocks).Sum(sum);
+  if (threadIdx.x == 0) conclude(hash, *scratch, noted, written);
+}
+
+__global__ void __launch_bounds__(kThreads) copy_kernel(const unsigned char* data, std::uint64_t bytes,
+                                                        const PageHashScratch* scratch, unsigned char* copy) {
+  if (scratch->changed == 0) return;
   const std::uint64_t thread = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::uint64_t threads = std::uint64_t{gridDim.x} * kThreads;
   const std::uint64_t vectors = bytes / sizeof(Vector);
@@ -79,49 +100,35 @@ __global__ void __launch_bounds__(kThreads)
   if (rest < bytes) copy[rest] = data[rest];
 }
 
-/// Of one block. Counts a hash that is another if `written` is given.
-__global__ void __launch_bounds__(kThreads)
-    note_kernel(const Word* sums, int count, Word* noted, Word* written) {
-  const Word hash = hash_of(sums, count);
-  if (threadIdx.x != 0) return;
-  if (written != nullptr) {
-    if (hash == *noted) return;
-    atomicAdd(written, Word{1});
-  }
-  *noted = hash;
-}
-
 int blocks_for(std::uint64_t bytes) {
   constexpr std::uint64_t kBytesOfBlock = kThreads * kVectorsOfThread * sizeof(Vector);
-  return static_cast<int>(std::min<std::uint64_t>((bytes + kBytesOfBlock - 1) / kBytesOfBlock, kHashSums));
+  return static_cast<int>(std::min<std::uint64_t>((bytes + kBytesOfBlock - 1) / kBytesOfBlock, kHashBlocks));
+}
+
+cudaError_t launch_hash(const void* data, std::uint64_t bytes, PageHashScratch* scratch, Word* noted,
+                        Word* written, cudaStream_t stream) {
+  REEF_LAUNCH(hash_kernel, blocks_for(bytes), kThreads, stream, static_cast<const unsigned char*>(data),
+              bytes, scratch, noted, written);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t hash_page(const void* data, std::uint64_t bytes, unsigned long long* sums, int& count,
-                      cudaStream_t stream) {
-  count = blocks_for(bytes);
-  REEF_LAUNCH(hash_kernel, count, kThreads, stream, static_cast<const unsigned char*>(data), bytes, sums);
-  return cudaGetLastError();
+cudaError_t hash_page(const void* data, std::uint64_t bytes, PageHashScratch* scratch, cudaStream_t stream) {
+  return launch_hash(data, bytes, scratch, nullptr, nullptr, stream);
 }
 
 cudaError_t note_page_hash(const void* data, std::uint64_t bytes, unsigned long long* noted,
-                           unsigned long long* sums, cudaStream_t stream) {
-  int count = 0;
-  if (const cudaError_t error = hash_page(data, bytes, sums, count, stream)) return error;
-  REEF_LAUNCH(note_kernel, 1, kThreads, stream, sums, count, noted, static_cast<Word*>(nullptr));
-  return cudaGetLastError();
+                           PageHashScratch* scratch, cudaStream_t stream) {
+  return launch_hash(data, bytes, scratch, noted, nullptr, stream);
 }
 
 cudaError_t write_page_if_changed(const void* data, std::uint64_t bytes, void* copy,
-                                  unsigned long long* noted, unsigned long long* sums,
+                                  unsigned long long* noted, PageHashScratch* scratch,
                                   unsigned long long* written, cudaStream_t stream) {
-  int count = 0;
-  if (const cudaError_t error = hash_page(data, bytes, sums, count, stream)) return error;
-  REEF_LAUNCH(copy_kernel, count, kThreads, stream, static_cast<const unsigned char*>(data), bytes, sums,
-              count, noted, static_cast<unsigned char*>(copy));
-  if (const cudaError_t error = cudaGetLastError()) return error;
-  REEF_LAUNCH(note_kernel, 1, kThreads, stream, sums, count, noted, written);
+  if (const cudaError_t error = launch_hash(data, bytes, scratch, noted, written, stream)) return error;
+  REEF_LAUNCH(copy_kernel, blocks_for(bytes), kThreads, stream, static_cast<const unsigned char*>(data),
+              bytes, static_cast<const PageHashScratch*>(scratch), static_cast<unsigned char*>(copy));
   return cudaGetLastError();
 }
 

@@ -20,6 +20,7 @@
 #define blockDim (::reef::played::block_size)
 
 inline void __syncthreads() { reef::played::meet_block(); }
+inline void __threadfence() {}
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 template <class Number>
