@@ -86,8 +86,9 @@ Tensor dense_gradient(const Tensor& parameter) {
   return at::empty_like(parameter, gradient.options()).copy_(gradient);
 }
 
-/// Of gradients of whole parameters, and of parts, which are added up over the ranks. What devices add up is
-/// read when all of it has been asked for, so that the host waits for each of them once.
+/// The sums of squares of gradients of whole parameters, and of parts, which are added up over the ranks
+/// afterwards. Sums of a device are read when all have been launched, so that the host waits once for each
+/// device.
 struct Squares {
   ExactSum whole, of_parts;
   struct OnDevice {

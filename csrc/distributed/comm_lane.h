@@ -35,8 +35,8 @@ class CommLane {
   virtual void wait(std::uint64_t ticket) = 0;
   /// The same for so long at most; whether it may be used now.
   virtual bool wait_for(std::uint64_t ticket, std::chrono::milliseconds most) = 0;
-  /// The same until the host may read what they have made in its memory. Throws also what the device has
-  /// failed with.
+  /// As wait(), but returns when the host may read what they have written to its memory. Also throws the
+  /// error of a device that has failed.
   virtual void wait_on_host(std::uint64_t ticket) = 0;
   static constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
   void wait_all() { wait(kAll); }  ///< for all that have been given

@@ -9,21 +9,24 @@ namespace reef {
 
 class SliceExchange;
 
-/// Where numbers of the hosts go, by which all ranks decide alike, if their tensors are on `device`: the CPU,
-/// where ranks have messages for it (by_messages()), so that no host waits for its device; else that device,
-/// or one that the group has a backend for.
+/// Numbers by which all ranks decide alike, and which the hosts know: to exchange them need not make a host
+/// wait for its device.
+
+/// Returns the device by way of which the hosts of a group exchange numbers if their tensors are on `device`.
+/// It is the CPU if the group sends messages for it (by_messages()), so that no host waits; otherwise it is
+/// `device`, or one for which the group has a backend.
 c10::Device device_of_host_numbers(c10d::ProcessGroup& group, c10::Device device);
 
-/// The same in memory from which a copy to `device` is only queued, and into which one from there. On the CPU
-/// the tensor itself.
+/// Copies `on_host` into page-locked memory if `device` is a CUDA device, so that copies to and from it do
+/// not make the host wait. Otherwise returns the tensor itself.
 at::Tensor page_locked(const at::Tensor& on_host, c10::Device device);
 
-/// What is on a device, for the host, which waits for it once. On the CPU the tensor itself.
+/// Copies a tensor to the host, which waits for the device once. A tensor on the CPU is returned itself.
 at::Tensor read_by_host(const at::Tensor& tensor);
 
-/// SliceExchange::largest() of numbers on the host, by way of `device`, which is device_of_host_numbers().
-/// The last of them is `last`, if that is defined, a number on the device. Work of a lane: they are there
-/// when the host has waited for it (CommLane::wait_on_host()), for which they are page_locked().
+/// Replaces each of `values`, which are page_locked(), by the largest of all ranks, by way of `device`
+/// (device_of_host_numbers()). If `last` is defined, it is a number on the device that takes the place of the
+/// last value. Called by a lane; the host may read the values after CommLane::wait_on_host().
 void largest_of_hosts(SliceExchange& ranks, const at::Tensor& values, c10::Device device,
                       const at::Tensor& last = {});
 

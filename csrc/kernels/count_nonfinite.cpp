@@ -83,7 +83,7 @@ namespace {
   throw ConfigError("count_nonfinite: " + what + "; " + next_step);
 }
 
-// What is on CUDA is counted later: then it is one of these.
+// Counts in a tensor on the CPU. One on CUDA is appended to `on_cuda`, to be counted with the others.
 std::int64_t count_or_take(const at::Tensor& tensor,
                            std::map<c10::DeviceIndex, std::vector<at::Tensor>>& on_cuda) {
   if (!tensor.defined()) refuse("the tensor is undefined", "check defined() first");

@@ -46,12 +46,12 @@ std::int64_t count_nonfinite(const void* data, std::int64_t elements, FloatForma
 }  // namespace cpu
 
 namespace cuda {
-/// Of all of these, which are dense, of floats and on one device; the host waits for it once. A build without
-/// CUDA throws ConfigError.
+/// Counts in all of these, which are dense tensors of floats on one device, for which the host waits once. A
+/// build without CUDA throws ConfigError.
 std::int64_t count_nonfinite(const std::vector<at::Tensor>& tensors);
 }  // namespace cuda
 
-/// reef::count_nonfinite() of all of these; the host waits once for each device.
+/// Adds up reef::count_nonfinite() of all of these. The host waits once for each device.
 std::int64_t count_nonfinite(const std::vector<at::Tensor>& tensors);
 
 }  // namespace reef::kernels

@@ -26,10 +26,10 @@ class NonFiniteSearch {
 
   /// bucket.places must live as long as this.
   void exchange(GradientExchange& by, const GradientBucket& bucket);
-  /// One number, which is not zero if this rank has found something in the buckets of the pass: where these
-  /// are, for which it does not wait. Undefined, if it is known at once that there is nothing.
+  /// Returns a number that is not zero if this rank has found something in the buckets of the pass. It is on
+  /// their device, for which the host does not wait. Undefined if it is known already that there is nothing.
   at::Tensor found() const;
-  /// The same for the host, which waits for the device.
+  /// Returns the same to the host, which waits for the device.
   bool any() const;
   /// Who has found what, in the order of the module, whose parameters are the items of the layout from the
   /// last on. All ranks call it alike, if one has found something. `largest` gives, for each element, the

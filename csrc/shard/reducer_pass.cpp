@@ -279,9 +279,9 @@ void Reducer::send_the_rest() {
   }
 }
 
-// Gives, for each of these, the largest that a rank has, once all buckets have arrived: on the host, too,
-// where that reads them. The last of them is `last`, if that is defined, a number where gradients are. All
-// ranks call it alike. Waits for a device once, if at all.
+// Returns the largest of all ranks for each of these numbers, after all buckets have arrived. If `last` is
+// defined, it is a number on the gradients' device that takes the place of the last one. All ranks call it
+// alike. The host waits for a device at most once.
 Tensor Reducer::largest(const Tensor& own, const Tensor& last) {
   const c10::Device device = items_.front().parameter.tensor.device();
   const c10::Device between = device_of_host_numbers(*group_, device);

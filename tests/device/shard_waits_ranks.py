@@ -80,8 +80,9 @@ def rows(kind: str, ranks: int, buckets: int):
     yield {"stage": stage, "compression": "bfloat16", "offload": True}, {1 + asks}
     yield {"stage": stage, "clips": True, "offload": True}, {1 + by_device + asks}
     yield {"stage": stage, "scales": True}, {1 + by_device + asks}
-    # The update's thread waits, if they are under way, for copies to the device that it is about to write.
-    yield {"stage": stage, "offload": True, "delayed": True}, {1 + asks, 2 + asks}
+    # The thread of the delayed update waits for copies to the device that are still under way, at most twice an update, and is
+    # counted in this step or in the next.
+    yield {"stage": stage, "offload": True, "delayed": True}, set(range(asks, 4 + asks))
     if kind != "nccl alone":
         for method in METHODS:  # of which entries go from host to host, bucket by bucket; one rank looks at all at the end
             yield {"stage": stage, "compression": method}, {buckets if ranks > 1 else 1}
