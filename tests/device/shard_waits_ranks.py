@@ -96,7 +96,7 @@ def main(kind: str, seed: int) -> None:
     wrong = []
 
     def expect(expected, **row):
-        lag = delays(seed + rank, kernel=100, copy=200, communication=300) if seed else contextlib.nullcontext()
+        lag = delays(seed + rank, kernel=20, copy=100, communication=200) if seed else contextlib.nullcontext()
         with lag:
             found = counted(group, device, **row)
         if not expected.issuperset(found):
