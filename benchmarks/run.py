@@ -5,7 +5,8 @@ rows of a table, and points of charts.
     run.py --only '^optim$'  just that; with REEF_CPU=avx2, which is a section of its own, on another instruction set
     run.py --only '_cuda$' --small --results FILE   whether they run; what they print then is no measurement
 
-What has been measured is written at once, so that it is kept if a later program fails. A peer that is not installed is left out; which ones are missing is said before anything is measured.
+What a program has measured is written as soon as it ends, so that it is kept if a later program fails. A peer that is not
+installed is left out; which ones are missing is said before anything is measured.
 """
 
 from __future__ import annotations
