@@ -44,10 +44,10 @@ __device__ Word sum_of_thread(const unsigned char* data, std::uint64_t bytes) {
     sum += mix(vector.of[0], 2 * i) + mix(vector.of[1], 2 * i + 1);
   }
   if (thread == 0 && vectors * sizeof(Vector) < bytes) {
-    Word rest[2] = {0, 0};
+    Word low = 0, high = 0;  // Not an array, which would be in local memory.
     for (std::uint64_t i = vectors * sizeof(Vector); i < bytes; ++i)
-      rest[i / sizeof(Word) % 2] |= Word{data[i]} << 8 * (i % sizeof(Word));
-    sum += mix(rest[0], 2 * vectors) + mix(rest[1], 2 * vectors + 1);
+      (i % sizeof(Vector) < sizeof(Word) ? low : high) |= Word{data[i]} << 8 * (i % sizeof(Word));
+    sum += mix(low, 2 * vectors) + mix(high, 2 * vectors + 1);
   }
   return sum;
 }
