@@ -96,6 +96,7 @@ def tests(session: Session) -> list[Step]:
         session.python_test("test_optim_cuda", 300, "test_is_the_cpus_step and AdamW and not masters and float32"),
         session.python_test("test_shard_cuda", 300, "test_collectives_and_messages_on_a_device"),
         session.python_test("test_checkpoint_cuda", 300, "test_a_checkpointed_call_is_the_plain_one"),
+        session.python_test("test_ledger_cuda", 100, "older"),
         session.python_test("test_bytelm_cuda", 300, "too_small and cpp"),
         session.unit("optim_test", "*", 200, "Optim.OnADeviceBitForBit"),
         session.unit("ledger_test", "*", 200, "*Cuda*"),

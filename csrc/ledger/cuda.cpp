@@ -23,9 +23,8 @@ void count(const TraceEntry& entry) {
   if (entry.action_ == TraceEntry::FREE_COMPLETED) Blocks::instance().died(data);
 }
 
-}  // namespace
-
-void install_cuda_tracker() {
+// Whether there is a device, and it counts.
+bool tracks() {
   static const bool installed = [] {
     if (c10::cuda::device_count() == 0) return false;
     if (c10::cuda::CUDACachingAllocator::get()->name() != "native") return false;  // it tells of no blocks
@@ -33,7 +32,22 @@ void install_cuda_tracker() {
     c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&count);
     return true;
   }();
-  (void)installed;
+  return installed;
+}
+
+}  // namespace
+
+void install_cuda_tracker() { tracks(); }
+
+bool adopt_cuda(c10::StorageImpl& storage) {
+  if (!storage.device().is_cuda() || storage.nbytes() == 0 || !tracks()) return false;
+  const c10::DataPtr& block = storage._mutable_data_ptr_no_checks();
+  const auto slot = slot_of(storage.device());
+  if (!slot || block.get() == nullptr || block.get_context() != block.get() ||
+      block.get_deleter() != c10::cuda::CUDACachingAllocator::get()->raw_deleter())
+    return false;
+  Blocks::instance().born(block.get(), storage.nbytes(), *slot);
+  return true;
 }
 
 }  // namespace reef

@@ -3,5 +3,6 @@
 namespace reef {
 
 void install_cuda_tracker() {}
+bool adopt_cuda(c10::StorageImpl&) { return false; }
 
 }  // namespace reef

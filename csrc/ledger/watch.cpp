@@ -17,6 +17,7 @@
 
 #include "ledger/blocks.h"
 #include "ledger/counting_allocator.h"
+#include "ledger/cuda.h"
 #include "reef/ledger.h"
 #include "reef/state_tensors.h"
 
@@ -98,7 +99,8 @@ void mark_tensor(const at::Tensor& tensor, Category category) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   const void* data = storage._mutable_data_ptr_no_checks().get();
   if (data == nullptr) return;
-  if (!Blocks::instance().mark(data, category) && adopt(storage)) Blocks::instance().mark(data, category);
+  if (Blocks::instance().mark(data, category)) return;
+  if (adopt(storage) || adopt_cuda(storage)) Blocks::instance().mark(data, category);
 }
 
 std::vector<at::Tensor> state_tensors(torch::optim::Optimizer& optimizer) {
