@@ -62,9 +62,7 @@ TierCopy::TierCopy(TierLane& lane, const std::vector<c10::Storage>& storages, st
 TierCopy::~TierCopy() { give_back(); }
 
 Tier::Slot TierCopy::take(std::size_t bytes) const {
-  std::optional<Tier::Slot> slot = lane_.tier->take(bytes);
-  if (!slot && lane_.memory->finish_copies()) slot = lane_.tier->take(bytes);
-  if (slot) return *slot;
+  if (const std::optional<Tier::Slot> slot = lane_.memory->take_slot(*lane_.tier, bytes)) return *slot;
   const TierUse use = lane_.tier->use();
   const auto text = [](std::uint64_t count) { return format_bytes(static_cast<std::int64_t>(count)); };
   throw BudgetError(what_ + ": out of memory. The tier (" + lane_.tier->name() + ") has no room for " +

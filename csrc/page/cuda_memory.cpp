@@ -157,10 +157,13 @@ class CudaMemory final : public Memory {
       return failed_transfer(std::current_exception());
     }
   }
+  std::optional<Tier::Slot> take_slot(Tier& tier, std::uint64_t bytes) override {
+    return slots_.take(tier, bytes);
+  }
   void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept override {
     slots_.give_back(tier, slot);
   }
-  bool finish_copies() noexcept override { return slots_.finish(); }
+  void finish_copies() noexcept override { slots_.finish(); }
 
   std::uint64_t slot_bytes(std::uint64_t page_bytes) const override {
     return round_up(page_bytes, CudaPageHash::kNoteBytes) + CudaPageHash::kNoteBytes;
@@ -176,7 +179,7 @@ class CudaMemory final : public Memory {
       end->record(used_on);
       slots_.used_until(end, copy.tier, copy.slot);
       return true;
-    } catch (const c10::Error&) {  // the device is broken; the page stays, and who uses it is told
+    } catch (const c10::Error&) {  // The device is broken: the page stays, and its next use throws.
       return false;
     }
   }
@@ -215,20 +218,16 @@ class CudaMemory final : public Memory {
     Side& side = out ? out_ : in_;
     void* const address = address_of(copy, out ? Tier::Access::kWrite : Tier::Access::kRead);
     const cudaStream_t used_on = stream_numbered(copy.stream).stream();
+    const auto ready = std::make_shared<CudaEvent>();
+    ready->record(used_on);
     if (address != nullptr) {
       const auto finished = std::make_shared<CudaEvent>(cudaEventDefault);
-      if (out && copy.hashed) {
-        CudaEvent ready;
-        ready.record(used_on);
-        ready.hold_back(side.stream);
-        hashes_.note(copy.data, copy.bytes, address, side.stream);
-      }
+      ready->hold_back(side.stream);
+      if (out && copy.hashed) hashes_.note(copy.data, copy.bytes, address, side.stream);
       auto transfer = start_on_stream(copy, address, side.stream, used_on, finished);
       slots_.used_until(finished, copy.tier, copy.slot);
       return transfer;
     }
-    const auto ready = std::make_shared<CudaEvent>();
-    ready->record(used_on);
     return side.lane.prepare(
         [this, copy, ready, &side](Transfer& transfer) { copy_through(copy, *ready, side, transfer); });
   }
@@ -282,7 +281,7 @@ class CudaMemory final : public Memory {
     }
   }
 
-  // nullptr where the device cannot copy from or to the slot by itself, in whole words.
+  // Returns where the slot is, or nullptr if the device cannot reach it or it is not aligned for kernels.
   static void* address_of(const PageCopy& copy, Tier::Access access) {
     constexpr std::uintptr_t kAlignment = 16;
     void* const address = copy.tier->address(copy.slot, access);
@@ -309,7 +308,7 @@ class CudaMemory final : public Memory {
       C10_CUDA_CHECK(cudaMemcpyAsync(copy.data, staged, copy.bytes, cudaMemcpyHostToDevice, stream));
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));
     } else {
-      // Before it is copied: what is written between the two shows, as another hash than the memory's.
+      // The hash is taken before the copy: a write between the two then makes the memory's hash another one.
       if (copy.hashed) transfer.hash = hashes_.of(copy.data, copy.bytes, stream);
       C10_CUDA_CHECK(cudaMemcpyAsync(staged, copy.data, copy.bytes, cudaMemcpyDeviceToHost, stream));
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));

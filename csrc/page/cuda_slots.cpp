@@ -20,7 +20,8 @@ bool is_reached(const CudaEvent& event) {
 
 CudaSlots::~CudaSlots() { finish(); }
 
-// Forgets uses that are over. Returns whether a tier got a slot back. With the lock.
+// Forgets uses that are over, and returns slots that were given back to their tiers. Returns whether there
+// were any. Called with the lock held.
 bool CudaSlots::settle() noexcept {
   bool any = false;
   for (auto use = uses_.begin(); use != uses_.end();) {
@@ -45,6 +46,19 @@ void CudaSlots::used_until(std::shared_ptr<CudaEvent> end, const std::shared_ptr
   uses_[{tier, slot}].ends.push_back(std::move(end));
 }
 
+std::optional<Tier::Slot> CudaSlots::take(Tier& tier, std::uint64_t bytes) {
+  std::optional<Tier::Slot> slot = tier.take(bytes);
+  if (slot) return slot;
+  bool returned = false;
+  {
+    const std::lock_guard lock(mutex_);
+    returned = settle();
+  }
+  if (returned) slot = tier.take(bytes);
+  if (!slot && finish()) slot = tier.take(bytes);
+  return slot;
+}
+
 void CudaSlots::give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept {
   const std::lock_guard lock(mutex_);
   if (const auto use = uses_.find({tier, slot}); use != uses_.end()) {
@@ -56,7 +70,6 @@ void CudaSlots::give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) no
 
 bool CudaSlots::finish() noexcept {
   const std::lock_guard lock(mutex_);
-  if (settle()) return true;
   for (const auto& [slot, use] : uses_) {
     if (!use.given_back) continue;
     for (const auto& end : use.ends) end->wait();

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,10 +27,12 @@ class CudaSlots {
 
   /// Notes that the device works on the slot until it reaches `end`.
   void used_until(std::shared_ptr<CudaEvent> end, const std::shared_ptr<Tier>& tier, Tier::Slot slot);
+  /// Takes a slot of `bytes` from the tier, if it has room. If not, slots that were given back are returned
+  /// to the tier first, even if the device has to be waited for.
+  std::optional<Tier::Slot> take(Tier& tier, std::uint64_t bytes);
   /// Gives the slot back immediately if the device has finished with it, and otherwise in a later call.
   void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept;
-  /// Returns to the tiers the slots that were given back and with which the device has finished. If there is
-  /// none yet, waits for the device first. Returns false if no slot was waiting to be returned.
+  /// Waits until the tiers have all slots that were given back. Returns false if they had them before.
   bool finish() noexcept;
 
  private:

@@ -22,9 +22,6 @@ class StreamTransfer final : public Transfer {
   StreamTransfer(const PageCopy& copy, void* address, c10::cuda::CUDAStream side, cudaStream_t used_on,
                  std::shared_ptr<CudaEvent> finished)
       : tier_(copy.tier), used_on_(used_on), finished_(std::move(finished)) {
-    CudaEvent ready;
-    ready.record(used_on);
-    ready.hold_back(side.stream());
     started_.record(side.stream());
     const bool out = copy.direction == PageCopy::Direction::kOut;
     C10_CUDA_CHECK(cudaMemcpyAsync(out ? address : copy.data, out ? copy.data : address, copy.bytes,

@@ -31,10 +31,10 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Copies between a device's memory and page-locked memory at `address`, on `side`, after what `used_on` has
-/// been given so far: the stream that the memory belongs to, and gets its next user from. wait() holds back
-/// that stream, and the one that is current then, not the host. `finished` is recorded behind the copy, and
-/// measures time.
+/// Copies between a device's memory and page-locked memory at `address`, on `side`, which the caller has held
+/// back until the memory is ready. The memory belongs to the stream `used_on`, on which it is used next:
+/// wait() holds back that stream and the current one, not the host. `finished` is recorded behind the copy,
+/// and must measure time.
 std::shared_ptr<Transfer> start_on_stream(const PageCopy& copy, void* address, c10::cuda::CUDAStream side,
                                           cudaStream_t used_on, std::shared_ptr<CudaEvent> finished);
 

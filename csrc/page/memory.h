@@ -92,13 +92,15 @@ class Memory {
   virtual c10::DataPtr take_over(const void* data) = 0;
   /// Prepares a copy for Transfer::run() or start(). Neither waits nor copies.
   virtual std::shared_ptr<Transfer> prepare(const PageCopy& copy) = 0;
+  /// Takes a slot of `bytes` from the tier, if it has room. Waits for the device if slots that were given
+  /// back are not free before that.
+  virtual std::optional<Tier::Slot> take_slot(Tier& tier, std::uint64_t bytes) { return tier.take(bytes); }
   /// Gives a slot back to its tier, once no copy that the device still has to finish uses it.
   virtual void give_back(const std::shared_ptr<Tier>& tier, Tier::Slot slot) noexcept {
     tier->give_back(slot);
   }
-  /// Waits until slots that were given back are back in their tiers, not necessarily all of them. Returns
-  /// false if no slot was waiting.
-  virtual bool finish_copies() noexcept { return false; }
+  /// Waits until all slots that were given back are back in their tiers.
+  virtual void finish_copies() noexcept {}
   /// Prepares a copy and starts it.
   std::shared_ptr<Transfer> start(const PageCopy& copy) {
     std::shared_ptr<Transfer> transfer = prepare(copy);

@@ -93,10 +93,7 @@ bool NoAddress::is_there(const Page& page, bool writes) const {
 // ---- out
 
 PageWay::Place NoAddress::take_place(const Page& page, Tier& tier) {
-  const std::uint64_t bytes = memory_.slot_bytes(page.bytes);
-  std::optional<Tier::Slot> slot = tier.take(bytes);
-  if (!slot && memory_.finish_copies()) slot = tier.take(bytes);
-  return {slot};
+  return {memory_.take_slot(tier, memory_.slot_bytes(page.bytes))};
 }
 
 // Lets a clean page leave without writing it. The memory is compared with the slot because only writes by

@@ -119,7 +119,7 @@ void Pager::stop(std::uint64_t number) {
     }
     listen_while_needed(decision);
   }
-  while (memory_->finish_copies()) continue;
+  memory_->finish_copies();
   if (error) std::rethrow_exception(error);
   keep_nothing();
 }
@@ -139,7 +139,7 @@ void Pager::abandon(std::uint64_t number) noexcept {
     forget_all(decision);
     listen_while_needed(decision);
   }
-  while (memory_->finish_copies()) continue;
+  memory_->finish_copies();
   keep_nothing();
 }
 
