@@ -73,7 +73,7 @@ Tensor sum_of_squares_on_device(const Tensor& dense) {
   return tensor_of(sum);
 }
 
-// The gradient, in memory without gaps, in the order of the parameter's.
+// Returns the gradient with the strides of its parameter and without gaps, as a copy if it has others.
 Tensor dense_gradient(const Tensor& parameter) {
   const Tensor& gradient = parameter.grad();
   if (gradient.layout() != c10::kStrided) {

@@ -45,9 +45,9 @@ class Step:
     name: str
     command: tuple[str, ...]
     seconds: int
-    """It is ended after so many."""
+    """The step is killed after this time."""
     shown_by: tuple[str, ...]
-    """Regular expressions for lines that its log has if it did something."""
+    """Regular expressions that match lines of its log if the step did something."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -72,7 +72,7 @@ class Session:
     build: Path
     logs: Path
     small: bool
-    """Of each step a row that is small."""
+    """Whether each step runs only a small row of its tests."""
     device: str
     devices: int
     deadline: float
@@ -167,7 +167,7 @@ def profile(session: Session) -> list[Step]:
 
 GROUPS = {"tests": (tests, 5), "sanitizer": (sanitizer, 4), "budgets": (budgets, 2), "benchmarks": (benchmarks, 1),
           "profile": (profile, 1)}  # fmt: skip
-"""Of each what it runs, and how many of them beside each other."""
+"""For each group, its steps, and how many of them run at the same time."""
 
 
 def environment_for(build: Path) -> dict[str, str]:
@@ -177,7 +177,7 @@ def environment_for(build: Path) -> dict[str, str]:
 
 
 def what_is_there(build: Path) -> tuple[int, str]:
-    """How many devices, and of the first in words."""
+    """Returns the number of devices, and a description of the first one."""
     found = subprocess.run([sys.executable, "-c", WHAT_IS_THERE], env=environment_for(build), capture_output=True, text=True,
                            timeout=300, check=False)  # fmt: skip
     if found.returncode != 0:
@@ -218,7 +218,7 @@ def run(step: Step, session: Session) -> Outcome:
 
 
 def counted(outcomes: list[Outcome]) -> list[str]:
-    """One line for those that have passed, and one each for what failed and what was not run."""
+    """Returns a line that counts the steps that passed, and a line each that names the failed ones and those not run."""
     lines = [f"{sum(outcome.status == 'passed' for outcome in outcomes)} of {len(outcomes)} passed"]
     for words, chosen in (("failed", [o for o in outcomes if o.failed]), ("not run", [o for o in outcomes if o.not_run])):
         if chosen:

@@ -9,8 +9,8 @@ namespace reef {
 
 class SliceExchange;
 
-/// Numbers by which all ranks decide alike, and which the hosts know: to exchange them need not make a host
-/// wait for its device.
+/// Ranks exchange numbers that their hosts know, so that all decide alike. That need not make a host wait for
+/// its device.
 
 /// Returns the device by way of which the hosts of a group exchange numbers if their tensors are on `device`.
 /// It is the CPU if the group sends messages for it (by_messages()), so that no host waits; otherwise it is

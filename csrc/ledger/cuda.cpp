@@ -23,7 +23,7 @@ void count(const TraceEntry& entry) {
   if (entry.action_ == TraceEntry::FREE_COMPLETED) Blocks::instance().died(data);
 }
 
-// Whether there is a device, and it counts.
+// Installs the tracker at the first call. Returns false if there is no device, or another allocator.
 bool tracks() {
   static const bool installed = [] {
     if (c10::cuda::device_count() == 0) return false;

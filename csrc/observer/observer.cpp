@@ -40,8 +40,8 @@ void ends(const at::RecordFunction&, at::ObserverContext* context) {
   }
 }
 
-// LibTorch swallows what an observer throws, and then never tells of the end: here it costs the listener that
-// threw its call, and no other.
+// LibTorch swallows what an observer throws, and then does not call ends(). So exceptions are caught for each
+// listener: only the one that threw does not hear of the end.
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   std::array<OperatorListener*, kMostListeners> all{};
   bool any = false;
@@ -62,7 +62,7 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
     if (all[i] == nullptr || (!op.is_operator && !all[i]->hears_ranges())) continue;
     try {
       if (all[i]->begins(*begun)) begun->heard |= static_cast<std::uint8_t>(1 << i);
-    } catch (...) {  // by the contract the listener is as before
+    } catch (...) {  // The listener has left nothing behind (OperatorListener::begins).
     }
   }
   if (begun->heard == 0) return nullptr;

@@ -30,9 +30,9 @@ class OperatorListener {
  public:
   /// Whether anything that this thread calls now is of interest; asked before what it is is looked up.
   virtual bool listens() const { return true; }
-  /// True if ends() is to be called as well. The operator runs in any case, and what this throws is lost: a
-  /// listener keeps an error that matters, and tells of it at the first moment at which it can throw. If it
-  /// throws, it must be as it was before.
+  /// Returns whether ends() is to be called as well. The operator runs in any case, and an exception is lost:
+  /// a listener must keep an error that matters until it is called where it can throw. If it throws here, it
+  /// must leave nothing behind.
   virtual bool begins(OperatorCall& call) = 0;
   virtual void ends(OperatorCall& call) noexcept = 0;
   /// Whether it hears also of ranges that are no operators: functions of autograd written in Python.

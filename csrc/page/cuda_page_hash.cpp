@@ -12,8 +12,8 @@ using kernels::cuda::PageHashScratch;
 
 namespace {
 
-constexpr std::size_t kStreamsOfRoom =
-    72;  // 32 of each of two priorities, the default one, and a few of others
+// LibTorch's pools have 32 streams of each of two priorities; there are the default stream and a few others.
+constexpr std::size_t kStreamsOfRoom = 72;
 
 unsigned long long* note_behind(void* slot, std::uint64_t bytes) {
   void* const note = static_cast<char*>(slot) + round_up(bytes, CudaPageHash::kNoteBytes);
@@ -26,7 +26,7 @@ CudaPageHash::~CudaPageHash() {
   for (void* const room : rooms_) (void)cudaFree(room);
 }
 
-// With the lock.
+// Called with the lock held.
 void CudaPageHash::take_room() {
   void* room = nullptr;
   constexpr std::size_t kBytes = kStreamsOfRoom * sizeof(PageHashScratch) + sizeof *written_;
@@ -46,7 +46,7 @@ void CudaPageHash::reserve() {
   if (rooms_.empty()) take_room();
 }
 
-// With the lock.
+// Called with the lock held.
 PageHashScratch* CudaPageHash::scratch_of(cudaStream_t stream) {
   PageHashScratch*& scratch = scratch_[stream];
   if (scratch != nullptr) return scratch;

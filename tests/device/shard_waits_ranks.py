@@ -18,7 +18,7 @@ import reef
 LAYERS, FEATURES = 8, 32
 WARM_STEPS, STEPS = 2, 2
 BUCKET_BYTES = {2: 21_000, 8: 6_000}
-"""That divide the module into so many buckets."""
+"""Sizes that divide the module into 2 and into 8 buckets."""
 METHODS = ["topk", "gtopk", "gtopk_tree", "oktopk", "dgc"]
 STAGES = ["replicate", "optimizer", "gradients", "parameters"]
 
@@ -33,7 +33,7 @@ def group_of(kind: str):
 def counted(
     group, device: str, buckets: int, clips: bool = False, scales: bool = False, delayed: bool = False, **options
 ) -> list[int]:
-    """Of some steps, when allocators and orders are known."""
+    """Returns the waits of each measured step, after some steps in which allocators and orders are learned."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS))).to(device)
     x = torch.randn(16, FEATURES).to(device)
@@ -64,15 +64,15 @@ def counted(
 
 
 def rows(kind: str, ranks: int, buckets: int):
-    """Options, and the waits that a step with them may have: by_device is what hosts ask each other by way of the device, where
-    they have no other way."""
+    """Yields options, and the numbers of waits that a step with them may have. `by_device` counts an exchange between hosts that
+    must go by way of the device, because the group has no other backend."""
     by_device = 1 if kind == "nccl alone" and ranks > 1 else 0
     for stage in STAGES:
         asks = by_device if stage != "replicate" else 0  # whether a step was made
         yield {"stage": stage}, {by_device + asks}
-        # The host steps by the gradients; what it asks is read with them.
+        # The host makes the step, so it waits for the gradients; answers of other hosts are read at the same time.
         yield {"stage": stage, "offload": True}, {1 + asks}
-        # Whether anything is not finite, which the host must know before it steps.
+        # The host must know before the step whether a gradient is not finite.
         yield {"stage": stage, "compression": "bfloat16"}, {1 + asks}
         yield {"stage": stage, "clips": True}, {1 + 2 * by_device + asks}  # the norm
     stage, asks = "gradients", by_device

@@ -250,8 +250,8 @@ def test_a_cap_ends_with_its_budget():
 
 
 def zero_without_an_operator(tensor, elements):
-    """As a kernel of the program's own would: by a pointer, on the current stream. Where the page is away, the pointer is
-    refused, and an operator does it. Returns whether the pointer was given."""
+    """Writes zeros as a kernel of the program's own would, by a pointer and on the current stream. If the page is away, the
+    pointer is refused, and an operator writes them. Returns whether the pointer was given."""
     try:
         pointer = ctypes.c_void_p(tensor.data_ptr())
     except RuntimeError:
@@ -299,7 +299,7 @@ def test_what_is_written_without_an_operator_is_kept(tier, seed, tmp_path):
 @pytest.mark.parametrize("layers_later", [1, 3])
 @pytest.mark.parametrize("tier", [reef.host_tier, lambda: reef.pinned_tier(1 << 30)], ids=["host", "pinned"])
 def test_what_is_written_while_its_page_leaves_is_kept(tier, layers_later, lags):
-    """A layer's input leaves beside the program some time after the layer is through with it; this writes to it then."""
+    """Activations leave beside the program after their last use in the forward pass. The test writes to them about then."""
     recent = []
     written_before_it_left = 0
 

@@ -29,13 +29,14 @@ of_the_cpu = pytest.mark.skipif(not PLAYED, reason="a real device rounds otherwi
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
-def few(rows):
-    """Each row in C++, and the last one in Python, too, where a program takes seconds to begin."""
+def faces_and(rows):
+    """Pairs each row with C++, and the last one also with Python, whose programs take seconds to start."""
     return [("cpp", row) for row in rows] + [("python", list(rows)[-1])]
 
 
 def assert_same_steps(found, wanted):
-    """Losses and parameters, bit for bit; on a real device, whose attention adds gradients in any order, losses only."""
+    """Asserts that losses and parameters are the same, bit for bit. On a real device, whose attention adds up gradients in any
+    order, compares only losses, within a tolerance."""
     found, wanted = read_log(found), read_log(wanted)
     if PLAYED:
         assert found == wanted
@@ -45,14 +46,14 @@ def assert_same_steps(found, wanted):
 
 
 def table_of(out, device):
-    """What the ledger's table says of the device: category and what is alive, at the peak and at most."""
+    """Reads the ledger's table of the device: for each category, the bytes alive now, at the peak, and at most."""
     table = out.split(f"\n{device} ")[1].split("\n\n")[0].splitlines()[1:]
     rows = (re.split(r"  +", line.strip()) for line in table)
     return {name: tuple(columns) for name, *columns in rows if columns}
 
 
 @of_the_cpu
-@pytest.mark.parametrize(("face", "optimizer"), few(OPTIMIZERS))
+@pytest.mark.parametrize(("face", "optimizer"), faces_and(OPTIMIZERS))
 def test_a_played_device_computes_what_the_cpu_does(face, run, text, optimizer):
     results = {device: run(face, data=[text], losses=device, device=device, **OPTIMIZERS[optimizer]) for device in ("cpu", "cuda")}
     assert [result.returncode for result in results.values()] == [0, 0], results["cuda"].err
@@ -110,7 +111,7 @@ def test_goes_on_from_the_checkpoint_of_another_device(face, run, text):
 
 
 @two_devices
-@pytest.mark.parametrize(("face", "stage"), few(["replicate", "optimizer", "gradients", "parameters"]))
+@pytest.mark.parametrize(("face", "stage"), faces_and(["replicate", "optimizer", "gradients", "parameters"]))
 def test_two_ranks_on_devices_of_their_own(face, run, text, stage):
     options = dict(data=[text], batch=2, state="int8", sample=0, stage=stage)
     for device in ("cpu", "cuda"):

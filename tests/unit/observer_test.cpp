@@ -10,7 +10,7 @@
 
 namespace {
 
-// Which allocation from now on fails, on this thread; 0: none.
+// The number of the allocation on this thread that fails, counted from now on. 0: none fails.
 thread_local int failing = 0;
 thread_local bool has_failed = false;
 
@@ -50,8 +50,8 @@ std::unique_ptr<at::ObserverContext> disarm(const at::RecordFunction&) {
   return nullptr;
 }
 
-// Lets an allocation fail while `budget` hears that an operator begins. Callbacks are called in the order in
-// which they were added.
+// Lets an allocation fail in those callbacks of LibTorch's that are added between construction and last():
+// they are called in the order in which they were added.
 class FailingObservation {
  public:
   FailingObservation()
@@ -68,8 +68,8 @@ class FailingObservation {
   at::CallbackHandle first_, last_ = 0;
 };
 
-// Each allocation of the observers in turn, in an operator whose tensors are pages, have been away, or are
-// new. The operator gives the right result or an error, and everything can leave afterwards, so nothing is
+// Lets each allocation of the observers fail in turn, in an operator whose tensors are pages, have been away,
+// or are new. The operator gives the right result or an error, and afterwards all pages can leave, so none is
 // pinned.
 TEST(ObserverThatFails, LeavesNothingBehind) {
   int failures = 0;
