@@ -29,17 +29,20 @@ BIN = Path(sys.executable).parent
 
 
 def tests_of(build: Path) -> dict[str, dict]:
-    """Each test of ctest by name: its labels, among them its sources ("from:") and the targets to be built ("needs:"), and the
-    interpreter of one that runs in Python."""
+    """Each test of ctest by name: its labels, among them its sources ("from:") and the targets to be built ("needs:"), and of
+    one that runs in Python its interpreter and its environment."""
     out = subprocess.run([BIN / "ctest", "--test-dir", build, "--show-only=json-v1"], capture_output=True, text=True,
                          check=True).stdout
     found = {}
     for test in json.loads(out)["tests"]:
-        labels = next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
+        properties = {p["name"]: p["value"] for p in test.get("properties", [])}
+        labels = properties.get("LABELS", [])
         found[test["name"]] = {kind: [label.removeprefix(f"{kind}:") for label in labels if label.startswith(f"{kind}:")]
                                for kind in ("from", "needs")}
         found[test["name"]]["labels"] = labels
-        found[test["name"]]["interpreter"] = test["command"][0] if "python" in labels else None
+        is_forked = any(word.endswith("preloaded_pytest.py") for word in test["command"])
+        found[test["name"]]["interpreter"] = test["command"][0] if is_forked else None
+        found[test["name"]]["environment"] = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
     return found
 
 
@@ -90,11 +93,13 @@ def main() -> int:
     at_a_time = str(options.jobs + 2)
     names = "|".join(re.escape(name) for name in chosen)
     environment = dict(os.environ)
-    interpreter = next(filter(None, (tests[name]["interpreter"] for name in chosen)), None)
-    if interpreter:
-        as_tests = environment | {"PYTHONPATH": str(options.build.resolve() / "python"), "OMP_WAIT_POLICY": "PASSIVE",
-                                  "PYTHONDONTWRITEBYTECODE": ""}
-        environment[preloaded.ADDRESS], _ = preloaded.start_python_server(interpreter, as_tests)
+    for address, is_on_device in ((preloaded.ADDRESS, False), (preloaded.DEVICE_ADDRESS, True)):
+        forked = [tests[name] for name in chosen if tests[name]["interpreter"]]
+        alike = [test for test in forked if ("LD_PRELOAD" in test["environment"]) == is_on_device]
+        if alike:
+            plainest = min(alike, key=lambda test: len(test["environment"]))
+            as_tests = dict(os.environ) | plainest["environment"]
+            environment[address], _ = preloaded.start_python_server(plainest["interpreter"], as_tests)
     return subprocess.run([BIN / "ctest", "--test-dir", options.build, "--parallel", at_a_time,
                            "--output-on-failure", "--no-label-summary", "--no-tests=error", "-R", f"^({names})$"],
                           check=False, env=environment).returncode

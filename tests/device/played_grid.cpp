@@ -4,12 +4,11 @@
 #include <csetjmp>
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace reef::played {
@@ -25,13 +24,24 @@ struct Meeting {
 };
 
 struct Fiber {
-  std::jmp_buf place;
-  bool has_begun = false, is_over = false;
+  bool is_over = false;
   const Meeting* waits_for = nullptr;
   std::uint64_t since = 0;
 
   bool waits() const { return waits_for != nullptr && waits_for->held == since; }
 };
+
+// Runs the fiber of one thread of a block, and then that of the same thread of the next block: to make a
+// context takes longer than many kernels.
+struct Worker {
+  std::unique_ptr<char[]> stack;
+  std::jmp_buf place;  // Where it goes on; only once it has begun.
+  bool has_begun = false;
+};
+std::vector<Worker>& workers() {
+  thread_local std::vector<Worker> all;
+  return all;
+}
 
 std::mt19937_64 random_order;
 std::uint64_t barriers = 0;  // Counts barriers of whole blocks and starts of blocks in this process.
@@ -44,7 +54,10 @@ class Block {
       : number_(number),
         kernel_(kernel),
         fibers_(threads),
-        slots_((threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads) {}
+        workers_(workers()),
+        slots_((threads + kWarpThreads - 1) / kWarpThreads * kWarpThreads) {
+    if (workers_.size() < threads) workers_.resize(threads);
+  }
 
   void run() {
     std::vector<unsigned> turns(fibers_.size());
@@ -60,10 +73,9 @@ class Block {
         if (fiber.waits()) continue;
         moved = true;
         go_on(thread);
-        if (!wrong_.empty()) throw UndefinedBehavior(wrong_);
+        if (!wrong_.empty()) abandon(wrong_);
       }
-      if (runs && !moved)
-        throw UndefinedBehavior("block " + std::to_string(number_) + " hangs: " + waiting());
+      if (runs && !moved) abandon("block " + std::to_string(number_) + " hangs: " + waiting());
     }
   }
 
@@ -87,16 +99,15 @@ class Block {
     used = barriers;
   }
   Meeting& of_block() { return whole_; }
-  Meeting& of_tile(unsigned size) { return tiles_[{size, running_ / size}]; }
+  Meeting& of_tile(unsigned size) {
+    std::vector<Meeting>& tiles = tiles_[size];
+    if (tiles.empty()) tiles.resize(slots_.size() / size);
+    return tiles[running_ / size];
+  }
   std::uint64_t* slots_of_warp() { return &slots_[running_ / kWarpThreads * kWarpThreads]; }
   unsigned threads() const { return static_cast<unsigned>(fibers_.size()); }
 
  private:
-  static std::vector<std::unique_ptr<char[]>>& stacks() {
-    static std::vector<std::unique_ptr<char[]>> all;
-    return all;
-  }
-
   std::string waiting() const {
     const auto count =
         std::count_if(fibers_.begin(), fibers_.end(), [](const Fiber& each) { return !each.is_over; });
@@ -108,16 +119,16 @@ class Block {
     thread_index = {thread};
     block_index = {number_};
     if (_setjmp(scheduler_) != 0) return;
-    Fiber& fiber = fibers_[thread];
-    if (fiber.has_begun) _longjmp(fiber.place, 1);
-    fiber.has_begun = true;
-    while (stacks().size() <= thread) stacks().emplace_back(new char[kStackBytes]);
+    Worker& worker = workers_[thread];
+    if (worker.has_begun) _longjmp(worker.place, 1);
+    worker.has_begun = true;
+    if (!worker.stack) worker.stack.reset(new char[kStackBytes]);
     ucontext_t begin;
     getcontext(&begin);
-    begin.uc_stack.ss_sp = stacks()[thread].get();
+    begin.uc_stack.ss_sp = worker.stack.get();
     begin.uc_stack.ss_size = kStackBytes;
     begin.uc_link = nullptr;
-    makecontext(&begin, &enter, 0);
+    makecontext(&begin, &work, 0);
     setcontext(&begin);
   }
   // Makes run() throw, and does not return to this fiber.
@@ -125,18 +136,22 @@ class Block {
     wrong_ = "block " + std::to_string(number_) + ", thread " + std::to_string(running_) + ": " + what;
     leave();
   }
-  static void enter();
-  // Switches to the scheduler, and returns when the scheduler resumes this fiber.
-  void leave() {
-    if (_setjmp(fibers_[running_].place) == 0) _longjmp(scheduler_, 1);
+  // Throws what is wrong. Workers begin anew with the next block, because they are in the middle of this one.
+  [[noreturn]] void abandon(const std::string& what) {
+    for (Worker& worker : workers_) worker.has_begun = false;
+    throw UndefinedBehavior(what);
   }
+  static void work();
+  // Switches to the scheduler, and returns when the scheduler resumes this worker, maybe for another block.
+  static void leave();
 
   unsigned number_;
   const std::function<void()>& kernel_;
   std::vector<Fiber> fibers_;
+  std::vector<Worker>& workers_;
   std::vector<std::uint64_t> slots_;
   Meeting whole_;
-  std::map<std::pair<unsigned, unsigned>, Meeting> tiles_;
+  std::array<std::vector<Meeting>, kWarpThreads + 1> tiles_;  // By their size.
   std::jmp_buf scheduler_;
   unsigned running_ = 0;
   std::string wrong_;
@@ -144,11 +159,16 @@ class Block {
 
 Block* now = nullptr;
 
-void Block::enter() {
-  Block& block = *now;
-  block.kernel_();
-  block.fibers_[block.running_].is_over = true;
-  block.leave();
+void Block::leave() {
+  if (_setjmp(now->workers_[now->running_].place) == 0) _longjmp(now->scheduler_, 1);
+}
+
+void Block::work() {
+  for (;;) {
+    now->kernel_();
+    now->fibers_[now->running_].is_over = true;
+    leave();
+  }
 }
 
 }  // namespace

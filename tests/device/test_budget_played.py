@@ -1,13 +1,11 @@
 """A budget on a CUDA device that lags, refuses allocations or breaks on demand, which only a played device does."""
 
 import random
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 from played_device import PLAYED, delays, failing_allocations, host_bytes, slow_stream
+from preloaded import run_text
 
 import reef
 
@@ -147,8 +145,7 @@ BROKEN = """
 @pytest.mark.parametrize("tier", ['reef.pinned_tier("1GiB")', "reef.host_tier()"], ids=["pinned", "host"])
 @pytest.mark.parametrize("at", [0, 3, 7])
 def test_a_broken_device_is_an_error_and_ends_no_process(tier, at):
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(BROKEN).format(tier=tier, at=at)], capture_output=True, text=True,
-                         timeout=600)
+    run = run_text(BROKEN.format(tier=tier, at=at))
     assert run.returncode == 0, run.stderr
     assert "the program is told: CUDA error: an illegal memory access" in run.stdout and "and ends by itself" in run.stdout
 
@@ -187,8 +184,7 @@ PLUGGED = """
 
 def test_another_allocator_is_refused_by_a_budget_and_of_no_concern_elsewhere():
     library = next(line.split()[-1] for line in open("/proc/self/maps") if "libplayed_cuda" in line)
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(PLUGGED).format(library=library)], capture_output=True, text=True,
-                         timeout=600)
+    run = run_text(PLUGGED.format(library=library))
     assert run.returncode == 0, run.stderr
     assert "finite: True 0" in run.stdout
     assert "refused: there is no budget where the allocator of CUDA memory is 'pluggable'" in run.stdout, run.stdout

@@ -1,21 +1,15 @@
 """The played CUDA runtime behaves like a device, also towards incorrect programs."""
 
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 from played_device import PLAYED, delays, host_waits, slow_stream
+from preloaded import run_text
 
 pytestmark = pytest.mark.skipif(not PLAYED, reason="needs a played CUDA device")
 
 LAG_US = 50_000
-
-
-def run(program):
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
 
 
 def test_a_stream_works_beside_the_program_and_in_order():
@@ -55,12 +49,18 @@ def test_memory_that_is_used_again_too_early_shows():
     assert copied.eq(0).all()
 
 
-def test_the_program_cannot_touch_a_devices_memory():
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_the_program_cannot_touch_a_devices_memory(with_keys, monkeypatch):
+    """Whether or not a kernel has run before, with the processor's protection keys, if it has any, or without."""
+    if not with_keys:
+        monkeypatch.setenv("REEF_PLAYED_WITHOUT_KEYS", "1")
     for action in ("ctypes.memset(x.data_ptr(), 0, 4)", "ctypes.string_at(x.data_ptr(), 4)"):
-        ended = run(f"""
+        ended = run_text(f"""
             import ctypes, torch
             import reef
             x = torch.ones(1000, device="cuda")
+            reef.optim.AdamW([torch.nn.Parameter(x)], lr=0.1).step()
+            assert reef.count_nonfinite(x) == 0
             torch.cuda.synchronize()
             print("before", flush=True)
             {action}
@@ -69,7 +69,7 @@ def test_the_program_cannot_touch_a_devices_memory():
 
 
 def test_what_a_kernel_asserts_breaks_the_device():
-    ended = run("""
+    ended = run_text("""
         import torch, reef
         table, beyond = torch.ones(4, 2, device="cuda"), torch.tensor([4], device="cuda")
         torch.nn.functional.embedding(beyond, table)
@@ -94,7 +94,7 @@ def test_a_captured_graph_runs_again_with_the_same_addresses():
 
 
 def test_a_capture_forbids_what_waits():
-    ended = run("""
+    ended = run_text("""
         import torch, reef
         x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
         try:

@@ -20,11 +20,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
 
 FROZEN_MODULES = ("torch", "reef")  # imported before gc.freeze(), so no collection of a forked program visits their objects
 MODULES = ("torch._dynamo",)  # imported after it: frozen, its extensions would report leaks when a program ends
 ADDRESS = "REEF_PRELOADED"
 """The environment variable with the address of a server that all tests share. tests/run.py starts that server."""
+DEVICE_ADDRESS = "REEF_PRELOADED_ON_DEVICE"
+"""The same for tests on played devices, whose libraries their server has preloaded."""
 FILES = "REEF_PRELOADED_FILES"
 """The environment variable with two descriptors that a server inherits: the socket on which it listens, and the end of a
 pipe that it reads. The server ends when the other end is closed."""
@@ -37,6 +41,11 @@ def can_fork(program: str) -> bool:
     if program.endswith(".py"):
         return True
     return os.path.exists(LIBRARY) and os.path.abspath(program).startswith(os.path.abspath(BUILD) + os.sep)
+
+
+def shared_address(env: os._Environ | dict[str, str] = os.environ) -> str | None:
+    """Returns the address of the server that tests with this environment share, if there is one."""
+    return env.get(DEVICE_ADDRESS if "libplayed_cuda" in env.get("LD_PRELOAD", "") else ADDRESS)
 
 
 def yield_to_senders() -> None:
@@ -106,7 +115,7 @@ def address(program: str) -> str:
     if program:
         before = os.environ.get("LD_PRELOAD")  # a played device
         return start_server([program], os.environ | {"LD_PRELOAD": f"{LIBRARY}:{before}" if before else LIBRARY})[0]
-    return os.environ.get(ADDRESS) or start_python_server(sys.executable, dict(os.environ))[0]
+    return shared_address() or start_python_server(sys.executable, dict(os.environ))[0]
 
 
 def start(command: list[str], env: dict[str, str], stdout, stderr=None, cwd: str | None = None) -> Forked:
@@ -129,6 +138,18 @@ def run(command: list[str], env: dict[str, str], stdout, timeout_seconds: float,
         process.wait()
         raise subprocess.TimeoutExpired(command, timeout_seconds)
     return process.returncode
+
+
+def run_text(program: str, timeout_seconds: float = 900) -> subprocess.CompletedProcess[str]:
+    """Runs a program in Python, given as text that may be indented, to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "program.py")
+        with open(path, "w") as file, open(path + ".out", "w+") as stdout, open(path + ".err", "w+") as stderr:
+            file.write(textwrap.dedent(program))
+            file.flush()
+            code = run([path], dict(os.environ), stdout, timeout_seconds, stderr)
+            texts = [output.read() for output in (stdout, stderr) if output.seek(0) == 0]
+        return subprocess.CompletedProcess([path], code, *texts)
 
 
 def attend(program: int, connection: socket.socket) -> None:

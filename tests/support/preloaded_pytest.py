@@ -15,7 +15,7 @@ def main() -> int:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         sys.path[0] = os.getcwd()  # as python -m pytest has it
         return pytest.main(sys.argv[1:])
-    if preloaded.ADDRESS not in os.environ:
+    if not preloaded.shared_address():
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
     program = preloaded.start([os.path.abspath(__file__), *sys.argv[1:]], dict(os.environ), sys.stdout)
     code = program.wait()

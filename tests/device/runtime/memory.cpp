@@ -33,9 +33,19 @@ char* mapped(int file) {
   return static_cast<char*>(at);
 }
 
+// Allocates a protection key that is closed to all threads: a thread opens it for itself, without the
+// kernel's help. Returns -1 where the processor has none, and if REEF_PLAYED_WITHOUT_KEYS is set.
+int protection_key() {
+#ifdef PKEY_DISABLE_ACCESS
+  if (std::getenv("REEF_PLAYED_WITHOUT_KEYS") == nullptr) return pkey_alloc(0, PKEY_DISABLE_ACCESS);
+#endif
+  return -1;
+}
+
 }  // namespace
 
-DeviceMemory::DeviceMemory(int device) : device_(device), file_(memfd_create("played device", MFD_CLOEXEC)) {
+DeviceMemory::DeviceMemory(int device)
+    : device_(device), file_(memfd_create("played device", MFD_CLOEXEC)), key_(protection_key()) {
   must(file_ >= 0 && ftruncate(file_, kAddresses) == 0, "played device memory");
   given_ = mapped(file_);
   reached_ = mapped(file_);
@@ -54,7 +64,11 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   must(mprotect(reached_ + offset, wanted, PROT_READ | PROT_WRITE) == 0, "played device memory");
   blocks_[offset] = wanted;
   used_bytes_ += wanted;
-  end_ = std::max(end_, offset + wanted);
+  if (offset + wanted > end_) {
+    end_ = offset + wanted;
+    if (key_ >= 0)
+      must(pkey_mprotect(given_, end_, PROT_READ | PROT_WRITE, key_) == 0, "played device memory");
+  }
   return given_ + offset;
 }
 
@@ -93,6 +107,10 @@ std::size_t DeviceMemory::free_bytes() const {
 }
 
 void DeviceMemory::open(bool opened) {
+  if (key_ >= 0) {
+    must(pkey_set(key_, opened ? 0 : PKEY_DISABLE_ACCESS) == 0, "played device memory");
+    return;
+  }
   const std::lock_guard lock(mutex_);
   must(mprotect(given_, end_, opened ? PROT_READ | PROT_WRITE : PROT_NONE) == 0, "played device memory");
 }

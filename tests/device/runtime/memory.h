@@ -52,7 +52,8 @@ class DeviceMemory {
   /// Returns the address at which streams access this memory, or null if `data` is not in it.
   void* reach(const void* data) const;
   std::size_t free_bytes() const;
-  /// Makes the memory accessible at the program's addresses, or inaccessible again.
+  /// Makes the memory accessible at the program's addresses, or inaccessible again: for the calling thread
+  /// alone where the processor has protection keys, else for all threads, which takes time for each page.
   void open(bool opened);
 
   Refusals refusals;
@@ -64,6 +65,7 @@ class DeviceMemory {
 
   int device_;
   int file_;
+  int key_;        // The protection key of the program's addresses; -1: none.
   char* given_;    // The addresses that the program gets.
   char* reached_;  // The addresses that streams use.
   mutable std::mutex mutex_;

@@ -17,13 +17,9 @@ foreach(source nccl_test.cpp nccl_order_test.cpp nccl_trouble_test.cpp)
   reef_properties(played.${test} FROM ${source} ${played_nccl_sources} runtime.cpp NEEDS played_${test} OTHERS unit device)
   set_tests_properties(played.${test} PROPERTIES PROCESSORS 2)
 endforeach()
-add_test(NAME played.python.nccl COMMAND ${REEF_TEST_PYTHON} support/preloaded_pytest.py -q -p no:cacheprovider
-                                         device/runtime/test_nccl.py
-         WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}/tests")
-reef_properties(
-  played.python.nccl
-  FROM test_nccl.py nccl_ranks.py ${played_nccl_sources} runtime.cpp operators.cpp
-  NEEDS reef_package played_nccl played_operators played_driver
-  OTHERS python device
-  ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "REEF_BUILD_DIR=${PROJECT_BINARY_DIR}" "PYTHONDONTWRITEBYTECODE=")
+reef_played_test(
+  python.nccl
+  FROM test_nccl.py nccl_ranks.py ${played_nccl_sources}
+  NEEDS reef_package
+  COMMAND ${REEF_TEST_PYTHON} support/preloaded_pytest.py -q -p no:cacheprovider device/runtime/test_nccl.py)
 set_tests_properties(played.python.nccl PROPERTIES PROCESSORS 2)

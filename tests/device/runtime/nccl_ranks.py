@@ -183,6 +183,9 @@ def main() -> None:
     folder, program = Path(sys.argv[1]), sys.argv[2]
     torch.ops.load_library(str(folder / "libplayed_operators.so"))
     torch.set_num_threads(1)
+    if hasattr(dist.distributed_c10d, "_register_builtin_nccl_backend"):
+        # TORCH_DIST_USE_NCCL2 is read when torch is imported: before this process was forked.
+        dist.distributed_c10d._register_builtin_nccl_backend()
     torch.cuda.set_device(RANK)
     dist.init_process_group("nccl", timeout=timedelta(seconds=HANG_SECONDS))
     globals()[program]()

@@ -14,9 +14,12 @@
 #include <torch/library.h>
 
 #include <cstdio>
+#include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 
+#include "device/runtime/call_description.h"
 #include "device/runtime/played_cuda.h"
 
 namespace reef::played {
@@ -145,7 +148,7 @@ bool are_tensors(const Stack& values) {
   return true;
 }
 
-std::optional<Stack> shapes(const OperatorHandle& op, const Stack& given) {
+std::optional<Stack> computed_shapes(const OperatorHandle& op, const Stack& given) {
   if (!op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) return {};
   try {
     const at::DisableRecordFunctionGuard unobserved;
@@ -156,6 +159,22 @@ std::optional<Stack> shapes(const OperatorHandle& op, const Stack& given) {
   } catch (const std::exception&) {
     return {};  // If the arguments are wrong, the CPU's kernel reports the error.
   }
+}
+
+// Remembers the shapes of results, because many meta kernels are written in Python and take longer than the
+// operator.
+std::optional<Stack> shapes(const OperatorHandle& op, const Stack& given) {
+  static std::mutex mutex;
+  static auto* const known = new std::unordered_map<std::string, std::optional<Stack>>;
+  const std::optional<std::string> call = description_of(op, given);
+  if (!call) return computed_shapes(op, given);
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known->find(*call); found != known->end()) return found->second;
+  }
+  std::optional<Stack> shaped = computed_shapes(op, given);  // Not under the lock: it may wait for Python's.
+  const std::lock_guard lock(mutex);
+  return known->emplace(*call, std::move(shaped)).first->second;
 }
 
 Stack given_back(const c10::FunctionSchema& schema, const Stack& given) {

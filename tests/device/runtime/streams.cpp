@@ -32,19 +32,23 @@ thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 std::array<std::atomic<unsigned>, 3> mean_delays_us{};
 std::atomic<std::uint64_t> seed{1};
 // REEF_PLAYED_DELAYS_US="200 0 1000 7" sets the mean delays of a whole run, in the order of Work, and the
-// seed.
-[[maybe_unused]] const bool delays_are_set = [] {
-  const char* const given = std::getenv("REEF_PLAYED_DELAYS_US");
-  if (given == nullptr) return false;
-  unsigned kernel = 0, copy = 0, communication = 0;
-  unsigned long long with = 1;
-  if (std::sscanf(given, "%u %u %u %llu", &kernel, &copy, &communication, &with) != 4) std::abort();
-  mean_delays_us[0] = kernel;
-  mean_delays_us[1] = copy;
-  mean_delays_us[2] = communication;
-  seed = with;
-  return true;
-}();
+// seed. It is read when the first stream works, because a test's process may be forked from one that has
+// loaded this library.
+void set_delays_of_run() {
+  static const bool once = [] {
+    const char* const given = std::getenv("REEF_PLAYED_DELAYS_US");
+    if (given == nullptr) return false;
+    unsigned kernel = 0, copy = 0, communication = 0;
+    unsigned long long with = 1;
+    if (std::sscanf(given, "%u %u %u %llu", &kernel, &copy, &communication, &with) != 4) std::abort();
+    mean_delays_us[0] = kernel;
+    mean_delays_us[1] = copy;
+    mean_delays_us[2] = communication;
+    seed = with;
+    return true;
+  }();
+  (void)once;
+}
 std::array<std::atomic<int>, kDevices> errors{};
 std::atomic<std::uint64_t> host_waits{0};
 
@@ -112,6 +116,7 @@ void Stream::serve() {
 }
 
 std::chrono::microseconds Stream::delay_before(Work kind) {
+  set_delays_of_run();
   const unsigned mean_us = mean_delays_us[static_cast<std::size_t>(kind)];
   if (seeded_ != seed) {
     seeded_ = seed;
@@ -320,12 +325,16 @@ void run_kernel(cudaStream_t stream, const std::function<void()>& kernel) {
 using namespace reef::played;
 
 void played_cuda_delay(int kind, unsigned mean_us) {
+  set_delays_of_run();
   mean_delays_us.at(static_cast<std::size_t>(kind)) = mean_us;
 }
 void played_cuda_delay_stream(cudaStream_t stream, unsigned microseconds) {
   stream_of(stream).set_delay(microseconds);
 }
-void played_cuda_seed(std::uint64_t with) { seed = with; }
+void played_cuda_seed(std::uint64_t with) {
+  set_delays_of_run();
+  seed = with;
+}
 void played_cuda_break(int device, cudaError_t error) {
   const std::lock_guard lock(shared().mutex);
   errors.at(static_cast<std::size_t>(device)) = error;
