@@ -182,6 +182,8 @@ TEST_P(EveryArchitecture, TrainsInsideTheBudgetBitForBit) {
   const Plain& plain = *repeats;
   std::string fits;
   for (const std::uint64_t part : {2, 3, 4}) {
+    if (part == 3 && !test::device().is_cpu())
+      continue;  // hardly differs from 4 where memory comes in large blocks
     const auto [budgeted, at_once] = train_within_part(architecture(), plain.peak_bytes / part);
     if (at_once) fits += " 1/" + std::to_string(part);
     // CUDA's allocator asks nobody; what bounds what an operator takes is what the allocator may reserve,

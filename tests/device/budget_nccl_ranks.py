@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from played_device import delays
+from preloaded import end_at_once
 
 import reef
 
@@ -110,3 +111,4 @@ def main(kind: str, seed: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    end_at_once()

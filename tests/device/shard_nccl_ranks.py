@@ -14,6 +14,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from played_device import delays
+from preloaded import end_at_once
 from whole_number_net import Net, gradients
 
 import reef
@@ -78,3 +79,4 @@ def main(kind: str, seed: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    end_at_once()

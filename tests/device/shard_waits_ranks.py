@@ -12,6 +12,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from played_device import delays, host_waits
+from preloaded import end_at_once
 
 import reef
 
@@ -114,3 +115,4 @@ def main(kind: str, seed: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    end_at_once()

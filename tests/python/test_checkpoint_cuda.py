@@ -4,13 +4,17 @@ import functools
 
 import pytest
 import torch
+from played_device import PLAYED
 
 import reef
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def blocks(count=6, width=256):
+WIDTH, ROWS = (128, 512) if PLAYED else (256, 1024)
+
+
+def blocks(count=6, width=WIDTH):
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -22,7 +26,7 @@ def blocks(count=6, width=256):
             return x + self.drop(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(Block() for _ in range(count))).cuda(), torch.randn(1024, width, device="cuda", requires_grad=True)
+    return torch.nn.Sequential(*(Block() for _ in range(count))).cuda(), torch.randn(ROWS, width, device="cuda", requires_grad=True)
 
 
 @functools.cache

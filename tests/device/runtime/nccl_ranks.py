@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from preloaded import end_at_once
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -195,3 +196,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_at_once()
