@@ -1,12 +1,10 @@
-// Boost.JSON without its library: this file holds it, and the library exports nothing of it.
-#include <boost/config.hpp>
-#undef BOOST_SYMBOL_VISIBLE
-#define BOOST_SYMBOL_VISIBLE
-#include <boost/json/src.hpp>
-
-#include <exception>
+#include <iterator>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
 
+#include "json_members.h"
 #include "reef/chain_profile.h"
 #include "reef/error.h"
 #include "reef/schedule.h"
@@ -15,37 +13,6 @@ namespace reef {
 namespace {
 
 namespace json = boost::json;
-
-json::value parsed(std::string_view text, const char* what) {
-  boost::system::error_code error;
-  json::value value = json::parse(json::string_view(text.data(), text.size()), error);
-  if (error) {
-    throw ConfigError(std::string(what) + ": this is no JSON (" + error.message() +
-                      "); give what json() has written");
-  }
-  return value;
-}
-
-// What Boost.JSON says of a member that is missing, or of another kind, names neither.
-template <class Read>
-auto read(const char* what, const char* member, const Read& value) {
-  try {
-    return value();
-  } catch (const std::exception&) {
-    throw ConfigError(std::string(what) + ": '" + member +
-                      "' is missing, or not what it should be; give what json() has written");
-  }
-}
-
-std::uint64_t count(const json::object& of, const char* what, const char* member) {
-  return read(what, member, [&] { return of.at(member).to_number<std::uint64_t>(); });
-}
-bool flag(const json::object& of, const char* what, const char* member) {
-  return read(what, member, [&] { return of.at(member).as_bool(); });
-}
-double real(const json::object& of, const char* what, const char* member) {
-  return read(what, member, [&] { return of.at(member).to_number<double>(); });
-}
 
 // Members of a stage, in the order in which they are written.
 template <class Stage, class Visit>
@@ -111,21 +78,23 @@ std::string ChainProfile::json() const {
 
 ChainProfile chain_profile_from_json(std::string_view text) {
   constexpr const char* kWhat = "ChainProfile";
-  const json::value value = parsed(text, kWhat);
-  const json::object chain = read(kWhat, "stages", [&] { return value.as_object(); });
+  const json::value value = parsed_json(text, kWhat);
+  const json::object chain = read_member(kWhat, "stages", [&] { return value.as_object(); });
   ChainProfile profile;
-  const json::object speed = read(kWhat, "tier_speed", [&] { return chain.at("tier_speed").as_object(); });
-  profile.tier_speed = {real(speed, kWhat, "bytes_per_second"), real(speed, kWhat, "work_share")};
-  profile.state_bytes = count(chain, kWhat, "state_bytes");
-  profile.tier_capacity_bytes = count(chain, kWhat, "tier_capacity_bytes");
-  for (const json::value& each : read(kWhat, "stages", [&] { return chain.at("stages").as_array(); })) {
-    const json::object of = read(kWhat, "stages", [&] { return each.as_object(); });
+  const json::object speed = object_member(chain, kWhat, "tier_speed");
+  profile.tier_speed = {real_member(speed, kWhat, "bytes_per_second"),
+                        real_member(speed, kWhat, "work_share")};
+  profile.state_bytes = count_member(chain, kWhat, "state_bytes");
+  profile.tier_capacity_bytes = count_member(chain, kWhat, "tier_capacity_bytes");
+  for (const json::value& each : array_member(chain, kWhat, "stages")) {
+    const json::object of = read_member(kWhat, "stages", [&] { return each.as_object(); });
     StageProfile stage;
-    stage.name = read(kWhat, "name", [&] { return std::string(of.at("name").as_string()); });
-    stage.tape_has_input = flag(of, kWhat, "tape_has_input");
-    stage.tape_has_output = flag(of, kWhat, "tape_has_output");
-    for_each_size(stage, [&](const char* member, std::uint64_t& to) { to = count(of, kWhat, member); });
-    for_each_time(stage, [&](const char* member, double& to) { to = real(of, kWhat, member); });
+    stage.name = text_member(of, kWhat, "name");
+    stage.tape_has_input = flag_member(of, kWhat, "tape_has_input");
+    stage.tape_has_output = flag_member(of, kWhat, "tape_has_output");
+    for_each_size(stage,
+                  [&](const char* member, std::uint64_t& to) { to = count_member(of, kWhat, member); });
+    for_each_time(stage, [&](const char* member, double& to) { to = real_member(of, kWhat, member); });
     profile.stages.push_back(std::move(stage));
   }
   check(profile);
@@ -146,15 +115,15 @@ std::string Schedule::json() const {
 
 Schedule schedule_from_json(std::string_view text) {
   constexpr const char* kWhat = "Schedule";
-  const json::value value = parsed(text, kWhat);
-  const json::object of = read(kWhat, "stages", [&] { return value.as_object(); });
-  const std::uint64_t stages = count(of, kWhat, "stages");
+  const json::value value = parsed_json(text, kWhat);
+  const json::object of = read_member(kWhat, "stages", [&] { return value.as_object(); });
+  const std::uint64_t stages = count_member(of, kWhat, "stages");
   if (stages > std::numeric_limits<std::uint32_t>::max())
     throw ConfigError("Schedule: no chain has so many stages");
   Schedule schedule{static_cast<std::uint32_t>(stages), {}};
-  for (const json::value& each : read(kWhat, "operations", [&] { return of.at("operations").as_array(); })) {
+  for (const json::value& each : array_member(of, kWhat, "operations")) {
     schedule.operations.push_back(
-        op_of(read(kWhat, "operations", [&] { return std::string(each.as_string()); })));
+        op_of(read_member(kWhat, "operations", [&] { return std::string(each.as_string()); })));
   }
   return schedule;
 }

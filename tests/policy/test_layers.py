@@ -11,11 +11,11 @@ from pathlib import Path
 
 LAYER_0 = {
     "include/reef/async_updates.h", "include/reef/bytes.h", "include/reef/category.h", "include/reef/compression.h", "include/reef/chain_profile.h", "include/reef/chain_solver.h", "include/reef/error.h", "include/reef/export.h",
-    "include/reef/link.h", "include/reef/price_exchange.h", "include/reef/rendezvous.h", "include/reef/schedule.h", "include/reef/shard_layout.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
-    "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/factor_rank.h", "csrc/kernels/packed_levels.h", "csrc/gather_order.cpp", "csrc/gather_order.h", "csrc/gathered_room.cpp", "csrc/gathered_room.h", "csrc/high_water.h", "csrc/json.cpp", "csrc/json.h", "csrc/round_up.h", "csrc/utf8.h",
+    "include/reef/link.h", "include/reef/pipeline_generator.h", "include/reef/pipeline_partition.h", "include/reef/pipeline_schedule.h", "include/reef/pipeline_simulation.h", "include/reef/pipeline_versions.h", "include/reef/plan_pipeline.h", "include/reef/price_exchange.h", "include/reef/rendezvous.h", "include/reef/schedule.h", "include/reef/shard_layout.h", "include/reef/swap.h", "include/reef/timeline.h", "include/reef/trace.h",
+    "csrc/bytes.cpp", "csrc/category.cpp", "csrc/error.cpp", "csrc/factor_rank.h", "csrc/kernels/packed_levels.h", "csrc/gather_order.cpp", "csrc/gather_order.h", "csrc/gathered_room.cpp", "csrc/gathered_room.h", "csrc/high_water.h", "csrc/json.cpp", "csrc/json.h", "csrc/json_members.cpp", "csrc/json_members.h", "csrc/round_up.h", "csrc/utf8.h",
     "csrc/distributed/call_order.cpp", "csrc/distributed/call_order.h", "csrc/distributed/link.cpp", "csrc/distributed/rendezvous.cpp", "csrc/distributed/slice_chunks.h", "csrc/distributed/price_exchange.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
-LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/swap", "csrc/timeline"}
+LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/pipeline", "csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "shard"}
 PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)

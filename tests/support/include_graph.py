@@ -90,8 +90,10 @@ class IncludeGraph:
 
     @cached_property
     def implementations(self) -> dict[str, set[str]]:
-        """The sources that carry out what each header of the library says."""
+        """The sources that carry out what each header of the library says. A source may name a public one by its own name, or,
+        in the folder that the header is named after, by including it before all others."""
         sources = [name for name in self.files if name.startswith("csrc/") and name.endswith((".cpp", ".cu"))]
+        first = {source: next(iter(INCLUDE.findall((self.root / source).read_text())), "") for source in sources}
         found = {}
         for header in (name for name in self.files if name.endswith((".h", ".cuh")) and name.startswith(("include/", "csrc/"))):
             stem, folder = Path(header).stem, str(Path(header).parent)
@@ -103,7 +105,8 @@ class IncludeGraph:
                 found[header] = below | {s for s in beside if s in sources and header in self._closure(s, beside)}
             else:
                 own = {s for s in sources if Path(s).stem == stem or Path(s).parent.name == stem
-                       or f"{Path(s).parent.name}_{Path(s).stem}" == stem}
+                       or f"{Path(s).parent.name}_{Path(s).stem}" == stem 
+                       or stem.startswith(f"{Path(s).parent.name}_") and f"include/{first[s]}" == header}
                 found[header] = own or {source for source in sources if header in self.direct[source]}
         return found
 

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reef/pipeline_generator.h"
+
+namespace reef {
+
+/// Writes the actions of one rank, one after another.
+class PipelineActions {
+ public:
+  void forward(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kForward, chunk, micro_batch); }
+  void backward(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kBackward, chunk, micro_batch); }
+  void input(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kInput, chunk, micro_batch); }
+  void weight(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kWeight, chunk, micro_batch); }
+  void update(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kUpdate, chunk, micro_batch); }
+  std::vector<PipelineAction> take() { return std::move(actions_); }
+
+ private:
+  using Kind = PipelineAction::Kind;
+  void add(Kind kind, std::uint32_t chunk, std::uint32_t micro_batch) {
+    actions_.push_back({kind, chunk, micro_batch});
+  }
+  std::vector<PipelineAction> actions_;
+};
+
+/// Places chunk c on rank c.
+std::vector<std::uint32_t> straight_placement(std::uint32_t ranks);
+/// Places chunk c on rank c modulo `ranks`.
+std::vector<std::uint32_t> loop_placement(std::uint32_t ranks, std::uint32_t chunks_per_rank);
+/// Places chunks r and 2 * ranks - 1 - r on rank r.
+std::vector<std::uint32_t> v_placement(std::uint32_t ranks);
+
+// Each family in its own file.
+PipelineSchedule gpipe(const PipelineShape& shape);
+PipelineSchedule one_f_one_b(const PipelineShape& shape);
+PipelineSchedule zero_bubble(const PipelineShape& shape);
+PipelineSchedule interleaved(const PipelineShape& shape);
+PipelineSchedule interleaved_zero_bubble(const PipelineShape& shape);
+PipelineSchedule breadth_first(const PipelineShape& shape);
+PipelineSchedule zbv(const PipelineShape& shape);
+PipelineSchedule v_half(const PipelineShape& shape);
+PipelineSchedule v_min(const PipelineShape& shape);
+PipelineSchedule chimera(const PipelineShape& shape);
+PipelineSchedule dualpipe(const PipelineShape& shape);
+PipelineSchedule dualpipev(const PipelineShape& shape);
+PipelineSchedule greedy(const PipelineShape& shape);
+PipelineSchedule pipedream(const PipelineShape& shape);
+PipelineSchedule pipedream_vertical(const PipelineShape& shape);
+PipelineSchedule pipedream_2bw(const PipelineShape& shape);
+PipelineSchedule pipemare(const PipelineShape& shape);
+PipelineSchedule hetpipe(const PipelineShape& shape);
+
+/// Gives how many micro-batches rank `rank` has in flight: 1 + the sum of the hops behind it.
+std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t rank);
+
+}  // namespace reef

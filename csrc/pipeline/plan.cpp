@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "pipeline/generators.h"
+#include "reef/bytes.h"
+#include "reef/error.h"
+#include "reef/plan_pipeline.h"
+#include "timeline/axis.h"
+
+namespace reef {
+namespace {
+
+using std::to_string;
+using Order = std::vector<std::uint32_t>;  ///< the rank at each place of a pipeline
+
+/// How the chunks of a model lie on the places of a pipeline.
+enum class Placement : std::uint8_t { kStraight, kLoop, kV };
+constexpr Placement kPlacements[] = {Placement::kStraight, Placement::kLoop, Placement::kV};
+
+struct Named {
+  const char* name;
+  Placement placement;
+  bool has_hops = false;
+};
+constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
+                            {"1f1b", Placement::kStraight, true},
+                            {"zero_bubble", Placement::kStraight, true},
+                            {"interleaved", Placement::kLoop},
+                            {"interleaved_zero_bubble", Placement::kLoop},
+                            {"breadth_first", Placement::kLoop},
+                            {"zbv", Placement::kV},
+                            {"v_half", Placement::kV},
+                            {"v_min", Placement::kV},
+                            {"dualpipev", Placement::kV}};
+constexpr const char* kGreedy = "greedy";
+
+std::vector<std::uint32_t> places(Placement placement, std::uint32_t ranks) {
+  switch (placement) {
+    case Placement::kStraight:
+      return straight_placement(ranks);
+    case Placement::kLoop:
+      return loop_placement(ranks, 2);
+    case Placement::kV:
+      return v_placement(ranks);
+  }
+  return {};
+}
+
+std::vector<std::uint32_t> on_ranks(std::vector<std::uint32_t> placed, const Order& order) {
+  for (std::uint32_t& place : placed) place = order[place];
+  return placed;
+}
+
+PipelineSchedule on_ranks(PipelineSchedule schedule, const Order& order) {
+  PipelineSchedule moved = schedule;
+  for (std::vector<std::uint32_t>& direction : moved.rank_of)
+    direction = on_ranks(std::move(direction), order);
+  for (std::uint32_t place = 0; place < order.size(); ++place)
+    moved.actions[order[place]] = std::move(schedule.actions[place]);
+  return moved;
+}
+
+const Link* link_between(const PipelineProfile& profile, std::uint32_t ranks, std::uint32_t from,
+                         std::uint32_t to) {
+  if (profile.links.empty()) return nullptr;
+  return &profile.links[profile.links.size() == 1 ? 0 : std::size_t{from} * ranks + to];
+}
+
+/// What tells one rank from another, as seen from all: ranks that are alike need not change places.
+bool are_alike(const PipelineProfile& profile) {
+  const auto all_same = [](const auto& values) { return std::set(values.begin(), values.end()).size() <= 1; };
+  return all_same(profile.speeds) && all_same(profile.rank_bytes) && profile.links.size() <= 1;
+}
+
+/// Adds candidates, and keeps the best.
+class Planner {
+ public:
+  Planner(const PipelineProfile& profile, std::uint32_t ranks, const PipelinePlanOptions& options)
+      : profile_(profile), ranks_(ranks), options_(options) {}
+
+  PipelinePlan plan() {
+    for (const Order& order : orders()) {
+      for (const Placement placement : kPlacements) try_placement(placement, order);
+    }
+    if (best_) return std::move(*best_);
+    refuse();
+  }
+
+ private:
+  bool may_use(std::string_view name) const {
+    const std::vector<std::string>& names = options_.schedules;
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  /// Orders of ranks by the objective of their best cuts, where all can be looked at.
+  std::vector<Order> orders() const {
+    Order order(ranks_);
+    std::iota(order.begin(), order.end(), 0U);
+    constexpr std::uint32_t kMostPermuted = 6;
+    if (are_alike(profile_) || ranks_ > kMostPermuted) return {order};
+    std::vector<std::pair<double, Order>> all;
+    do {
+      const std::vector<PipelineCuts> cuts =
+          best_cuts(PipelineObjective::kSumAndMax, profile_, order, options_.micro_batches, 1);
+      all.emplace_back(objective_seconds(PipelineObjective::kSumAndMax, profile_, cuts.front(), order,
+                                         options_.micro_batches),
+                       order);
+    } while (std::next_permutation(order.begin(), order.end()));
+    std::sort(all.begin(), all.end());
+    if (all.size() > options_.orders) all.resize(std::max(1U, options_.orders));
+    std::vector<Order> best;
+    for (auto& [seconds, of] : all) best.push_back(std::move(of));
+    return best;
+  }
+
+  void try_placement(Placement placement, const Order& order) {
+    const std::vector<std::uint32_t> rank_of = on_ranks(places(placement, ranks_), order);
+    if (rank_of.size() > profile_.stages.size()) return;
+    constexpr std::size_t kGreedyCuts =
+        4;  // a schedule that is written takes as long as many that are simulated
+    const std::vector<PipelineCuts> all = best_cuts(PipelineObjective::kSumAndMax, profile_, rank_of,
+                                                    options_.micro_batches, std::max(1U, options_.cuts));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const PipelineCosts costs = cut_costs(profile_, all[i]);
+      for (const Named& named : kNamed) {
+        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
+      }
+      if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
+    }
+  }
+
+  void try_named(const Named& named, const PipelineCuts& cuts, const PipelineCosts& costs,
+                 const Order& order) {
+    const auto rows = pipeline_generators();
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const PipelineGenerator& each) { return each.name == named.name; });
+    if (row->splits && !options_.may_split) return;
+    if (!row->takes.empty() && options_.micro_batches < 2 * ranks_) return;
+    std::set<std::vector<std::uint32_t>> depths{{}};
+    if (named.has_hops) depths = hops(costs, order, row->splits);
+    for (const std::vector<std::uint32_t>& each : depths) {
+      const PipelineShape shape{ranks_, options_.micro_batches,
+                                named.placement == Placement::kStraight ? 1U : 2U, each};
+      consider(cuts, costs, on_ranks(pipeline_schedule(named.name, shape), order));
+    }
+  }
+
+  /// Hops of 1 and 2 everywhere, those that hide the links, and one more or fewer than that.
+  std::set<std::vector<std::uint32_t>> hops(const PipelineCosts& costs, const Order& order,
+                                            bool splits) const {
+    double forward = 0, backward = 0;
+    std::vector<double> messages;
+    for (std::uint32_t place = 0; place < ranks_; ++place) {
+      const double speed = costs.speeds.empty() ? 1 : costs.speeds[order[place]];
+      forward += costs.chunks[place].forward_seconds / speed / ranks_;
+      backward += (costs.chunks[place].input_seconds + costs.chunks[place].weight_seconds) / speed / ranks_;
+      if (place + 1 == ranks_) break;
+      const Link* link = link_between(profile_, ranks_, order[place], order[place + 1]);
+      const auto bytes = static_cast<double>(costs.chunks[place].output_bytes);
+      messages.push_back(link == nullptr ? 0
+                                         : link->latency_seconds + link->message_seconds +
+                                               bytes / link->bytes_per_second);
+    }
+    std::set<std::vector<std::uint32_t>> all{std::vector(ranks_ - 1, 1U), std::vector(ranks_ - 1, 2U)};
+    if (forward + backward <= 0) return all;
+    const std::vector<std::uint32_t> rule = hops_for(messages, forward, backward, splits);
+    std::vector<std::uint32_t> more = rule, fewer = rule;
+    for (std::uint32_t& hop : more) ++hop;
+    for (std::uint32_t& hop : fewer) hop = std::max(1U, hop - 1);
+    all.insert({rule, more, fewer});
+    return all;
+  }
+
+  /// With 1, 2, 4 and more passes of each chunk in flight. That does not depend on bytes, so more of them
+  /// never lead to a slower plan.
+  void try_greedy(const std::vector<std::uint32_t>& rank_of, const PipelineCuts& cuts,
+                  const PipelineCosts& costs) {
+    std::vector<std::uint32_t> chunks(ranks_);
+    for (const std::uint32_t rank : rank_of) ++chunks[rank];
+    for (std::uint32_t each = 1; each < 2 * std::min(options_.micro_batches, 4 * ranks_); each *= 2) {
+      std::vector<std::uint32_t> most = chunks;
+      for (std::uint32_t& of_rank : most) of_rank *= each;
+      for (const bool splits : {false, true}) {
+        if (splits && !options_.may_split) continue;
+        consider(cuts, costs, greedy_pipeline(costs, {rank_of}, options_.micro_batches, most, splits));
+      }
+    }
+  }
+
+  std::uint64_t bytes_of(std::uint32_t rank) const {
+    return profile_.rank_bytes.empty() ? std::numeric_limits<std::uint64_t>::max()
+                                       : profile_.rank_bytes[rank];
+  }
+
+  void consider(const PipelineCuts& cuts, const PipelineCosts& costs, PipelineSchedule schedule) {
+    PipelineCost cost = simulate(costs, schedule);
+    std::uint64_t missing = 0, all = 0;
+    std::uint32_t short_rank = 0;
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+      const std::uint64_t peak = cost.ranks[rank].peak_bytes;
+      all += peak;
+      if (peak <= bytes_of(rank) || peak - bytes_of(rank) <= missing) continue;
+      missing = peak - bytes_of(rank);
+      short_rank = rank;
+    }
+    if (missing > 0) {
+      if (missing >= least_missing_) return;
+      least_missing_ = missing;
+      missing_rank_ = short_rank;
+      missing_name_ = schedule.name;
+      return;
+    }
+    // Of equally fast ones, that of fewer bytes.
+    if (best_ &&
+        std::pair(best_->cost.makespan_seconds, best_bytes_) <= std::pair(cost.makespan_seconds, all))
+      return;
+    best_bytes_ = all;
+    best_ = PipelinePlan{cuts, std::move(schedule), costs, std::move(cost)};
+  }
+
+  [[noreturn]] void refuse() const {
+    if (missing_name_.empty())
+      throw ConfigError("plan_pipeline: none of the schedules takes " + to_string(ranks_) + " ranks, " +
+                        to_string(options_.micro_batches) + " micro-batches and " +
+                        to_string(profile_.stages.size()) + " stages; name others, or none");
+    const std::uint64_t needed = bytes_of(missing_rank_) + least_missing_;
+    throw BudgetError(
+        "plan_pipeline: out of memory. With the schedule that comes closest, '" + missing_name_ + "', rank " +
+            to_string(missing_rank_) + " needs " + to_string(needed) + " bytes (" +
+            format_bytes(static_cast<std::int64_t>(needed)) + "), and has " +
+            to_string(bytes_of(missing_rank_)) + ": " + to_string(least_missing_) +
+            " bytes are missing; give more ranks, smaller micro-batches, or shard optimizer states",
+        needed);
+  }
+
+  const PipelineProfile& profile_;
+  std::uint32_t ranks_;
+  const PipelinePlanOptions& options_;
+  std::optional<PipelinePlan> best_;
+  std::uint64_t best_bytes_ = 0;
+  std::uint64_t least_missing_ = std::numeric_limits<std::uint64_t>::max();
+  std::uint32_t missing_rank_ = 0;
+  std::string missing_name_;
+};
+
+void check_schedules(const PipelinePlanOptions& options) {
+  std::string names;
+  for (const Named& named : kNamed) names += std::string(named.name) + ", ";
+  names += kGreedy;
+  for (const std::string& given : options.schedules) {
+    const bool is_named = std::any_of(std::begin(kNamed), std::end(kNamed),
+                                      [&](const Named& named) { return given == named.name; });
+    if (!is_named && given != kGreedy)
+      throw ConfigError("plan_pipeline: '" + given +
+                        "' is none of the schedules that are planned with; use " + names);
+  }
+}
+
+}  // namespace
+
+std::string PipelinePlan::text() const {
+  const auto milliseconds = [](double seconds) { return duration(seconds * 1e9); };
+  std::string lines = schedule.name + " of " + to_string(schedule.micro_batches) + " micro-batches over " +
+                      to_string(schedule.ranks()) + " ranks: " + milliseconds(cost.makespan_seconds) +
+                      ", idle " + fixed(100 * cost.idle_share(), 1) + " %\n";
+  for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
+    std::string stages;
+    for (std::size_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
+      if (schedule.rank_of.front()[chunk] != rank) continue;
+      stages += (stages.empty() ? " " : " and ") + to_string(chunk == 0 ? 0 : cuts[chunk - 1]) + " to ";
+      stages += chunk < cuts.size() ? to_string(cuts[chunk] - 1) : "the last";
+    }
+    lines += "rank " + to_string(rank) + ": stages" + stages;
+    const PipelineRankCost& of = cost.ranks[rank];
+    lines += ", busy " + milliseconds(of.busy_seconds) + ", at most " + to_string(of.most_in_flight) +
+             " passes in flight, " + format_bytes(static_cast<std::int64_t>(of.peak_bytes)) + "\n";
+  }
+  return lines;
+}
+
+PipelinePlan plan_pipeline(const PipelineProfile& profile, std::uint32_t ranks,
+                           const PipelinePlanOptions& options) {
+  check_schedules(options);
+  if (ranks == 0 || options.micro_batches == 0)
+    throw ConfigError("plan_pipeline: there is no rank, or no micro-batch; give at least one of each");
+  if (!profile.rank_bytes.empty() && profile.rank_bytes.size() != ranks)
+    throw ConfigError("plan_pipeline: there are the bytes of " + to_string(profile.rank_bytes.size()) +
+                      " ranks, and " + to_string(ranks) + " ranks");
+  if (profile.stages.size() < ranks)
+    throw ConfigError("plan_pipeline: " + to_string(profile.stages.size()) + " stages cannot be cut for " +
+                      to_string(ranks) + " ranks; give fewer ranks, or a chain of more stages");
+  // Of costs, simulate() refuses what is wrong: so of any schedule, before a search for one.
+  PipelineCuts first(ranks - 1);
+  std::iota(first.begin(), first.end(), 1U);
+  simulate(cut_costs(profile, first), pipeline_schedule("gpipe", {ranks, 1}));
+  return Planner(profile, ranks, options).plan();
+}
+
+}  // namespace reef

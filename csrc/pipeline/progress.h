@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "reef/pipeline_schedule.h"
+
+namespace reef {
+
+/// Throws ConfigError unless each chunk of each direction is on a rank that there is.
+void check_placement(const PipelineSchedule& schedule);
+
+/// What the ranks of a pipeline have computed so far, and so what may run next.
+class PipelineProgress {
+ public:
+  explicit PipelineProgress(const PipelineSchedule& schedule)
+      : chunks_(schedule.chunks()),
+        micro_batches_(schedule.micro_batches),
+        forward_(std::size_t{chunks_} * micro_batches_),
+        gradient_(forward_.size()) {}
+
+  bool has_output(std::uint32_t chunk, std::uint32_t micro_batch) const {
+    return forward_[at(chunk, micro_batch)];
+  }
+  bool has_gradient(std::uint32_t chunk, std::uint32_t micro_batch) const {
+    return gradient_[at(chunk, micro_batch)];
+  }
+
+  bool may_run(const PipelineAction& action) const {
+    const auto [kind, chunk, micro_batch] = action;
+    switch (kind) {
+      case PipelineAction::Kind::kForward:
+        return chunk == 0 || has_output(chunk - 1, micro_batch);
+      case PipelineAction::Kind::kBackward:
+      case PipelineAction::Kind::kInput:
+        return has_output(chunk, micro_batch) &&
+               (chunk + 1 == chunks_ || has_gradient(chunk + 1, micro_batch));
+      case PipelineAction::Kind::kWeight:
+      case PipelineAction::Kind::kUpdate:
+        return has_gradient(chunk, micro_batch);
+    }
+    return false;
+  }
+
+  void ran(const PipelineAction& action) {
+    const std::size_t place = at(action.chunk, action.micro_batch);
+    if (action.kind == PipelineAction::Kind::kForward) forward_[place] = true;
+    if (action.kind == PipelineAction::Kind::kBackward || action.kind == PipelineAction::Kind::kInput)
+      gradient_[place] = true;
+  }
+
+ private:
+  std::size_t at(std::uint32_t chunk, std::uint32_t micro_batch) const {
+    return std::size_t{chunk} * micro_batches_ + micro_batch;
+  }
+
+  std::uint32_t chunks_;
+  std::uint32_t micro_batches_;
+  std::vector<bool> forward_;
+  std::vector<bool> gradient_;
+};
+
+/// Calls `visit(rank, index)` for each action after all that it needs: a possible order of events. Returns
+/// for each rank how many of its actions can run at all.
+template <class Visit>
+std::vector<std::size_t> visit_as_ranks_run(const PipelineSchedule& schedule, const Visit& visit) {
+  PipelineProgress progress(schedule);
+  std::vector<std::size_t> done(schedule.ranks());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
+      const std::vector<PipelineAction>& actions = schedule.actions[rank];
+      for (; done[rank] < actions.size() && progress.may_run(actions[done[rank]]); ++done[rank]) {
+        progress.ran(actions[done[rank]]);
+        visit(rank, done[rank]);
+        moved = true;
+      }
+    }
+  }
+  return done;
+}
+
+}  // namespace reef

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "pipeline/progress.h"
+#include "pipeline/traffic.h"
+#include "reef/pipeline_simulation.h"
+
+namespace reef {
+namespace {
+
+using Kind = PipelineAction::Kind;
+
+/// Adds up a rank's memory over its actions and messages.
+class RankMemory {
+ public:
+  RankMemory(const PipelineCosts& costs, std::vector<MemoryChange> changes)
+      : costs_(costs), changes_(std::move(changes)) {}
+
+  void hold(std::uint64_t bytes) { add(bytes); }
+
+  void run(const PipelineAction& action, double begin_seconds, double end_seconds) {
+    const PipelineChunkCost& cost = costs_.chunks[action.chunk];
+    const std::uint64_t input = action.chunk == 0 ? 0 : costs_.chunks[action.chunk - 1].output_bytes;
+    const std::uint64_t output = action.chunk + 1 == costs_.chunks.size() ? 0 : cost.output_bytes;
+    const std::uint64_t at_input = cost.kept_bytes - cost.kept_after_input_bytes;
+    pass(begin_seconds);
+    arrive_at(begin_seconds);
+    switch (action.kind) {
+      case Kind::kForward:
+        take(input);  // which is part of what is kept from now on
+        return during(end_seconds, cost.kept_bytes + output + cost.working_bytes, cost.working_bytes);
+      case Kind::kBackward:
+        return during(end_seconds, input + cost.working_bytes, cost.working_bytes + cost.kept_bytes + output);
+      case Kind::kInput:
+        return during(end_seconds, input + cost.working_bytes, cost.working_bytes + at_input + output);
+      case Kind::kWeight:
+        return during(end_seconds, cost.working_bytes, cost.working_bytes + cost.kept_after_input_bytes);
+      case Kind::kUpdate:
+        return;
+    }
+  }
+
+  std::uint64_t peak_bytes() {
+    pass(std::numeric_limits<double>::infinity());
+    return static_cast<std::uint64_t>(peak_);
+  }
+
+ private:
+  void during(double end_seconds, std::uint64_t before, std::uint64_t after) {
+    add(before);
+    pass(end_seconds);
+    take(after);
+  }
+  /// Applies what messages have changed before that time.
+  void pass(double seconds) {
+    for (; next_ < changes_.size() && changes_[next_].seconds < seconds; ++next_) {
+      alive_ += changes_[next_].bytes;
+      peak_ = std::max(peak_, alive_);
+    }
+  }
+  /// Applies what they change at that time, when an action begins that may use it.
+  void arrive_at(double seconds) {
+    for (; next_ < changes_.size() && changes_[next_].seconds == seconds; ++next_)
+      alive_ += changes_[next_].bytes;
+  }
+  void add(std::uint64_t bytes) {
+    alive_ += static_cast<std::int64_t>(bytes);
+    peak_ = std::max(peak_, alive_);
+  }
+  void take(std::uint64_t bytes) { alive_ -= static_cast<std::int64_t>(bytes); }
+
+  const PipelineCosts& costs_;
+  std::vector<MemoryChange> changes_;
+  std::size_t next_ = 0;
+  std::int64_t alive_ = 0, peak_ = 0;
+};
+
+std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions) {
+  std::uint32_t now = 0, most = 0;
+  for (const PipelineAction& action : actions) {
+    if (action.kind == Kind::kForward) most = std::max(most, ++now);
+    if (action.kind == Kind::kBackward || action.kind == Kind::kWeight) --now;
+  }
+  return most;
+}
+
+std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& schedule, std::uint32_t rank,
+                         const PipelineCost& cost, std::vector<MemoryChange> changes) {
+  RankMemory memory(costs, std::move(changes));
+  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
+    for (std::size_t chunk = 0; chunk < rank_of.size(); ++chunk) {
+      if (rank_of[chunk] == rank) memory.hold(costs.chunks[chunk].fixed_bytes);
+    }
+  }
+  for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i)
+    memory.run(schedule.actions[rank][i], cost.begin_seconds[rank][i], cost.end_seconds[rank][i]);
+  return memory.peak_bytes();
+}
+
+}  // namespace
+
+double PipelineCost::idle_share() const {
+  double busy = 0;
+  for (const PipelineRankCost& rank : ranks) busy += rank.busy_seconds;
+  const double all = makespan_seconds * static_cast<double>(ranks.size());
+  return all > 0 ? 1 - busy / all : 0;
+}
+
+PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedule) {
+  check(schedule);
+  check_costs(costs, schedule);
+  PipelineCost cost;
+  cost.ranks.resize(schedule.ranks());
+  cost.begin_seconds.resize(schedule.ranks());
+  cost.end_seconds.resize(schedule.ranks());
+  PipelineTraffic traffic(costs, schedule);
+  visit_as_ranks_run(schedule, [&](std::uint32_t rank, std::size_t index) {
+    const PipelineAction& action = schedule.actions[rank][index];
+    const double seconds = action_seconds(costs, action, rank);
+    const double begin = std::max(cost.ranks[rank].end_seconds, traffic.ready_seconds(action));
+    cost.begin_seconds[rank].push_back(begin);
+    cost.end_seconds[rank].push_back(begin + seconds);
+    cost.ranks[rank].end_seconds = begin + seconds;
+    cost.ranks[rank].busy_seconds += seconds;
+    traffic.made(action, rank, begin + seconds);
+  });
+  cost.messages = traffic.messages();
+  cost.message_bytes = traffic.message_bytes();
+  for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
+    PipelineRankCost& of = cost.ranks[rank];
+    cost.makespan_seconds = std::max(cost.makespan_seconds, of.end_seconds);
+    if (schedule.actions[rank].empty()) continue;
+    of.begin_seconds = cost.begin_seconds[rank].front();
+    of.most_in_flight = most_in_flight(schedule.actions[rank]);
+    of.peak_bytes = peak_bytes(costs, schedule, rank, cost, traffic.changes(rank));
+  }
+  return cost;
+}
+
+double pipeline_period_seconds(const PipelineCosts& costs, const PipelineSchedule& schedule) {
+  return simulate(costs, repeated(schedule, 4)).makespan_seconds -
+         simulate(costs, repeated(schedule, 3)).makespan_seconds;
+}
+
+}  // namespace reef

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "reef/pipeline_simulation.h"
+
+namespace reef {
+
+/// Throws ConfigError for costs that are not of this schedule's chunks and ranks, or no numbers to add up.
+void check_costs(const PipelineCosts& costs, const PipelineSchedule& schedule);
+
+/// Gives how long an action runs on a rank.
+double action_seconds(const PipelineCosts& costs, const PipelineAction& action, std::uint32_t rank);
+
+/// What comes to a rank's memory or leaves it beside the rank's actions.
+struct MemoryChange {
+  double seconds = 0;
+  std::int64_t bytes = 0;
+
+  friend bool operator<(const MemoryChange& a, const MemoryChange& b) {
+    return std::pair(a.seconds, a.bytes) < std::pair(b.seconds, b.bytes);
+  }
+};
+
+/// When outputs and gradients are on the ranks that need them, in virtual time. Of the schedule, only the
+/// placement and the number of micro-batches are used.
+class PipelineTraffic {
+ public:
+  PipelineTraffic(const PipelineCosts& costs, const PipelineSchedule& schedule);
+
+  /// Gives the time at which what an action needs from other chunks is on its rank. What makes it has to be
+  /// given to made() before.
+  double ready_seconds(const PipelineAction& action) const;
+  /// Sends what an action has made to the rank that needs it.
+  void made(const PipelineAction& action, std::uint32_t rank, double end_seconds);
+
+  std::uint64_t messages() const { return messages_; }
+  std::uint64_t message_bytes() const { return message_bytes_; }
+  /// Gives what messages do to a rank's memory, in the order of time.
+  std::vector<MemoryChange> changes(std::uint32_t rank);
+
+ private:
+  /// Returns when the message is there.
+  double send(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, double seconds);
+  std::size_t at(std::uint32_t chunk, std::uint32_t micro_batch) const {
+    return std::size_t{chunk} * schedule_.micro_batches + micro_batch;
+  }
+
+  const PipelineCosts& costs_;
+  const PipelineSchedule& schedule_;
+  std::vector<double> output_, gradient_;           ///< arrival seconds, by the chunk that makes it
+  std::vector<double> link_free_;                   ///< of each pair of ranks, when its link is free again
+  std::vector<std::vector<MemoryChange>> changes_;  ///< of each rank
+  std::uint64_t messages_ = 0, message_bytes_ = 0;
+};
+
+}  // namespace reef

@@ -1,0 +1,127 @@
+#include "reef/pipeline_versions.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using Kind = PipelineAction::Kind;
+using Rule = PipelineVersionRule::Kind;
+using std::to_string;
+
+/// Gives `count` less `less`, and 0 if that is negative.
+std::uint32_t but(std::uint32_t count, std::uint32_t less) { return count - std::min(count, less); }
+
+/// The number of updates that each chunk has had when it begins a pass.
+struct UpdatesBefore {
+  std::vector<std::vector<PipelineVersion>> pass;  ///< of each chunk, for each micro-batch
+};
+
+bool is_gradient(Kind kind) { return kind == Kind::kBackward || kind == Kind::kInput; }
+bool is_last(Kind kind) { return kind == Kind::kBackward || kind == Kind::kWeight; }
+
+UpdatesBefore updates_before(const PipelineSchedule& schedule) {
+  UpdatesBefore before;
+  before.pass.assign(schedule.chunks(), std::vector<PipelineVersion>(schedule.micro_batches));
+  for (const std::vector<PipelineAction>& actions : schedule.actions) {
+    std::vector<std::uint32_t> updates(schedule.chunks());
+    for (const auto& [kind, chunk, micro_batch] : actions) {
+      if (kind == Kind::kForward) before.pass[chunk][micro_batch].forward = updates[chunk];
+      if (is_gradient(kind)) before.pass[chunk][micro_batch].backward = updates[chunk];
+      if (kind == Kind::kUpdate) ++updates[chunk];
+    }
+  }
+  return before;
+}
+
+PipelineVersion version_of(const PipelineSchedule& schedule, const UpdatesBefore& before, std::uint32_t chunk,
+                           std::uint32_t micro_batch) {
+  const PipelineVersion newest = before.pass[chunk][micro_batch];
+  const PipelineVersionRule& rule = schedule.versions;
+  const auto both = [](std::uint32_t version) { return PipelineVersion{version, version, 0}; };
+  switch (rule.kind) {
+    case Rule::kFlush:
+      return {};
+    case Rule::kStash:
+      return both(newest.forward);
+    case Rule::kVertical:
+      return both(before.pass.front()[micro_batch].forward);
+    case Rule::kTwoBuffers:
+      return both(but(micro_batch / rule.micro_batches_per_update, 1));
+    case Rule::kNewest:
+      return newest;
+    case Rule::kWave: {
+      PipelineVersion version = both(but(micro_batch + 1, rule.micro_batches_per_update));
+      version.others_waves = but(micro_batch / rule.micro_batches_per_update, rule.staleness);
+      return version;
+    }
+  }
+  return {};
+}
+
+void check_exists(const PipelineSchedule& schedule, const PipelineVersion& wanted,
+                  const PipelineVersion& newest, std::uint32_t chunk, std::uint32_t micro_batch) {
+  if (wanted.forward <= newest.forward && wanted.backward <= newest.backward) return;
+  throw ConfigError("PipelineSchedule '" + schedule.name + "': chunk " + to_string(chunk) +
+                    " needs its weights after update " + to_string(wanted.forward) + " for micro-batch " +
+                    to_string(micro_batch) + ", and has had only " + to_string(newest.forward) +
+                    " updates by then; give more micro-batches per update, or less depth");
+}
+
+/// Counts versions that a chunk's rank has to hold: of the micro-batches in flight, that of the next forward
+/// pass, and the newest.
+std::uint32_t most_alive(const PipelineSchedule& schedule, const std::vector<PipelineVersion>& versions,
+                         std::uint32_t chunk) {
+  std::multiset<std::uint32_t> in_flight;
+  std::uint32_t updates = 0, next = 0;
+  std::size_t most = 1;
+  const auto count = [&] {
+    std::set<std::uint32_t> held(in_flight.begin(), in_flight.end());
+    held.insert(updates);
+    if (next < schedule.micro_batches) held.insert(std::min(versions[next].forward, updates));
+    most = std::max(most, held.size());
+  };
+  for (const auto& [kind, of, micro_batch] : schedule.actions[schedule.rank(chunk, 0)]) {
+    if (of != chunk) continue;
+    if (kind == Kind::kForward) {
+      in_flight.insert(versions[micro_batch].backward);
+      next = micro_batch + 1;
+    }
+    if (is_last(kind)) in_flight.erase(in_flight.find(versions[micro_batch].backward));
+    if (kind == Kind::kUpdate) ++updates;
+    count();
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+}  // namespace
+
+PipelineVersions pipeline_versions(const PipelineSchedule& schedule) {
+  check(schedule);
+  const Rule rule = schedule.versions.kind;
+  if (rule != Rule::kFlush && schedule.rank_of.size() > 1)
+    throw ConfigError(
+        "PipelineSchedule '" + schedule.name +
+        "': a rule of versions is for one direction; with two, each rank has two chunks' weights");
+  if (schedule.versions.micro_batches_per_update == 0)
+    throw ConfigError("PipelineSchedule '" + schedule.name + "': an update is of at least one micro-batch");
+  const UpdatesBefore before = updates_before(schedule);
+  PipelineVersions versions;
+  for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
+    std::vector<PipelineVersion>& of_chunk = versions.of.emplace_back();
+    for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
+      of_chunk.push_back(version_of(schedule, before, chunk, m));
+      check_exists(schedule, of_chunk.back(), before.pass[chunk][m], chunk, m);
+    }
+    // What uses the newest weights at each pass keeps no others.
+    const bool keeps = rule != Rule::kFlush && rule != Rule::kNewest;
+    versions.most_alive.push_back(keeps ? most_alive(schedule, of_chunk, chunk) : 1);
+  }
+  return versions;
+}
+
+}  // namespace reef

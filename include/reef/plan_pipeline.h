@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reef/export.h"
+#include "reef/pipeline_partition.h"
+#include "reef/pipeline_schedule.h"
+#include "reef/pipeline_simulation.h"
+
+namespace reef {
+
+/// Pure data and pure code (no Torch): which schedule, how deep, and where to cut, for the stages, ranks and
+/// links that were measured.
+
+struct PipelinePlanOptions {
+  std::uint32_t micro_batches = 1;
+  bool may_split = true;  ///< backward passes, into I and W
+  /// Names of the table, of which one is chosen; empty stands for all that are synchronous and have one
+  /// replica.
+  std::vector<std::string> schedules = {};
+  /// How many cuts are tried for each placement of chunks, those of the least PipelineObjective::kSumAndMax.
+  std::uint32_t cuts = 16;
+  /// How many orders of ranks are tried, of those in which speeds, links or bytes differ.
+  std::uint32_t orders = 4;
+};
+
+struct PipelinePlan {
+  PipelineCuts cuts;
+  PipelineSchedule schedule;  ///< for the ranks as the profile numbers them
+  PipelineCosts costs;        ///< of the chunks
+  PipelineCost cost;
+
+  /// Writes what was chosen and what it costs: a line of sums, and one for each rank.
+  REEF_API std::string text() const;
+};
+
+/// Finds the fastest of many schedules by simulate() that fits into each rank's bytes: all named ones that
+/// take one replica, at depths up to what hides the links, and greedy_pipeline() with as much in flight as
+/// fits, each for the best cuts. Throws BudgetError, which names the rank and how many bytes it lacks, if
+/// none fits; ConfigError for a profile of fewer stages than ranks, no micro-batch, and schedules that are
+/// not in the table, asynchronous or have two replicas.
+REEF_API PipelinePlan plan_pipeline(const PipelineProfile& profile, std::uint32_t ranks,
+                                    const PipelinePlanOptions& options);
+
+}  // namespace reef

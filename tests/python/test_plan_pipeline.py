@@ -1,0 +1,65 @@
+"""Plans of pipelines from Python: what is chosen is what was asked for, fits, and costs what it says."""
+
+import itertools
+import random
+
+import pytest
+
+import reef
+
+
+def chain(stages, seed=0, **options):
+    draw = random.Random(seed)
+    made = []
+    for _ in range(stages):
+        forward = draw.uniform(0.3, 3)
+        made.append(reef.PipelineChunkCost(forward, forward, forward, output_bytes=draw.choice([1, 5, 20]), kept_bytes=100))
+    return reef.PipelineProfile(made, **options)
+
+
+@pytest.mark.parametrize("objective", reef.PIPELINE_OBJECTIVES)
+def test_the_best_cuts_are_the_best_of_all(objective):
+    profile = chain(7, links=[reef.Link(0.1, 20.0)])
+    values = {cuts: profile.objective_seconds(cuts, [0, 1, 2], 8, objective) for cuts in itertools.combinations(range(1, 7), 2)}
+    found = profile.best_cuts([0, 1, 2], 8, count=4, objective=objective)
+    assert [values[cuts] for cuts in found] == pytest.approx(sorted(values.values())[:4])
+
+
+def test_a_plan_is_no_slower_than_any_schedule_by_name():
+    profile = chain(9, seed=1, links=[reef.Link(0.0, 20.0)])
+    plan = reef.plan_pipeline(profile, ranks=4, micro_batches=8)
+    for name in ("gpipe", "1f1b", "zero_bubble", "interleaved", "zbv", "v_half", "greedy"):
+        named = reef.plan_pipeline(profile, 4, 8, schedules=[name])
+        assert named.schedule.name == name
+        assert plan.cost.makespan_seconds <= named.cost.makespan_seconds
+    whole = reef.plan_pipeline(profile, 4, 8, may_split=False)
+    assert not any("I" in action for actions in whole.schedule.actions for action in actions)
+    assert str(plan).startswith(f"{plan.schedule.name} of 8 micro-batches over 4 ranks: ")
+    assert plan.costs == profile.cut(plan.cuts)
+
+
+def test_a_plan_keeps_to_bytes_or_says_what_is_missing():
+    free = reef.plan_pipeline(chain(8), 4, 16)
+    most = max(rank.peak_bytes for rank in free.cost.ranks)
+    less = reef.plan_pipeline(chain(8, rank_bytes=[most // 2] * 4), 4, 16)
+    assert max(rank.peak_bytes for rank in less.cost.ranks) <= most // 2
+    assert less.cost.makespan_seconds >= free.cost.makespan_seconds
+    with pytest.raises(reef.BudgetError, match=r"rank \d needs \d+ bytes .*: \d+ bytes are missing") as error:
+        reef.plan_pipeline(chain(8, rank_bytes=[50] * 4), 4, 16)
+    needed = int(str(error.value).split(" needs ")[1].split()[0])
+    assert max(rank.peak_bytes for rank in reef.plan_pipeline(chain(8, rank_bytes=[needed] * 4), 4, 16).cost.ranks) == needed
+
+
+def test_what_cannot_be_planned_is_refused():
+    for words, options in (
+        ("3 stages cannot be cut for 4 ranks", dict(profile=chain(3), ranks=4, micro_batches=1)),
+        ("none of the schedules", dict(profile=chain(3), ranks=2, micro_batches=1, schedules=["chimera"])),
+        ("the bytes of 1 ranks", dict(profile=chain(3, rank_bytes=[1]), ranks=2, micro_batches=1)),
+        ("number of micro-batches is -1", dict(profile=chain(3), ranks=2, micro_batches=-1)),
+    ):
+        with pytest.raises(ValueError, match=words):
+            reef.plan_pipeline(**options)
+    with pytest.raises(ValueError, match="ascending stages"):
+        chain(3).cut([2, 1])
+    with pytest.raises(ValueError, match="no objective of cuts"):
+        chain(3).best_cuts([0, 1], 4, objective="fastest")

@@ -1,0 +1,149 @@
+// The best cuts are those that a search of all cuts finds, for each objective; and which objective predicts a
+// pipeline best.
+#include "reef/pipeline_partition.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "reef/pipeline_generator.h"
+#include "support/config_error.h"
+#include "support/pipelines.h"
+
+namespace reef {
+namespace {
+
+using test::config_error;
+using test::every_cuts;
+using test::random_chain;
+
+std::vector<std::uint32_t> straight(std::uint32_t chunks) {
+  std::vector<std::uint32_t> ranks(chunks);
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return ranks;
+}
+
+TEST(PipelinePartition, TheBestCutsAreThoseOfASearchOfAll) {
+  std::mt19937_64 random(5);
+  for (const PipelineObjective objective : kPipelineObjectives) {
+    for (int i = 0; i < 150; ++i) {
+      const auto draw = [&](std::uint32_t least, std::uint32_t most) {
+        return least + static_cast<std::uint32_t>(random() % (most - least + 1));
+      };
+      const std::uint32_t stages = draw(1, 9), chunks = draw(1, std::min(stages, 5U)),
+                          ranks = draw(1, chunks);
+      PipelineProfile profile = random_chain(random, stages);
+      std::vector<std::uint32_t> rank_of;
+      for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) rank_of.push_back(chunk % ranks);
+      for (std::uint32_t rank = 0; rank < ranks; ++rank) profile.speeds.push_back(draw(1, 3));
+      profile.links.clear();
+      for (std::uint32_t pair = 0; pair < ranks * ranks; ++pair)
+        profile.links.push_back({0.1 * draw(0, 3), 1.0 * draw(1, 8), 0.0});
+      const std::uint32_t micro_batches = draw(1, 16);
+
+      std::vector<double> values;
+      for (const PipelineCuts& cuts : every_cuts(stages, chunks))
+        values.push_back(objective_seconds(objective, profile, cuts, rank_of, micro_batches));
+      std::sort(values.begin(), values.end());
+      const std::size_t count = std::min<std::size_t>(values.size(), 7);
+      const std::vector<PipelineCuts> found = best_cuts(objective, profile, rank_of, micro_batches, count);
+      ASSERT_EQ(found.size(), count);
+      for (std::size_t k = 0; k < count; ++k)
+        EXPECT_NEAR(objective_seconds(objective, profile, found[k], rank_of, micro_batches), values[k], 1e-9)
+            << name(objective) << ", number " << k;
+    }
+  }
+}
+
+// By hand: two chunks of 3 and 6 s, and a message of 1 s one way.
+TEST(PipelinePartition, ObjectivesAreTheirFormulas) {
+  PipelineProfile profile;
+  profile.stages = {{1, 1, 1, 4}, {2, 2, 2, 9}};
+  profile.links = {{0.5, 8, 0}};
+  const std::vector<std::uint32_t> ranks = {0, 1};
+  const auto seconds = [&](PipelineObjective objective) {
+    return objective_seconds(objective, profile, {1}, ranks, 4);
+  };
+  EXPECT_EQ(seconds(PipelineObjective::kPipeDream), 6);
+  EXPECT_EQ(seconds(PipelineObjective::kPipeTorch), 8);
+  EXPECT_EQ(seconds(PipelineObjective::kSumAndMax), 3 + 2 + 6 + 3 * 6);
+  EXPECT_EQ(seconds(PipelineObjective::kDapple), 3 + 2 + 6 + 3 * 6);  // the pivot is the last chunk
+  profile.speeds = {0.25, 1};
+  EXPECT_EQ(seconds(PipelineObjective::kPipeDream), 12);
+  EXPECT_EQ(seconds(PipelineObjective::kDapple), 12 + 3 * 12);  // the pivot is the first one
+  EXPECT_EQ(seconds(PipelineObjective::kSumAndMax), 12 + 2 + 6 + 3 * 12);
+}
+
+TEST(PipelinePartition, ChunksAddUpTheirStages) {
+  PipelineProfile profile;
+  profile.stages = {
+      {1, 2, 3, 10, 100, 50, 7, 1000}, {2, 3, 4, 20, 200, 60, 9, 2000}, {3, 4, 5, 30, 300, 70, 8, 3000}};
+  const PipelineCosts costs = cut_costs(profile, {2});
+  ASSERT_EQ(costs.chunks.size(), 2U);
+  const PipelineChunkCost& first = costs.chunks.front();
+  EXPECT_EQ(first.forward_seconds, 3);
+  EXPECT_EQ(first.input_seconds, 5);
+  EXPECT_EQ(first.weight_seconds, 7);
+  EXPECT_EQ(first.output_bytes, 20U);
+  EXPECT_EQ(first.kept_bytes, 300U);
+  EXPECT_EQ(first.kept_after_input_bytes, 110U);
+  EXPECT_EQ(first.working_bytes, 9U);
+  EXPECT_EQ(first.fixed_bytes, 3000U);
+  EXPECT_EQ(costs.chunks.back().output_bytes, 30U);
+}
+
+TEST(PipelinePartition, CutsThatAreNoneAreRefused) {
+  PipelineProfile profile;
+  profile.stages.resize(4);
+  for (const PipelineCuts& cuts : std::vector<PipelineCuts>{{0}, {4}, {2, 2}, {3, 1}})
+    EXPECT_NE(config_error([&] { cut_costs(profile, cuts); }).find("give ascending stages from 1"),
+              std::string::npos);
+  const std::vector<std::uint32_t> two = straight(2), five = straight(5);
+  const auto objective = PipelineObjective::kSumAndMax;
+  EXPECT_NE(config_error([&] {
+              objective_seconds(objective, profile, {1, 2}, two, 4);
+            }).find("3 chunks are placed on 2"),
+            std::string::npos);
+  EXPECT_NE(
+      config_error([&] { best_cuts(objective, profile, five, 4, 1); }).find("4 stages cannot be cut into 5"),
+      std::string::npos);
+  EXPECT_NE(config_error([] { cut_costs({}, {}); }).find("without a stage"), std::string::npos);
+}
+
+/// How much slower 1F1B is with the cuts that an objective finds than with the best of all cuts, on average.
+double mean_regret(PipelineObjective objective, std::size_t count) {
+  std::mt19937_64 random(11);
+  double sum = 0;
+  constexpr int kChains = 120;
+  for (int i = 0; i < kChains; ++i) {
+    const auto stages = static_cast<std::uint32_t>(5 + random() % 5),
+               ranks = static_cast<std::uint32_t>(2 + random() % 3);
+    const std::uint32_t micro_batches = ranks * (1U << random() % 3);
+    const PipelineProfile profile = random_chain(random, stages);
+    const PipelineSchedule schedule = pipeline_schedule("1f1b", {ranks, micro_batches});
+    const auto seconds = [&](const PipelineCuts& cuts) {
+      return simulate(cut_costs(profile, cuts), schedule).makespan_seconds;
+    };
+    double least = 1e9, found = 1e9;
+    for (const PipelineCuts& cuts : every_cuts(stages, ranks)) least = std::min(least, seconds(cuts));
+    for (const PipelineCuts& cuts : best_cuts(objective, profile, straight(ranks), micro_batches, count))
+      found = std::min(found, seconds(cuts));
+    sum += found / least - 1;
+  }
+  return sum / kChains;
+}
+
+TEST(PipelinePartition, SixteenCutsOfSumAndMaxHoldTheBestOne) {
+  EXPECT_LT(mean_regret(PipelineObjective::kSumAndMax, 16), 0.001);
+  const double one = mean_regret(PipelineObjective::kSumAndMax, 1);
+  EXPECT_GT(one, 0.001);
+  for (const PipelineObjective other : {PipelineObjective::kPipeDream, PipelineObjective::kPipeTorch})
+    EXPECT_LT(one, mean_regret(other, 1)) << name(other);
+}
+
+}  // namespace
+}  // namespace reef

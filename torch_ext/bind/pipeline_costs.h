@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bytes.h"
+#include "reef/error.h"
+#include "reef/pipeline_simulation.h"
+
+/// How Python gives what a pipeline costs: numbers of chunks, speeds of ranks, numbers of links.
+#define REEF_PIPELINE_COSTS "float[][] chunk_seconds, int[][] chunk_bytes, float[] speeds, float[][] links"
+
+namespace reef::bind {
+
+using Ints = std::vector<std::int64_t>;
+using Floats = std::vector<double>;
+
+inline std::uint32_t small(std::int64_t value, const char* what) {
+  if (value < 0 || value > std::numeric_limits<std::uint32_t>::max())
+    throw ConfigError(std::string(what) + " is " + std::to_string(value) +
+                      "; give 0 or more, and below 2**32");
+  return static_cast<std::uint32_t>(value);
+}
+
+inline std::vector<std::uint32_t> all_small(const Ints& values, const char* what) {
+  std::vector<std::uint32_t> numbers;
+  for (const std::int64_t value : values) numbers.push_back(small(value, what));
+  return numbers;
+}
+
+/// The fields of reef.PipelineChunkCost in their order.
+inline std::vector<PipelineChunkCost> pipeline_chunks_of(const std::vector<Floats>& chunk_seconds,
+                                                         const std::vector<Ints>& chunk_bytes) {
+  std::vector<PipelineChunkCost> chunks;
+  for (std::size_t i = 0; i < chunk_seconds.size(); ++i) {
+    const Floats& seconds = chunk_seconds[i];
+    const auto count = [&](std::size_t field) { return bytes_of(chunk_bytes.at(i).at(field), "a chunk"); };
+    chunks.push_back(
+        {seconds.at(0), seconds.at(1), seconds.at(2), count(0), count(1), count(2), count(3), count(4)});
+  }
+  return chunks;
+}
+
+/// The fields of reef.Link in their order.
+inline std::vector<Link> links_of(const std::vector<Floats>& rows) {
+  std::vector<Link> links;
+  for (const Floats& row : rows) links.push_back({row.at(0), row.at(1), row.at(2)});
+  return links;
+}
+
+inline PipelineCosts pipeline_costs_of(const std::vector<Floats>& chunk_seconds,
+                                       const std::vector<Ints>& chunk_bytes, Floats speeds,
+                                       const std::vector<Floats>& links) {
+  return {pipeline_chunks_of(chunk_seconds, chunk_bytes), std::move(speeds), links_of(links)};
+}
+
+/// In the order of the fields of reef.PipelineCost; of ranks, first seconds, then counts.
+using PipelineCostNumbers = std::tuple<double, std::vector<Floats>, std::vector<Ints>, std::int64_t,
+                                       std::int64_t, std::vector<Floats>, std::vector<Floats>>;
+inline PipelineCostNumbers pipeline_cost_of(const PipelineCost& cost) {
+  std::vector<Floats> seconds;
+  std::vector<Ints> counts;
+  for (const PipelineRankCost& rank : cost.ranks) {
+    seconds.push_back({rank.busy_seconds, rank.begin_seconds, rank.end_seconds});
+    counts.push_back({rank.most_in_flight, static_cast<std::int64_t>(rank.peak_bytes)});
+  }
+  return {cost.makespan_seconds,
+          std::move(seconds),
+          std::move(counts),
+          static_cast<std::int64_t>(cost.messages),
+          static_cast<std::int64_t>(cost.message_bytes),
+          cost.begin_seconds,
+          cost.end_seconds};
+}
+
+}  // namespace reef::bind

@@ -1,0 +1,96 @@
+"""Where to cut a chain for a pipeline, and which schedule to run it with: pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .link import Link
+from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule
+
+PIPELINE_OBJECTIVES: tuple[str, ...] = tuple(torch.ops.reef.pipeline_objectives())
+"""By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, C those of a message to the
+next chunk's rank, and M is the number of micro-batches. ``"pipedream"``: the slowest chunk or link, max(T, 2 C); ``"dapple"``:
+up to a pivot chunk and back, with its M - 1 repetitions; ``"pipe_torch"``: the slowest chunk with its messages, which do not
+overlap; ``"sum_and_max"``: sum(T + 2 C) + (M - 1) max(T)."""
+
+
+@dataclass(frozen=True)
+class PipelineProfile:
+    """A chain of stages, and the ranks that it is cut for."""
+
+    stages: Sequence[PipelineChunkCost]
+    """What each stage of the chain costs, as if it were a chunk."""
+    speeds: Sequence[float] = ()
+    """As in :class:`PipelineCosts`."""
+    links: Sequence[Link] = ()
+    """As in :class:`PipelineCosts`."""
+    rank_bytes: Sequence[int] = ()
+    """What each rank may hold at most; empty stands for any number."""
+
+    def _numbers(self):
+        return PipelineCosts(self.stages, self.speeds, self.links)._numbers()
+
+    def cut(self, cuts: Iterable[int]) -> PipelineCosts:
+        """Adds up the stages of each chunk; ``cuts`` are the first stages of all chunks but the first. Raises ValueError for cuts
+        that are not ascending or not within the chain."""
+        seconds, counts = torch.ops.reef.cut_costs(*self._numbers(), list(cuts))
+        chunks = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
+        return PipelineCosts(chunks, self.speeds, self.links)
+
+    def best_cuts(
+        self, rank_of: Sequence[int], micro_batches: int, count: int = 1, objective: str = "sum_and_max"
+    ) -> tuple[tuple[int, ...], ...]:
+        """The ``count`` cuts of least ``objective`` (one of ``PIPELINE_OBJECTIVES``) in ascending order of it, or all if there are
+        fewer, where chunk c is on rank ``rank_of[c]``. Raises ValueError for fewer stages than chunks."""
+        found = torch.ops.reef.best_cuts(objective, *self._numbers(), list(rank_of), micro_batches, count)
+        return tuple(tuple(cuts) for cuts in found)
+
+    def objective_seconds(
+        self, cuts: Iterable[int], rank_of: Sequence[int], micro_batches: int, objective: str = "sum_and_max"
+    ) -> float:
+        """The value of an objective for these cuts."""
+        return torch.ops.reef.objective_seconds(objective, *self._numbers(), list(cuts), list(rank_of), micro_batches)
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """What was chosen, and what it costs."""
+
+    cuts: tuple[int, ...]
+    """The first stage of each chunk but the first."""
+    schedule: PipelineSchedule
+    costs: PipelineCosts
+    """Of the chunks."""
+    text: str
+
+    @property
+    def cost(self) -> PipelineCost:
+        return self.schedule.cost(self.costs)
+
+    def __str__(self) -> str:
+        """A line of sums, and one for each rank."""
+        return self.text
+
+
+def plan_pipeline(
+    profile: PipelineProfile,
+    ranks: int,
+    micro_batches: int,
+    *,
+    may_split: bool = True,
+    schedules: Iterable[str] = (),
+    cuts: int = 16,
+    orders: int = 4,
+) -> PipelinePlan:
+    """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
+    and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
+    differ, the best ``orders`` of them. ``may_split``: backward passes, into I and W. ``schedules``: names, of which one is chosen.
+    Raises BudgetError, which names the rank and how many bytes it lacks, if none fits; ValueError for fewer stages than ranks, and
+    schedules that there are not."""
+    found, schedule, text = torch.ops.reef.plan_pipeline(
+        *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, list(schedules), cuts, orders
+    )
+    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found), text)
