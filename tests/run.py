@@ -40,7 +40,7 @@ def tests_of(build: Path) -> dict[str, dict]:
         found[test["name"]] = {kind: [label.removeprefix(f"{kind}:") for label in labels if label.startswith(f"{kind}:")]
                                for kind in ("from", "needs")}
         found[test["name"]]["labels"] = labels
-        is_forked = any(word.endswith("preloaded_pytest.py") for word in test["command"])
+        is_forked = any(word.endswith("preloaded_pytest.py") for word in test.get("command", []))
         found[test["name"]]["interpreter"] = test["command"][0] if is_forked else None
         found[test["name"]]["environment"] = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
     return found
