@@ -22,8 +22,8 @@ struct PipelinePlanOptions {
   std::vector<std::string> schedules = {};
   /// How many cuts are tried for each placement of chunks, those of the least PipelineObjective::kSumAndMax.
   std::uint32_t cuts = 16;
-  /// How many orders of ranks are tried where their speeds, links or bytes differ. More than six ranks stay in the
-  /// order that is given.
+  /// How many orders of ranks are tried where their speeds, links or bytes differ. More than six ranks stay
+  /// in the order that is given.
   std::uint32_t orders = 4;
 };
 

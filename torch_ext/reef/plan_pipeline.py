@@ -87,9 +87,9 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
     and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
-    differ, the best ``orders`` of them (of up to six ranks; more stay in the order that is given). ``may_split``: backward passes, into I and W. ``schedules``: names, of which one is chosen.
-    Raises BudgetError, which names the rank and how many bytes it lacks, if none fits; ValueError for fewer stages than ranks, and
-    schedules that there are not."""
+    differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
+    W. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
+    fits; ValueError for fewer stages than ranks, and schedules that there are not."""
     found, schedule, text = torch.ops.reef.plan_pipeline(
         *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, list(schedules), cuts, orders
     )
