@@ -104,6 +104,8 @@ PipelineShape completed(const Row& row, PipelineShape shape) {
 
 }  // namespace
 
+bool takes(std::string_view name, const PipelineShape& shape) { return row_of(name).takes(shape); }
+
 std::span<const PipelineGenerator> pipeline_generators() {
   static const std::vector<PipelineGenerator> all = [] {
     std::vector<PipelineGenerator> generators;

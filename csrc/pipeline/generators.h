@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reef/pipeline_generator.h"
@@ -15,7 +18,6 @@ class PipelineActions {
   void backward(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kBackward, chunk, micro_batch); }
   void input(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kInput, chunk, micro_batch); }
   void weight(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kWeight, chunk, micro_batch); }
-  void update(std::uint32_t chunk, std::uint32_t micro_batch) { add(Kind::kUpdate, chunk, micro_batch); }
   std::vector<PipelineAction> take() { return std::move(actions_); }
 
  private:
@@ -25,6 +27,17 @@ class PipelineActions {
   }
   std::vector<PipelineAction> actions_;
 };
+
+/// A chunk and a micro-batch whose pass is run next.
+struct PipelineTurn {
+  std::uint32_t chunk = 0;
+  std::uint32_t micro_batch = 0;
+};
+/// Runs `warm_up` of a rank's forward passes, then a forward pass and a backward pass in turn, then the
+/// backward passes that are left. With `lag`, backward passes are split, and so many W stay behind I.
+std::vector<PipelineAction> in_turn(const std::vector<PipelineTurn>& forward,
+                                    const std::vector<PipelineTurn>& backward, std::size_t warm_up,
+                                    std::optional<std::size_t> lag = std::nullopt);
 
 /// Places chunk c on rank c.
 std::vector<std::uint32_t> straight_placement(std::uint32_t ranks);
@@ -52,6 +65,9 @@ PipelineSchedule pipedream_vertical(const PipelineShape& shape);
 PipelineSchedule pipedream_2bw(const PipelineShape& shape);
 PipelineSchedule pipemare(const PipelineShape& shape);
 PipelineSchedule hetpipe(const PipelineShape& shape);
+
+/// Whether pipeline_schedule() takes a shape, whose numbers are all given, for the schedule of this name.
+bool takes(std::string_view name, const PipelineShape& shape);
 
 /// Gives how many micro-batches rank `rank` has in flight: 1 + the sum of the hops behind it.
 std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t rank);

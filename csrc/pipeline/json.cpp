@@ -60,6 +60,10 @@ json::array as_json(const std::vector<Row>& rows) {
 
 }  // namespace
 
+std::string PipelineAction::text() const {
+  return std::to_string(chunk) + kKinds[static_cast<std::size_t>(kind)] + std::to_string(micro_batch);
+}
+
 std::string PipelineSchedule::json() const {
   const json::object rule{{"rule", kRules[static_cast<std::size_t>(versions.kind)]},
                           {"micro_batches_per_update", versions.micro_batches_per_update},

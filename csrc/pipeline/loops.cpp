@@ -5,12 +5,6 @@
 namespace reef {
 namespace {
 
-/// A chunk of a rank, by its number there, and a micro-batch.
-struct Turn {
-  std::uint32_t local = 0;
-  std::uint32_t micro_batch = 0;
-};
-
 /// Micro-batches go round in groups of about as many as there are ranks. If they are not a multiple of that,
 /// the groups are nearly equal and the larger come first: a smaller group at the end would leave ranks
 /// waiting for each other.
@@ -21,34 +15,41 @@ std::vector<std::uint32_t> rounds(std::uint32_t ranks, std::uint32_t micro_batch
   return sizes;
 }
 
-std::vector<Turn> turns_forward(const PipelineShape& shape) {
-  std::vector<Turn> turns;
+enum class Way : std::uint8_t { kForward, kBackward };
+
+/// In each round, a rank's chunks one after another (backward: from the last one), each for all micro-batches
+/// of the round.
+std::vector<PipelineTurn> turns(const PipelineShape& shape, std::uint32_t rank, Way way) {
+  std::vector<PipelineTurn> all;
   std::uint32_t first = 0;
   for (const std::uint32_t size : rounds(shape.ranks, shape.micro_batches)) {
-    for (std::uint32_t local = 0; local < shape.chunks_per_rank; ++local) {
-      for (std::uint32_t i = 0; i < size; ++i) turns.push_back({local, first + i});
+    for (std::uint32_t i = 0; i < shape.chunks_per_rank; ++i) {
+      const std::uint32_t local = way == Way::kForward ? i : shape.chunks_per_rank - 1 - i;
+      for (std::uint32_t m = first; m < first + size; ++m) all.push_back({local * shape.ranks + rank, m});
     }
     first += size;
   }
-  return turns;
-}
-
-std::vector<Turn> turns_backward(const PipelineShape& shape) {
-  std::vector<Turn> turns = turns_forward(shape);
-  for (Turn& turn : turns) turn.local = shape.chunks_per_rank - 1 - turn.local;
-  return turns;
+  return all;
 }
 
 PipelineSchedule loop(const PipelineShape& shape) {
   return {"", shape.micro_batches, {loop_placement(shape.ranks, shape.chunks_per_rank)}, {}};
 }
 
-/// Gives how many turns a rank takes before its first backward pass besides those of `for_each_later_rank`.
-std::size_t warm_up(const PipelineShape& shape, std::uint32_t rank, std::uint32_t for_each_later_rank) {
-  const std::uint32_t group = rounds(shape.ranks, shape.micro_batches).front();
-  const std::size_t turns = std::size_t{for_each_later_rank} * (shape.ranks - 1 - rank) +
-                            std::size_t{shape.chunks_per_rank - 1} * group;
-  return std::min(turns, std::size_t{shape.micro_batches} * shape.chunks_per_rank);
+/// A rank begins with its forward passes of all chunks but the last for a round, and with
+/// `for_each_later_rank` more for each rank behind it.
+PipelineSchedule loop_in_turn(const PipelineShape& shape, std::uint32_t for_each_later_rank, bool splits) {
+  PipelineSchedule schedule = loop(shape);
+  const std::uint32_t round = rounds(shape.ranks, shape.micro_batches).front();
+  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
+    const std::size_t warm_up = std::size_t{for_each_later_rank} * (shape.ranks - 1 - rank) +
+                                std::size_t{shape.chunks_per_rank - 1} * round;
+    std::optional<std::size_t> lag;
+    if (splits) lag = rank;
+    schedule.actions.push_back(
+        in_turn(turns(shape, rank, Way::kForward), turns(shape, rank, Way::kBackward), warm_up, lag));
+  }
+  return schedule;
 }
 
 }  // namespace
@@ -59,53 +60,9 @@ std::vector<std::uint32_t> loop_placement(std::uint32_t ranks, std::uint32_t chu
   return placed;
 }
 
-PipelineSchedule interleaved(const PipelineShape& shape) {
-  PipelineSchedule schedule = loop(shape);
-  const std::vector<Turn> forward = turns_forward(shape), backward = turns_backward(shape);
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    PipelineActions actions;
-    const auto chunk = [&](const Turn& turn) { return turn.local * shape.ranks + rank; };
-    std::size_t next = 0;
-    const auto forward_next = [&] {
-      actions.forward(chunk(forward[next]), forward[next].micro_batch);
-      ++next;
-    };
-    while (next < warm_up(shape, rank, 2)) forward_next();
-    for (const Turn& turn : backward) {
-      if (next < forward.size()) forward_next();
-      actions.backward(chunk(turn), turn.micro_batch);
-    }
-    schedule.actions.push_back(actions.take());
-  }
-  return schedule;
-}
+PipelineSchedule interleaved(const PipelineShape& shape) { return loop_in_turn(shape, 2, false); }
 
-PipelineSchedule interleaved_zero_bubble(const PipelineShape& shape) {
-  PipelineSchedule schedule = loop(shape);
-  const std::vector<Turn> forward = turns_forward(shape), backward = turns_backward(shape);
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    PipelineActions actions;
-    const auto chunk = [&](const Turn& turn) { return turn.local * shape.ranks + rank; };
-    std::size_t next = 0, weights = 0;
-    const auto forward_next = [&] {
-      actions.forward(chunk(forward[next]), forward[next].micro_batch);
-      ++next;
-    };
-    const auto weight_next = [&] {
-      actions.weight(chunk(backward[weights]), backward[weights].micro_batch);
-      ++weights;
-    };
-    while (next < warm_up(shape, rank, 1)) forward_next();
-    for (std::size_t done = 0; done < backward.size(); ++done) {
-      if (next < forward.size()) forward_next();
-      actions.input(chunk(backward[done]), backward[done].micro_batch);
-      if (done + 1 - weights > rank) weight_next();
-    }
-    while (weights < backward.size()) weight_next();
-    schedule.actions.push_back(actions.take());
-  }
-  return schedule;
-}
+PipelineSchedule interleaved_zero_bubble(const PipelineShape& shape) { return loop_in_turn(shape, 1, true); }
 
 PipelineSchedule breadth_first(const PipelineShape& shape) {
   PipelineSchedule schedule = loop(shape);

@@ -1,10 +1,12 @@
 #include "reef/pipeline_partition.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <queue>
 #include <string>
 
+#include "pipeline/traffic.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -15,14 +17,29 @@ using std::to_string;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMostParts = 30'000;
 
+/// The number of ranks that a profile is of. Throws ConfigError if chunks are placed on others.
+std::size_t ranks_of(const PipelineProfile& profile, std::span<const std::uint32_t> rank_of) {
+  const std::size_t placed = std::size_t{*std::max_element(rank_of.begin(), rank_of.end())} + 1;
+  std::size_t ranks = placed;
+  if (!profile.speeds.empty()) {
+    ranks = profile.speeds.size();
+  } else if (profile.links.size() > 1) {
+    ranks = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(profile.links.size()))));
+  }
+  if (placed > ranks)
+    throw ConfigError("PipelineProfile: a chunk is on rank " + to_string(placed - 1) +
+                      ", and the profile has speeds or links of " + to_string(ranks) + " ranks");
+  return ranks;
+}
+
 /// Seconds of runs of stages and of messages between chunks, for a placement.
 class Prices {
  public:
   Prices(const PipelineProfile& profile, std::span<const std::uint32_t> rank_of)
-      : profile_(profile), rank_of_(rank_of), until_(1) {
+      : profile_(profile), rank_of_(rank_of), ranks_(ranks_of(profile, rank_of)), until_(1) {
+    check_costs({profile.stages, profile.speeds, profile.links}, ranks_);
     for (const PipelineChunkCost& stage : profile.stages)
       until_.push_back(until_.back() + stage.forward_seconds + stage.input_seconds + stage.weight_seconds);
-    while (std::size_t{ranks_} * ranks_ < profile.links.size()) ++ranks_;
   }
 
   std::uint32_t stages() const { return static_cast<std::uint32_t>(profile_.stages.size()); }
@@ -36,17 +53,16 @@ class Prices {
   /// Gives C between a chunk and the next one, which begins with stage `cut`.
   double message_seconds(std::uint32_t chunk, std::uint32_t cut) const {
     const std::uint32_t from = rank_of_[chunk], to = rank_of_[chunk + 1];
-    if (from == to || profile_.links.empty()) return 0;
-    const Link& link = profile_.links[profile_.links.size() == 1 ? 0 : std::size_t{from} * ranks_ + to];
-    const auto bytes = static_cast<double>(profile_.stages[cut - 1].output_bytes);
-    return link.latency_seconds + link.message_seconds + bytes / link.bytes_per_second;
+    if (from == to) return 0;
+    return reef::message_seconds(link_between(profile_.links, ranks_, from, to),
+                                 profile_.stages[cut - 1].output_bytes);
   }
 
  private:
   const PipelineProfile& profile_;
   std::span<const std::uint32_t> rank_of_;
-  std::vector<double> until_;
-  std::uint32_t ranks_ = 0;
+  std::size_t ranks_;
+  std::vector<double> until_;  ///< seconds of the stages before each one, and of all
 };
 
 /// What an objective knows of the first chunks: a sum and a maximum, neither of which shrinks with another

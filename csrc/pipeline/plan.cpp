@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipeline/generators.h"
+#include "pipeline/traffic.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
 #include "reef/plan_pipeline.h"
@@ -66,13 +67,7 @@ PipelineSchedule on_ranks(PipelineSchedule schedule, const Order& order) {
   return moved;
 }
 
-const Link* link_between(const PipelineProfile& profile, std::uint32_t ranks, std::uint32_t from,
-                         std::uint32_t to) {
-  if (profile.links.empty()) return nullptr;
-  return &profile.links[profile.links.size() == 1 ? 0 : std::size_t{from} * ranks + to];
-}
-
-/// What tells one rank from another, as seen from all: ranks that are alike need not change places.
+/// Whether no rank differs from another in speed, bytes or links, so that all orders of them are the same.
 bool are_alike(const PipelineProfile& profile) {
   const auto all_same = [](const auto& values) { return std::set(values.begin(), values.end()).size() <= 1; };
   return all_same(profile.speeds) && all_same(profile.rank_bytes) && profile.links.size() <= 1;
@@ -122,8 +117,8 @@ class Planner {
   void try_placement(Placement placement, const Order& order) {
     const std::vector<std::uint32_t> rank_of = on_ranks(places(placement, ranks_), order);
     if (rank_of.size() > profile_.stages.size()) return;
-    constexpr std::size_t kGreedyCuts =
-        4;  // a schedule that is written takes as long as many that are simulated
+    // To write a greedy schedule takes as long as to simulate many.
+    constexpr std::size_t kGreedyCuts = 4;
     const std::vector<PipelineCuts> all = best_cuts(PipelineObjective::kSumAndMax, profile_, rank_of,
                                                     options_.micro_batches, std::max(1U, options_.cuts));
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -141,12 +136,12 @@ class Planner {
     const auto row = std::find_if(rows.begin(), rows.end(),
                                   [&](const PipelineGenerator& each) { return each.name == named.name; });
     if (row->splits && !options_.may_split) return;
-    if (!row->takes.empty() && options_.micro_batches < 2 * ranks_) return;
     std::set<std::vector<std::uint32_t>> depths{{}};
     if (named.has_hops) depths = hops(costs, order, row->splits);
     for (const std::vector<std::uint32_t>& each : depths) {
       const PipelineShape shape{ranks_, options_.micro_batches,
                                 named.placement == Placement::kStraight ? 1U : 2U, each};
+      if (!takes(named.name, shape)) return;
       consider(cuts, costs, on_ranks(pipeline_schedule(named.name, shape), order));
     }
   }
@@ -161,11 +156,8 @@ class Planner {
       forward += costs.chunks[place].forward_seconds / speed / ranks_;
       backward += (costs.chunks[place].input_seconds + costs.chunks[place].weight_seconds) / speed / ranks_;
       if (place + 1 == ranks_) break;
-      const Link* link = link_between(profile_, ranks_, order[place], order[place + 1]);
-      const auto bytes = static_cast<double>(costs.chunks[place].output_bytes);
-      messages.push_back(link == nullptr ? 0
-                                         : link->latency_seconds + link->message_seconds +
-                                               bytes / link->bytes_per_second);
+      messages.push_back(message_seconds(link_between(costs.links, ranks_, order[place], order[place + 1]),
+                                         costs.chunks[place].output_bytes));
     }
     std::set<std::vector<std::uint32_t>> all{std::vector(ranks_ - 1, 1U), std::vector(ranks_ - 1, 2U)};
     if (forward + backward <= 0) return all;
@@ -265,10 +257,10 @@ void check_schedules(const PipelinePlanOptions& options) {
 }  // namespace
 
 std::string PipelinePlan::text() const {
-  const auto milliseconds = [](double seconds) { return duration(seconds * 1e9); };
+  const auto time = [](double seconds) { return duration(seconds * 1e9); };
   std::string lines = schedule.name + " of " + to_string(schedule.micro_batches) + " micro-batches over " +
-                      to_string(schedule.ranks()) + " ranks: " + milliseconds(cost.makespan_seconds) +
-                      ", idle " + fixed(100 * cost.idle_share(), 1) + " %\n";
+                      to_string(schedule.ranks()) + " ranks: " + time(cost.makespan_seconds) + ", idle " +
+                      fixed(100 * cost.idle_share(), 1) + " %\n";
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     std::string stages;
     for (std::size_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
@@ -278,7 +270,7 @@ std::string PipelinePlan::text() const {
     }
     lines += "rank " + to_string(rank) + ": stages" + stages;
     const PipelineRankCost& of = cost.ranks[rank];
-    lines += ", busy " + milliseconds(of.busy_seconds) + ", at most " + to_string(of.most_in_flight) +
+    lines += ", busy " + time(of.busy_seconds) + ", at most " + to_string(of.most_in_flight) +
              " passes in flight, " + format_bytes(static_cast<std::int64_t>(of.peak_bytes)) + "\n";
   }
   return lines;

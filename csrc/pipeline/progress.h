@@ -2,14 +2,33 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "reef/pipeline_schedule.h"
 
 namespace reef {
 
+/// Whether an action makes the gradient of its chunk's input.
+inline bool makes_gradient(PipelineAction::Kind kind) {
+  return kind == PipelineAction::Kind::kBackward || kind == PipelineAction::Kind::kInput;
+}
+/// Whether an action makes the gradients of its chunk's weights, after which nothing of the pass is kept.
+inline bool makes_weight_gradients(PipelineAction::Kind kind) {
+  return kind == PipelineAction::Kind::kBackward || kind == PipelineAction::Kind::kWeight;
+}
+
+/// Returns what an action of a rank makes for the chunk after or before its own, which may be on the same
+/// rank.
+std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
+                                          const PipelineAction& action);
+
 /// Throws ConfigError unless each chunk of each direction is on a rank that there is.
 void check_placement(const PipelineSchedule& schedule);
+/// Throws ConfigError for the same, and unless each chunk runs as often as check() says, on its rank.
+void check_actions(const PipelineSchedule& schedule);
+/// Throws ConfigError, which names the action at which each rank stands that has not run all of its actions.
+void check_all_ran(const PipelineSchedule& schedule, const std::vector<std::size_t>& ran);
 
 /// What the ranks of a pipeline have computed so far, and so what may run next.
 class PipelineProgress {
@@ -46,8 +65,7 @@ class PipelineProgress {
   void ran(const PipelineAction& action) {
     const std::size_t place = at(action.chunk, action.micro_batch);
     if (action.kind == PipelineAction::Kind::kForward) forward_[place] = true;
-    if (action.kind == PipelineAction::Kind::kBackward || action.kind == PipelineAction::Kind::kInput)
-      gradient_[place] = true;
+    if (makes_gradient(action.kind)) gradient_[place] = true;
   }
 
  private:
@@ -61,10 +79,11 @@ class PipelineProgress {
   std::vector<bool> gradient_;
 };
 
-/// Calls `visit(rank, index)` for each action after all that it needs: a possible order of events. Returns
-/// for each rank how many of its actions can run at all.
+/// Calls `visit(rank, index)` for each action after all that it needs: a possible order of events. Throws
+/// ConfigError if ranks would wait for each other for ever. The actions are those that check_actions()
+/// accepts.
 template <class Visit>
-std::vector<std::size_t> visit_as_ranks_run(const PipelineSchedule& schedule, const Visit& visit) {
+void visit_as_ranks_run(const PipelineSchedule& schedule, const Visit& visit) {
   PipelineProgress progress(schedule);
   std::vector<std::size_t> done(schedule.ranks());
   for (bool moved = true; moved;) {
@@ -78,7 +97,7 @@ std::vector<std::size_t> visit_as_ranks_run(const PipelineSchedule& schedule, co
       }
     }
   }
-  return done;
+  check_all_ran(schedule, done);
 }
 
 }  // namespace reef

@@ -55,35 +55,7 @@ void check_counts(const PipelineSchedule& schedule) {
   }
 }
 
-void check_order(const PipelineSchedule& schedule) {
-  const std::vector<std::size_t> done = visit_as_ranks_run(schedule, [](std::uint32_t, std::size_t) {});
-  std::string waiting;
-  for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
-    if (done[rank] == schedule.actions[rank].size()) continue;
-    waiting += (waiting.empty() ? "" : ", ") + place(rank, schedule.actions[rank][done[rank]]);
-  }
-  if (!waiting.empty()) refuse(schedule, "ranks would wait for each other for ever, at " + waiting);
-}
-
-std::vector<PipelineMessage> messages_from(const PipelineSchedule& schedule, std::uint32_t rank) {
-  std::vector<PipelineMessage> sent;
-  for (const auto& [kind, chunk, micro_batch] : schedule.actions[rank]) {
-    const bool forward = kind == Kind::kForward && chunk + 1 < schedule.chunks();
-    const bool backward = (kind == Kind::kBackward || kind == Kind::kInput) && chunk > 0;
-    if (!forward && !backward) continue;
-    const std::uint32_t to = schedule.rank(forward ? chunk + 1 : chunk - 1, micro_batch);
-    if (to == rank) continue;
-    using Message = PipelineMessage::Kind;
-    sent.push_back({forward ? Message::kOutput : Message::kGradient, chunk, micro_batch, rank, to});
-  }
-  return sent;
-}
-
 }  // namespace
-
-std::string PipelineAction::text() const {
-  return to_string(chunk) + "FBIWU"[static_cast<std::size_t>(kind)] + to_string(micro_batch);
-}
 
 std::string PipelineSchedule::text() const {
   std::string lines;
@@ -111,17 +83,42 @@ void check_placement(const PipelineSchedule& schedule) {
   }
 }
 
-void check(const PipelineSchedule& schedule) {
+void check_actions(const PipelineSchedule& schedule) {
   check_placement(schedule);
   check_counts(schedule);
-  check_order(schedule);
+}
+
+void check_all_ran(const PipelineSchedule& schedule, const std::vector<std::size_t>& ran) {
+  std::string waiting;
+  for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
+    if (ran[rank] == schedule.actions[rank].size()) continue;
+    waiting += (waiting.empty() ? "" : ", ") + place(rank, schedule.actions[rank][ran[rank]]);
+  }
+  if (!waiting.empty()) refuse(schedule, "ranks would wait for each other for ever, at " + waiting);
+}
+
+void check(const PipelineSchedule& schedule) {
+  check_actions(schedule);
+  visit_as_ranks_run(schedule, [](std::uint32_t, std::size_t) {});
+}
+
+std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
+                                          const PipelineAction& action) {
+  const auto [kind, chunk, micro_batch] = action;
+  using Message = PipelineMessage::Kind;
+  if (kind == Kind::kForward && chunk + 1 < schedule.chunks())
+    return PipelineMessage{Message::kOutput, chunk, micro_batch, rank, schedule.rank(chunk + 1, micro_batch)};
+  if (makes_gradient(kind) && chunk > 0)
+    return PipelineMessage{Message::kGradient, chunk, micro_batch, rank,
+                           schedule.rank(chunk - 1, micro_batch)};
+  return std::nullopt;
 }
 
 bool adds_in_order(const PipelineSchedule& schedule) {
   for (const std::vector<PipelineAction>& actions : schedule.actions) {
     std::map<std::pair<std::uint32_t, std::size_t>, std::uint32_t> next;
     for (const auto& [kind, chunk, micro_batch] : actions) {
-      if (kind != Kind::kBackward && kind != Kind::kWeight) continue;
+      if (!makes_weight_gradients(kind)) continue;
       std::uint32_t& least = next[{chunk, micro_batch % schedule.rank_of.size()}];
       if (micro_batch < least) return false;
       least = micro_batch + 1;
@@ -133,8 +130,10 @@ bool adds_in_order(const PipelineSchedule& schedule) {
 std::vector<PipelineMessage> pipeline_messages(const PipelineSchedule& schedule) {
   std::vector<PipelineMessage> all;
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
-    const std::vector<PipelineMessage> sent = messages_from(schedule, rank);
-    all.insert(all.end(), sent.begin(), sent.end());
+    for (const PipelineAction& action : schedule.actions[rank]) {
+      const auto message = message_of(schedule, rank, action);
+      if (message && message->to != rank) all.push_back(*message);
+    }
   }
   return all;
 }

@@ -80,7 +80,7 @@ std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions) {
   std::uint32_t now = 0, most = 0;
   for (const PipelineAction& action : actions) {
     if (action.kind == Kind::kForward) most = std::max(most, ++now);
-    if (action.kind == Kind::kBackward || action.kind == Kind::kWeight) --now;
+    if (makes_weight_gradients(action.kind)) --now;
   }
   return most;
 }
@@ -108,7 +108,7 @@ double PipelineCost::idle_share() const {
 }
 
 PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedule) {
-  check(schedule);
+  check_actions(schedule);
   check_costs(costs, schedule);
   PipelineCost cost;
   cost.ranks.resize(schedule.ranks());

@@ -15,20 +15,43 @@ PipelineSchedule straight(const PipelineShape& shape) {
   return {"", shape.micro_batches, {straight_placement(shape.ranks)}, {}};
 }
 
-/// `depth` micro-batches in flight before the first backward pass; then one forward and one backward in turn.
-std::vector<PipelineAction> forwards_and_backwards(std::uint32_t rank, std::uint32_t micro_batches,
-                                                   std::uint32_t depth) {
-  PipelineActions actions;
-  std::uint32_t forward = 0, backward = 0;
-  while (forward < std::min(depth, micro_batches)) actions.forward(rank, forward++);
-  while (backward < micro_batches) {
-    actions.backward(rank, backward++);
-    if (forward < micro_batches) actions.forward(rank, forward++);
-  }
-  return actions.take();
+/// Runs micro-batches in order, with `depth` of them in flight before the first backward pass.
+std::vector<PipelineAction> in_order(const PipelineShape& shape, std::uint32_t rank, std::uint32_t depth,
+                                     std::optional<std::size_t> lag = std::nullopt) {
+  std::vector<PipelineTurn> turns;
+  for (std::uint32_t m = 0; m < shape.micro_batches; ++m) turns.push_back({rank, m});
+  return in_turn(turns, turns, std::min(depth, shape.micro_batches) - 1, lag);
 }
 
 }  // namespace
+
+std::vector<PipelineAction> in_turn(const std::vector<PipelineTurn>& forward,
+                                    const std::vector<PipelineTurn>& backward, std::size_t warm_up,
+                                    std::optional<std::size_t> lag) {
+  PipelineActions actions;
+  std::size_t forwards = 0, weights = 0;
+  const auto run_forward = [&] {
+    actions.forward(forward[forwards].chunk, forward[forwards].micro_batch);
+    ++forwards;
+  };
+  const auto run_weight = [&] {
+    actions.weight(backward[weights].chunk, backward[weights].micro_batch);
+    ++weights;
+  };
+  while (forwards < std::min(warm_up, forward.size())) run_forward();
+  for (std::size_t done = 0; done < backward.size(); ++done) {
+    const auto [chunk, micro_batch] = backward[done];
+    if (forwards < forward.size()) run_forward();
+    if (!lag) {
+      actions.backward(chunk, micro_batch);
+      continue;
+    }
+    actions.input(chunk, micro_batch);
+    if (done + 1 - weights > *lag) run_weight();
+  }
+  while (lag && weights < backward.size()) run_weight();
+  return actions.take();
+}
 
 std::vector<std::uint32_t> straight_placement(std::uint32_t ranks) { return loop_placement(ranks, 1); }
 
@@ -39,14 +62,14 @@ std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t rank) {
 PipelineSchedule gpipe(const PipelineShape& shape) {
   PipelineSchedule schedule = straight(shape);
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    schedule.actions.push_back(forwards_and_backwards(rank, shape.micro_batches, shape.micro_batches));
+    schedule.actions.push_back(in_order(shape, rank, shape.micro_batches));
   return schedule;
 }
 
 PipelineSchedule one_f_one_b(const PipelineShape& shape) {
   PipelineSchedule schedule = straight(shape);
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    schedule.actions.push_back(forwards_and_backwards(rank, shape.micro_batches, depth_of(shape, rank)));
+    schedule.actions.push_back(in_order(shape, rank, depth_of(shape, rank)));
   return schedule;
 }
 
@@ -55,18 +78,8 @@ PipelineSchedule one_f_one_b(const PipelineShape& shape) {
 PipelineSchedule zero_bubble(const PipelineShape& shape) {
   PipelineSchedule schedule = straight(shape);
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    const std::uint32_t depth = std::min(depth_of(shape, rank), shape.micro_batches);
     const std::uint32_t lag = sum(shape.hops.begin(), shape.hops.begin() + rank);
-    PipelineActions actions;
-    std::uint32_t forward = 0, input = 0, weight = 0;
-    while (forward + 1 < depth) actions.forward(rank, forward++);
-    while (input < shape.micro_batches) {
-      if (forward < shape.micro_batches) actions.forward(rank, forward++);
-      actions.input(rank, input++);
-      if (input - weight > lag) actions.weight(rank, weight++);
-    }
-    while (weight < shape.micro_batches) actions.weight(rank, weight++);
-    schedule.actions.push_back(actions.take());
+    schedule.actions.push_back(in_order(shape, rank, depth_of(shape, rank), lag));
   }
   return schedule;
 }

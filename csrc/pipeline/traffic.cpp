@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "pipeline/progress.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -11,8 +12,6 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 using std::to_string;
-
-bool is_gradient(Kind kind) { return kind == Kind::kBackward || kind == Kind::kInput; }
 
 [[noreturn]] void refuse(const std::string& what) { throw ConfigError("PipelineCosts: " + what); }
 
@@ -23,11 +22,7 @@ void check_seconds(double seconds, const std::string& what) {
 
 }  // namespace
 
-void check_costs(const PipelineCosts& costs, const PipelineSchedule& schedule) {
-  if (costs.chunks.size() != schedule.chunks())
-    refuse("they are of " + to_string(costs.chunks.size()) + " chunks, and schedule '" + schedule.name +
-           "' has " + to_string(schedule.chunks()));
-  const std::size_t ranks = schedule.ranks();
+void check_costs(const PipelineCosts& costs, std::size_t ranks) {
   if (!costs.speeds.empty() && costs.speeds.size() != ranks)
     refuse("there are " + to_string(costs.speeds.size()) + " speeds for " + to_string(ranks) + " ranks");
   if (costs.links.size() > 1 && costs.links.size() != ranks * ranks)
@@ -49,6 +44,18 @@ void check_costs(const PipelineCosts& costs, const PipelineSchedule& schedule) {
     const bool is_own = costs.links.size() > 1 && i / ranks == i % ranks;  // never used
     if (!is_own) check_link(costs.links[i]);
   }
+}
+
+void check_costs(const PipelineCosts& costs, const PipelineSchedule& schedule) {
+  if (costs.chunks.size() != schedule.chunks())
+    refuse("they are of " + to_string(costs.chunks.size()) + " chunks, and schedule '" + schedule.name +
+           "' has " + to_string(schedule.chunks()));
+  check_costs(costs, schedule.ranks());
+}
+
+const Link* link_between(const std::vector<Link>& links, std::size_t ranks, std::uint32_t from,
+                         std::uint32_t to) {
+  return links.empty() ? nullptr : &links[links.size() == 1 ? 0 : from * ranks + to];
 }
 
 double action_seconds(const PipelineCosts& costs, const PipelineAction& action, std::uint32_t rank) {
@@ -84,18 +91,17 @@ PipelineTraffic::PipelineTraffic(const PipelineCosts& costs, const PipelineSched
 double PipelineTraffic::ready_seconds(const PipelineAction& action) const {
   const auto [kind, chunk, micro_batch] = action;
   if (kind == Kind::kForward) return chunk == 0 ? 0 : output_[at(chunk - 1, micro_batch)];
-  if (!is_gradient(kind) || chunk + 1 == schedule_.chunks()) return 0;
+  if (!makes_gradient(kind) || chunk + 1 == schedule_.chunks()) return 0;
   return gradient_[at(chunk + 1, micro_batch)];
 }
 
 void PipelineTraffic::made(const PipelineAction& action, std::uint32_t rank, double end_seconds) {
-  const auto [kind, chunk, micro_batch] = action;
-  const bool forward = kind == Kind::kForward;
-  if (forward ? chunk + 1 == schedule_.chunks() : !is_gradient(kind) || chunk == 0) return;
-  const std::uint32_t to = schedule_.rank(forward ? chunk + 1 : chunk - 1, micro_batch);
-  const std::uint64_t bytes = costs_.chunks[forward ? chunk : chunk - 1].output_bytes;
-  double& arrival = (forward ? output_ : gradient_)[at(chunk, micro_batch)];
-  arrival = to == rank ? end_seconds : send(rank, to, bytes, end_seconds);
+  const auto message = message_of(schedule_, rank, action);
+  if (!message) return;
+  const bool is_output = message->kind == PipelineMessage::Kind::kOutput;
+  const std::uint64_t bytes = costs_.chunks[is_output ? action.chunk : action.chunk - 1].output_bytes;
+  double& arrival = (is_output ? output_ : gradient_)[at(action.chunk, action.micro_batch)];
+  arrival = message->to == rank ? end_seconds : send(rank, message->to, bytes, end_seconds);
 }
 
 std::vector<MemoryChange> PipelineTraffic::changes(std::uint32_t rank) {
@@ -104,14 +110,11 @@ std::vector<MemoryChange> PipelineTraffic::changes(std::uint32_t rank) {
 }
 
 double PipelineTraffic::send(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, double seconds) {
-  const std::size_t pair = std::size_t{from} * schedule_.ranks() + to;
   double sent = seconds, arrival = seconds;
-  if (!costs_.links.empty()) {
-    const Link& link = costs_.links[costs_.links.size() == 1 ? 0 : pair];
-    sent = std::max(link_free_[pair], seconds) + link.message_seconds +
-           static_cast<double>(bytes) / link.bytes_per_second;
-    link_free_[pair] = sent;
-    arrival = sent + link.latency_seconds;
+  if (const Link* link = link_between(costs_.links, schedule_.ranks(), from, to)) {
+    double& link_free = link_free_[std::size_t{from} * schedule_.ranks() + to];
+    sent = link_free = std::max(link_free, seconds) + occupied_seconds(*link, bytes);
+    arrival = sent + link->latency_seconds;
   }
   changes_[from].push_back({sent, -static_cast<std::int64_t>(bytes)});
   changes_[to].push_back({arrival, static_cast<std::int64_t>(bytes)});

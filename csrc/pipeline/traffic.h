@@ -9,8 +9,22 @@
 
 namespace reef {
 
-/// Throws ConfigError for costs that are not of this schedule's chunks and ranks, or no numbers to add up.
+/// Throws ConfigError for costs of another number of ranks, and for those that are no numbers to add up.
+void check_costs(const PipelineCosts& costs, std::size_t ranks);
+/// Throws ConfigError for the same, and for costs of another number of chunks than the schedule's.
 void check_costs(const PipelineCosts& costs, const PipelineSchedule& schedule);
+
+/// Returns the link from one rank to another of PipelineCosts::links; nothing if links take no time.
+const Link* link_between(const std::vector<Link>& links, std::size_t ranks, std::uint32_t from,
+                         std::uint32_t to);
+/// Gives how long a message occupies a link.
+inline double occupied_seconds(const Link& link, std::uint64_t bytes) {
+  return link.message_seconds + static_cast<double>(bytes) / link.bytes_per_second;
+}
+/// Gives how long a message takes by itself.
+inline double message_seconds(const Link* link, std::uint64_t bytes) {
+  return link == nullptr ? 0 : occupied_seconds(*link, bytes) + link->latency_seconds;
+}
 
 /// Gives how long an action runs on a rank.
 double action_seconds(const PipelineCosts& costs, const PipelineAction& action, std::uint32_t rank);

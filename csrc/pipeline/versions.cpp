@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "pipeline/progress.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -13,25 +14,19 @@ using Kind = PipelineAction::Kind;
 using Rule = PipelineVersionRule::Kind;
 using std::to_string;
 
-/// Gives `count` less `less`, and 0 if that is negative.
-std::uint32_t but(std::uint32_t count, std::uint32_t less) { return count - std::min(count, less); }
+/// Subtracts, but not below 0.
+std::uint32_t minus(std::uint32_t count, std::uint32_t less) { return count - std::min(count, less); }
 
-/// The number of updates that each chunk has had when it begins a pass.
-struct UpdatesBefore {
-  std::vector<std::vector<PipelineVersion>> pass;  ///< of each chunk, for each micro-batch
-};
-
-bool is_gradient(Kind kind) { return kind == Kind::kBackward || kind == Kind::kInput; }
-bool is_last(Kind kind) { return kind == Kind::kBackward || kind == Kind::kWeight; }
+/// The number of updates that each chunk has had when it begins a pass, for each micro-batch.
+using UpdatesBefore = std::vector<std::vector<PipelineVersion>>;
 
 UpdatesBefore updates_before(const PipelineSchedule& schedule) {
-  UpdatesBefore before;
-  before.pass.assign(schedule.chunks(), std::vector<PipelineVersion>(schedule.micro_batches));
+  UpdatesBefore before(schedule.chunks(), std::vector<PipelineVersion>(schedule.micro_batches));
   for (const std::vector<PipelineAction>& actions : schedule.actions) {
     std::vector<std::uint32_t> updates(schedule.chunks());
     for (const auto& [kind, chunk, micro_batch] : actions) {
-      if (kind == Kind::kForward) before.pass[chunk][micro_batch].forward = updates[chunk];
-      if (is_gradient(kind)) before.pass[chunk][micro_batch].backward = updates[chunk];
+      if (kind == Kind::kForward) before[chunk][micro_batch].forward = updates[chunk];
+      if (makes_gradient(kind)) before[chunk][micro_batch].backward = updates[chunk];
       if (kind == Kind::kUpdate) ++updates[chunk];
     }
   }
@@ -40,7 +35,7 @@ UpdatesBefore updates_before(const PipelineSchedule& schedule) {
 
 PipelineVersion version_of(const PipelineSchedule& schedule, const UpdatesBefore& before, std::uint32_t chunk,
                            std::uint32_t micro_batch) {
-  const PipelineVersion newest = before.pass[chunk][micro_batch];
+  const PipelineVersion newest = before[chunk][micro_batch];
   const PipelineVersionRule& rule = schedule.versions;
   const auto both = [](std::uint32_t version) { return PipelineVersion{version, version, 0}; };
   switch (rule.kind) {
@@ -49,14 +44,14 @@ PipelineVersion version_of(const PipelineSchedule& schedule, const UpdatesBefore
     case Rule::kStash:
       return both(newest.forward);
     case Rule::kVertical:
-      return both(before.pass.front()[micro_batch].forward);
+      return both(before.front()[micro_batch].forward);
     case Rule::kTwoBuffers:
-      return both(but(micro_batch / rule.micro_batches_per_update, 1));
+      return both(minus(micro_batch / rule.micro_batches_per_update, 1));
     case Rule::kNewest:
       return newest;
     case Rule::kWave: {
-      PipelineVersion version = both(but(micro_batch + 1, rule.micro_batches_per_update));
-      version.others_waves = but(micro_batch / rule.micro_batches_per_update, rule.staleness);
+      PipelineVersion version = both(minus(micro_batch + 1, rule.micro_batches_per_update));
+      version.others_waves = minus(micro_batch / rule.micro_batches_per_update, rule.staleness);
       return version;
     }
   }
@@ -91,7 +86,7 @@ std::uint32_t most_alive(const PipelineSchedule& schedule, const std::vector<Pip
       in_flight.insert(versions[micro_batch].backward);
       next = micro_batch + 1;
     }
-    if (is_last(kind)) in_flight.erase(in_flight.find(versions[micro_batch].backward));
+    if (makes_weight_gradients(kind)) in_flight.erase(in_flight.find(versions[micro_batch].backward));
     if (kind == Kind::kUpdate) ++updates;
     count();
   }
@@ -115,7 +110,7 @@ PipelineVersions pipeline_versions(const PipelineSchedule& schedule) {
     std::vector<PipelineVersion>& of_chunk = versions.of.emplace_back();
     for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
       of_chunk.push_back(version_of(schedule, before, chunk, m));
-      check_exists(schedule, of_chunk.back(), before.pass[chunk][m], chunk, m);
+      check_exists(schedule, of_chunk.back(), before[chunk][m], chunk, m);
     }
     // What uses the newest weights at each pass keeps no others.
     const bool keeps = rule != Rule::kFlush && rule != Rule::kNewest;

@@ -50,7 +50,8 @@ REEF_API double objective_seconds(PipelineObjective objective, const PipelinePro
 
 /// Finds the `count` cuts of least value, or all if there are fewer, in ascending order of it: a best-first
 /// search, exact unless it meets more than 30,000 parts of cuts at once, from where on it follows only the
-/// most promising. Throws ConfigError if the chain has fewer stages than there are chunks.
+/// most promising. Throws ConfigError if the chain has fewer stages than there are chunks, and for costs and
+/// ranks that do not fit.
 REEF_API std::vector<PipelineCuts> best_cuts(PipelineObjective objective, const PipelineProfile& profile,
                                              std::span<const std::uint32_t> rank_of,
                                              std::uint32_t micro_batches, std::size_t count);

@@ -27,7 +27,7 @@ struct PipelineChunkCost {
 
 struct PipelineCosts {
   std::vector<PipelineChunkCost> chunks;
-  /// Of each rank, by which its seconds are divided; empty stands for 1.
+  /// How much faster each rank is than one of speed 1: its seconds are divided by this. Empty stands for 1.
   std::vector<double> speeds = {};
   /// The link from rank a to rank b is element a * ranks + b. Each is a queue: a message occupies it for
   /// message_seconds plus bytes over bytes_per_second, and arrives latency_seconds later. A single one holds

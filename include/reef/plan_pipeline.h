@@ -38,10 +38,10 @@ struct PipelinePlan {
 };
 
 /// Finds the fastest of many schedules by simulate() that fits into each rank's bytes: all named ones that
-/// take one replica, at depths up to what hides the links, and greedy_pipeline() with as much in flight as
-/// fits, each for the best cuts. Throws BudgetError, which names the rank and how many bytes it lacks, if
-/// none fits; ConfigError for a profile of fewer stages than ranks, no micro-batch, and schedules that are
-/// not in the table, asynchronous or have two replicas.
+/// take one replica, at depths up to what hides the links, and greedy_pipeline() with 1, 2, 4 and more passes
+/// of each chunk in flight, each for the best cuts. Throws BudgetError, which names the rank and how many
+/// bytes it lacks, if none fits; ConfigError for a profile of fewer stages than ranks, no micro-batch, and
+/// schedules that are not in the table, asynchronous or have two replicas.
 REEF_API PipelinePlan plan_pipeline(const PipelineProfile& profile, std::uint32_t ranks,
                                     const PipelinePlanOptions& options);
 

@@ -57,7 +57,7 @@ inline std::vector<PipelineCuts> every_cuts(std::uint32_t stages, std::uint32_t 
     std::vector<PipelineCuts> longer;
     for (const PipelineCuts& cuts : all) {
       const std::uint32_t least = cuts.empty() ? 1 : cuts.back() + 1;
-      for (std::uint32_t cut = least; cut + (chunks - chunk) <= stages; ++cut) {
+      for (std::uint32_t cut = least; cut + chunks - chunk <= stages; ++cut) {
         longer.push_back(cuts);
         longer.back().push_back(cut);
       }

@@ -112,6 +112,17 @@ TEST(PipelinePartition, CutsThatAreNoneAreRefused) {
       config_error([&] { best_cuts(objective, profile, five, 4, 1); }).find("4 stages cannot be cut into 5"),
       std::string::npos);
   EXPECT_NE(config_error([] { cut_costs({}, {}); }).find("without a stage"), std::string::npos);
+  profile.speeds = {1};
+  EXPECT_NE(config_error([&] { best_cuts(objective, profile, two, 4, 1); }).find("a chunk is on rank 1"),
+            std::string::npos);
+  profile.speeds = {1, 0};
+  EXPECT_NE(
+      config_error([&] { objective_seconds(objective, profile, {1}, two, 4); }).find("rank 1 has a speed"),
+      std::string::npos);
+  profile.speeds.clear();
+  profile.links.assign(3, {0, 1, 0});
+  EXPECT_NE(config_error([&] { best_cuts(objective, profile, two, 4, 1); }).find("3 links between 2 ranks"),
+            std::string::npos);
 }
 
 /// How much slower 1F1B is with the cuts that an objective finds than with the best of all cuts, on average.

@@ -15,7 +15,7 @@ namespace {
 
 using test::config_error;
 
-std::uint32_t but(std::uint32_t count, std::uint32_t less) { return count - std::min(count, less); }
+std::uint32_t minus(std::uint32_t count, std::uint32_t less) { return count - std::min(count, less); }
 std::uint32_t ceil_of(std::uint32_t count, std::uint32_t by) { return (count + by - 1) / by; }
 
 struct Case {
@@ -56,7 +56,7 @@ TEST(PipelineVersions, StashedWeightsAreTheNewestAtTheForwardPass) {
   const std::size_t refused = for_each_case("pipedream", [](const Case& c) {
     for (std::uint32_t rank = 0; rank < c.shape.ranks; ++rank) {
       for (std::uint32_t m = 0; m < c.shape.micro_batches; ++m) {
-        const std::uint32_t version = but(m + 1, c.depth(rank)) / c.k;
+        const std::uint32_t version = minus(m + 1, c.depth(rank)) / c.k;
         EXPECT_EQ(c.versions.of[rank][m], (PipelineVersion{version, version, 0})) << c.told << " " << m;
       }
       EXPECT_EQ(c.versions.most_alive[rank], 1 + ceil_of(c.depth(rank) - 1, c.k))
@@ -70,7 +70,7 @@ TEST(PipelineVersions, VerticalSyncUsesTheVersionOfTheFirstRankOnAll) {
   for_each_case("pipedream_vertical", [](const Case& c) {
     for (std::uint32_t rank = 0; rank < c.shape.ranks; ++rank) {
       for (std::uint32_t m = 0; m < c.shape.micro_batches; ++m) {
-        const std::uint32_t version = but(m + 1, c.depth(0)) / c.k;
+        const std::uint32_t version = minus(m + 1, c.depth(0)) / c.k;
         EXPECT_EQ(c.versions.of[rank][m], (PipelineVersion{version, version, 0})) << c.told << " " << m;
       }
       EXPECT_LE(c.versions.most_alive[rank], 1 + ceil_of(c.depth(0), c.k)) << c.told << ", rank " << rank;
@@ -83,7 +83,7 @@ TEST(PipelineVersions, TwoBuffersAreOneUpdateBehindAndNeverThree) {
     EXPECT_GE(c.k + 1, c.depth(0)) << c.told;
     for (std::uint32_t rank = 0; rank < c.shape.ranks; ++rank) {
       for (std::uint32_t m = 0; m < c.shape.micro_batches; ++m) {
-        const std::uint32_t version = but(m / c.k, 1);
+        const std::uint32_t version = minus(m / c.k, 1);
         EXPECT_EQ(c.versions.of[rank][m], (PipelineVersion{version, version, 0})) << c.told << " " << m;
       }
       EXPECT_EQ(c.versions.most_alive[rank], 2U) << c.told << ", rank " << rank;
@@ -114,7 +114,7 @@ TEST(PipelineVersions, TheNewestIsUsedAtEachPass) {
   for_each_case("pipemare", [](const Case& c) {
     for (std::uint32_t rank = 0; rank < c.shape.ranks; ++rank) {
       for (std::uint32_t m = 0; m < c.shape.micro_batches; ++m) {
-        const PipelineVersion expected{but(m + 1, c.depth(rank)) / c.k, m / c.k, 0};
+        const PipelineVersion expected{minus(m + 1, c.depth(rank)) / c.k, m / c.k, 0};
         EXPECT_EQ(c.versions.of[rank][m], expected) << c.told << " " << m;
       }
       EXPECT_EQ(c.versions.most_alive[rank], 1U);
@@ -144,9 +144,9 @@ TEST(PipelineVersions, WavesAreBoundedlyStale) {
       for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
         for (std::uint32_t chunk = 0; chunk < 4; ++chunk) {
           const PipelineVersion& version = versions.of[chunk][m];
-          EXPECT_EQ(version.forward, but(m + 1, wave));
+          EXPECT_EQ(version.forward, minus(m + 1, wave));
           EXPECT_EQ(version.backward, version.forward);
-          EXPECT_EQ(version.others_waves, but(m / wave, staleness));
+          EXPECT_EQ(version.others_waves, minus(m / wave, staleness));
           most_missing = std::max(most_missing, m - version.others_waves * wave);
         }
       }

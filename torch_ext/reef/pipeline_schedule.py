@@ -60,7 +60,7 @@ class PipelineCosts:
 
     chunks: Sequence[PipelineChunkCost]
     speeds: Sequence[float] = ()
-    """Of each rank, by which its seconds are divided; empty stands for 1."""
+    """How much faster each rank is than one of speed 1: its seconds are divided by this. Empty stands for 1."""
     links: Sequence[Link] = ()
     """From rank a to rank b: element a * ranks + b. Each is a queue: a message occupies it for ``message_seconds`` plus bytes
     over ``bytes_per_second``, and arrives ``latency_seconds`` later. A single one holds for all pairs; empty stands for links
