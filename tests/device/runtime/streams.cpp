@@ -35,9 +35,10 @@ std::atomic<std::uint64_t> seed{1};
 // seed. It is read when the first stream works, because a test's process may be forked from one that has
 // loaded this library.
 void set_delays_of_run() {
-  static const bool once = [] {
+  static std::once_flag once;
+  std::call_once(once, [] {
     const char* const given = std::getenv("REEF_PLAYED_DELAYS_US");
-    if (given == nullptr) return false;
+    if (given == nullptr) return;
     unsigned kernel = 0, copy = 0, communication = 0;
     unsigned long long with = 1;
     if (std::sscanf(given, "%u %u %u %llu", &kernel, &copy, &communication, &with) != 4) std::abort();
@@ -45,9 +46,7 @@ void set_delays_of_run() {
     mean_delays_us[1] = copy;
     mean_delays_us[2] = communication;
     seed = with;
-    return true;
-  }();
-  (void)once;
+  });
 }
 std::array<std::atomic<int>, kDevices> errors{};
 std::atomic<std::uint64_t> host_waits{0};
