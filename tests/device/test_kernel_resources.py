@@ -30,8 +30,8 @@ class Format:
 
 
 # A thread has eight elements of each state, in two halves of four because a byte holds the 4-bit codes of both halves. Four
-# codes are one word, and those of a warp are 128 consecutive bytes, which is a whole cache line. Wider stores of codes would
-# need sixteen elements in a thread, and two new states of these would fill all 64 registers.
+# codes are one word, and those of a warp are 128 consecutive bytes, which is a whole cache line. docs/gpu-status.md lists the
+# ways to wider stores of codes, each of which costs instructions or registers.
 FORMATS = {
     "Float32State": Format(wide=2),
     "BFloat16State": Format(halves=2),
