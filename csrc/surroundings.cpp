@@ -1,4 +1,4 @@
-#include "checkpoint/surroundings.h"
+#include "surroundings.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>

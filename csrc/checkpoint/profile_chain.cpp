@@ -19,13 +19,13 @@
 
 #include "chain/terms.h"
 #include "checkpoint/captured.h"
-#include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
 #include "compat.h"
 #include "reef/chain.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "surroundings.h"
 
 namespace reef {
 namespace {

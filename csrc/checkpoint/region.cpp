@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "checkpoint/captured.h"
-#include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/writes_undone.h"
 #include "reef/checkpoint.h"
 #include "reef/ledger.h"
+#include "surroundings.h"
 
 namespace reef {
 

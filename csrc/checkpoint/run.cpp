@@ -11,7 +11,6 @@
 #include "checkpoint/captured.h"
 #include "checkpoint/run.h"
 #include "checkpoint/run_meter.h"
-#include "checkpoint/surroundings.h"
 #include "checkpoint/tape.h"
 #include "checkpoint/tier_copy.h"
 #include "checkpoint/writes_undone.h"
@@ -20,6 +19,7 @@
 #include "reef/chain.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
+#include "surroundings.h"
 
 namespace reef {
 namespace {
