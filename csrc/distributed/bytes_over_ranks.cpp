@@ -1,6 +1,7 @@
 #include "distributed/bytes_over_ranks.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -30,6 +31,16 @@ std::vector<Tensor> gather_bytes(const Tensor& own, const ProcessGroupPtr& group
   for (std::int64_t rank = 0; rank < ranks; ++rank)
     found.push_back(all.narrow(0, rank * most, sizes[rank].item<std::int64_t>()));
   return found;
+}
+
+std::vector<std::string> gather_texts(const std::string& own, const ProcessGroupPtr& group,
+                                      c10::Device device) {
+  const auto size = static_cast<std::int64_t>(own.size());
+  const Tensor bytes = at::from_blob(const_cast<char*>(own.data()), {size}, at::kByte);
+  std::vector<std::string> all;
+  for (const Tensor& text : gather_bytes(bytes, group, device))
+    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.numel()));
+  return all;
 }
 
 Tensor broadcast_bytes(const Tensor& of_first, const ProcessGroupPtr& group, c10::Device device) {

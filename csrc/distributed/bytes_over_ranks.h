@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "reef/collectives.h"
@@ -13,6 +14,10 @@ namespace reef {
 
 /// Every rank's, on every rank. Memory: twice the ranks' number times the largest.
 std::vector<at::Tensor> gather_bytes(const at::Tensor& own, const ProcessGroupPtr& group, c10::Device device);
+
+/// The same of texts.
+std::vector<std::string> gather_texts(const std::string& own, const ProcessGroupPtr& group,
+                                      c10::Device device);
 
 /// Rank 0's; what others give is not looked at.
 at::Tensor broadcast_bytes(const at::Tensor& of_first, const ProcessGroupPtr& group, c10::Device device);

@@ -13,10 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/group_use.h"
-#include "distributed/members.h"
 #include "distributed/message_header.h"
-#include "distributed/sigpipe.h"
+#include "distributed/message_route.h"
+#include "distributed/tag_space.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -25,63 +24,10 @@ namespace {
 using at::Tensor;
 using Kind = MessageHeader::Kind;
 using Answer = MessageHeader::Answer;
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-constexpr std::int64_t kChunkBytes = std::int64_t{16} << 20;
 constexpr int kHeaderTag = TagSpace::kMessages;
 constexpr int kValuesTag = TagSpace::kMessages + 1;
 constexpr int kAnswerTag = TagSpace::kMessages + 2;
-
-/// One direction between this rank and another.
-struct Route {
-  std::shared_ptr<GroupUse> use;
-  int other;
-
-  c10d::ProcessGroup& group() const { return *use->group; }
-  c10::intrusive_ptr<c10d::Work> give(const Tensor& bytes, int tag) const {
-    const SigpipeBlocked blocked;  // gloo writes to the socket on the thread that calls, if it can
-    std::vector<Tensor> tensors = {bytes};
-    return group().send(tensors, other, tag);
-  }
-  c10::intrusive_ptr<c10d::Work> take(const Tensor& bytes, int tag) const {
-    const SigpipeBlocked blocked;
-    std::vector<Tensor> tensors = {bytes};
-    return group().recv(tensors, other, tag);
-  }
-  void wait(const Works& works) const {
-    for (const auto& work : works) use->wait_for_message(work, other);
-  }
-  /// What goes wrong on the way is a rank that is gone, and whoever waits for another is told.
-  template <class Exchange>
-  void run(const std::string& name, const Exchange& exchange) const {
-    try {
-      if (Heartbeat* const heart = heart_of(group())) heart->check();
-      exchange();
-    } catch (const std::exception& error) {
-      const std::exception_ptr failed = rank_failed(group(), name, error);
-      use->fail();
-      std::rethrow_exception(failed);
-    }
-  }
-};
-
-/// The memory of a tensor on the CPU that lies there in order, as bytes, whatever its dtype.
-Tensor bytes_of(const Tensor& tensor, std::int64_t first, std::int64_t count) {
-  Tensor bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()),
-                                                          c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                          caffe2::TypeMeta::Make<std::uint8_t>());
-  const std::int64_t offset = tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
-  bytes.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef{count}, at::IntArrayRef{1},
-                                                     offset + first);
-  return bytes;
-}
-
-/// In the messages in which the values travel: alike on both sides.
-template <class Each>
-void for_each_chunk(std::int64_t bytes, const Each& each) {
-  for (std::int64_t first = 0; first < bytes; first += kChunkBytes)
-    each(first, std::min(kChunkBytes, bytes - first));
-}
 
 ConfigError refused(const MessageHeader& sent, int from, const MessageHeader& wanted, int to) {
   if (wanted.answer == Answer::kNoMemory) {
@@ -100,12 +46,12 @@ ConfigError no_header(int other) {
                      " is not the header of a message of this version of Reef: run the same on all ranks.");
 }
 
-void transfer_out(const Route& route, const Tensor& tensor, const MessageHeader& sent) {
+void transfer_out(const MessageRoute& route, const Tensor& tensor, const MessageHeader& sent) {
   const Tensor answer = at::empty({MessageHeader::kBytes}, at::kByte);
   route.run("reef::send to rank " + std::to_string(route.other), [&] {
-    Works works = {route.take(answer, kAnswerTag), route.give(sent.to_bytes(), kHeaderTag)};
-    for_each_chunk(sent.payload_bytes(), [&](std::int64_t first, std::int64_t count) {
-      works.push_back(route.give(bytes_of(tensor, first, count), kValuesTag));
+    MessageRoute::Works works = {route.take(answer, kAnswerTag), route.give(sent.to_bytes(), kHeaderTag)};
+    for_each_message_chunk(sent.payload_bytes(), [&](std::int64_t first, std::int64_t count) {
+      works.push_back(route.give(bytes_of_message(tensor, first, count), kValuesTag));
     });
     route.wait(works);
   });
@@ -115,7 +61,7 @@ void transfer_out(const Route& route, const Tensor& tensor, const MessageHeader&
 }
 
 /// `into` is undefined if any tensor is welcome.
-Tensor transfer_in(const Route& route, Tensor into, MessageHeader wanted) {
+Tensor transfer_in(const MessageRoute& route, Tensor into, MessageHeader wanted) {
   const std::string name = "reef::receive from rank " + std::to_string(route.other);
   const Tensor header = at::empty({MessageHeader::kBytes}, at::kByte);
   route.run(name, [&] { route.wait({route.take(header, kHeaderTag)}); });
@@ -133,10 +79,10 @@ Tensor transfer_in(const Route& route, Tensor into, MessageHeader wanted) {
   route.run(name, [&] {
     const std::int64_t bytes = sent ? sent->payload_bytes() : 0;
     const bool taken = wanted.answer == Answer::kTaken;
-    const Tensor place = taken ? into : at::empty({std::min(bytes, kChunkBytes)}, at::kByte);
-    Works works;
-    for_each_chunk(bytes, [&](std::int64_t first, std::int64_t count) {
-      works.push_back(route.take(bytes_of(place, taken ? first : 0, count), kValuesTag));
+    const Tensor place = taken ? into : at::empty({std::min(bytes, kMessageChunkBytes)}, at::kByte);
+    MessageRoute::Works works;
+    for_each_message_chunk(bytes, [&](std::int64_t first, std::int64_t count) {
+      works.push_back(route.take(bytes_of_message(place, taken ? first : 0, count), kValuesTag));
     });
     route.wait(works);
     // Last: gloo tells who waits for a message of a rank that is gone, and not always who sends to it.
@@ -146,47 +92,6 @@ Tensor transfer_in(const Route& route, Tensor into, MessageHeader wanted) {
   if (!sent) throw no_header(route.other);
   if (wanted.answer != Answer::kTaken) throw refused(*sent, route.other, wanted, route.group().getRank());
   return into;
-}
-
-void check_tensor(const std::string& name, const Tensor& tensor) {
-  if (!tensor.defined()) throw ConfigError(name + " was given a tensor that is undefined.");
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() || tensor.is_nested() ||
-      tensor.key_set().has(c10::DispatchKey::Python) || !tensor.has_storage()) {
-    throw ConfigError(name + " was given a tensor that is not dense (" + tensor.toString() +
-                      ") or has no values of its own: convert it first.");
-  }
-  if (tensor.dim() > MessageHeader::kMostDims) {
-    throw ConfigError(name + " was given a tensor of " + std::to_string(tensor.dim()) + " dimensions: " +
-                      std::to_string(MessageHeader::kMostDims) + " at most can be told; reshape it.");
-  }
-}
-
-Route route_to(const std::string& name, int other, const ProcessGroupPtr& group) {
-  if (!group)
-    throw ConfigError(name + " was given no process group: make one with reef::init_process_group.");
-  const int size = group->getSize();
-  if (other < 0 || other >= size || other == group->getRank()) {
-    throw ConfigError(name + " was given rank " + std::to_string(other) + " on rank " +
-                      std::to_string(group->getRank()) + " of " + std::to_string(size) +
-                      ": messages go to and from another rank of the group.");
-  }
-  const auto devices = group->getDeviceTypes();
-  const bool gloo =
-      std::any_of(devices.begin(), devices.end(), [](const auto& each) { return each.is_cpu(); }) &&
-      group->getBackend(c10::kCPU)->getBackendName() == "gloo";
-  if (!gloo)
-    throw ConfigError(name +
-                      " was given a group without gloo for the CPU, by which messages travel: make one with "
-                      "reef::init_process_group.");
-  return {GroupUse::of(group), other};
-}
-
-/// In order, on the CPU: the tensor itself, where it is that.
-Tensor on_host(const Tensor& tensor) {
-  if (tensor.is_cpu()) return tensor.detach().resolve_conj().resolve_neg().contiguous();
-  const auto options =
-      tensor.options().device(c10::kCPU).requires_grad(false).pinned_memory(tensor.is_cuda());
-  return at::empty(tensor.sizes(), options).copy_(tensor.detach());
 }
 
 bool lies_in_order(const Tensor& tensor) {
@@ -207,7 +112,8 @@ namespace {
 /// Runs `transfer` in its turn, beside the program or on this thread. It owns no tensor of the program's,
 /// which may be Python's: those end with the Message, on a thread that Python knows.
 template <class Transfer, class Finish>
-Message enqueue(MessageQueue& queue, const Route& route, bool waits, Transfer transfer, Finish finish) {
+Message enqueue(MessageQueue& queue, const MessageRoute& route, bool waits, Transfer transfer,
+                Finish finish) {
   const auto arrival = std::make_shared<std::promise<Tensor>>();
   auto state = std::make_shared<Message::State>();
   state->arrived = arrival->get_future().share();
@@ -227,7 +133,7 @@ Message enqueue(MessageQueue& queue, const Route& route, bool waits, Transfer tr
   return Message(std::move(state));
 }
 
-MessageQueue& queue_of(std::map<int, MessageQueue>& queues, const Route& route) {
+MessageQueue& queue_of(std::map<int, MessageQueue>& queues, const MessageRoute& route) {
   const std::lock_guard lock(route.use->mutex);
   return queues[route.other];
 }
@@ -235,9 +141,9 @@ MessageQueue& queue_of(std::map<int, MessageQueue>& queues, const Route& route) 
 Message begin_send(const Tensor& tensor, int to, const ProcessGroupPtr& group, std::int64_t tag, bool waits) {
   const std::string name = waits ? "reef::send" : "reef::isend";
   const at::NoGradGuard no_grad;
-  check_tensor(name, tensor);
-  const Route route = route_to(name, to, group);
-  const Tensor values = on_host(tensor);
+  check_message(name, tensor);
+  const MessageRoute route = MessageRoute::to(name, to, group);
+  const Tensor values = values_of_message(tensor);
   return enqueue(
       queue_of(route.use->sending, route), route, waits,
       [route, values, header = MessageHeader::of(Kind::kSend, tensor, tag)] {
@@ -250,7 +156,7 @@ Message begin_send(const Tensor& tensor, int to, const ProcessGroupPtr& group, s
 Message begin_receive(int from, const ProcessGroupPtr& group, std::int64_t tag, c10::Device device,
                       bool waits) {
   const at::NoGradGuard no_grad;
-  const Route route = route_to(waits ? "reef::receive" : "reef::ireceive", from, group);
+  const MessageRoute route = MessageRoute::to(waits ? "reef::receive" : "reef::ireceive", from, group);
   return enqueue(
       queue_of(route.use->receiving, route), route, waits,
       [route, tag] { return transfer_in(route, Tensor(), MessageHeader::anything(tag)); },
@@ -261,13 +167,13 @@ Message begin_receive_into(const Tensor& tensor, int from, const ProcessGroupPtr
                            bool waits) {
   const std::string name = waits ? "reef::receive_into" : "reef::ireceive_into";
   const at::NoGradGuard no_grad;
-  check_tensor(name, tensor);
+  check_message(name, tensor);
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     throw ConfigError(
         name +
         " was given a tensor whose elements share memory (an expanded tensor): pass a contiguous one.");
   }
-  const Route route = route_to(name, from, group);
+  const MessageRoute route = MessageRoute::to(name, from, group);
   const bool directly = lies_in_order(tensor);
   return enqueue(
       queue_of(route.use->receiving, route), route, waits,

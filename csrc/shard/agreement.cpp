@@ -1,7 +1,5 @@
 #include "shard/agreement.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -51,17 +49,6 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
   return lines;
 }
 
-// Of every rank.
-std::vector<std::string> exchanged(const std::string& own, const ProcessGroupPtr& group, c10::Device device) {
-  const auto size = static_cast<std::int64_t>(own.size());
-  const Tensor bytes = at::from_blob(const_cast<char*>(own.data()), {size}, at::kByte);
-  std::vector<std::string> all;
-  for (const Tensor& text : gather_bytes(bytes, group, device)) {
-    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.numel()));
-  }
-  return all;
-}
-
 constexpr int kExchanges = 3;
 
 std::vector<std::string> split(const std::string& text) {
@@ -94,7 +81,7 @@ int check_agreement(const std::string& caller, const Shard::Named& parameters, c
     for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
   }
   std::vector<std::vector<std::string>> all;
-  for (const std::string& text : exchanged(own, group, device)) all.push_back(split(text));
+  for (const std::string& text : gather_texts(own, group, device)) all.push_back(split(text));
   if (!wrong.empty()) throw ConfigError(wrong);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].front().empty())
