@@ -10,6 +10,7 @@ started, if the process that has asked for it ends before it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -29,6 +30,8 @@ ADDRESS = "REEF_PRELOADED"
 """The environment variable with the address of a server that all tests share. tests/run.py starts that server."""
 DEVICE_ADDRESS = "REEF_PRELOADED_ON_DEVICE"
 """The same for tests on played devices, whose libraries their server has preloaded."""
+ENDS_AT_ONCE = "REEF_ENDS_AT_ONCE"
+"""The environment variable with which a forked program in Python that comes to its end does so by end_at_once()."""
 FILES = "REEF_PRELOADED_FILES"
 """The environment variable with two descriptors that a server inherits: the socket on which it listens, and the end of a
 pipe that it reads. The server ends when the other end is closed."""
@@ -152,12 +155,13 @@ def run_text(program: str, timeout_seconds: float = 900) -> subprocess.Completed
         return subprocess.CompletedProcess([path], code, *texts)
 
 
-def end_at_once() -> None:
-    """Ends this process well, without the interpreter's own end, which takes a second once torch is loaded. For ranks of which
-    there are many, and whose end is not what is tested."""
+def end_at_once(code: int = 0) -> None:
+    """Ends this process, with what was registered by atexit, but without the rest of the interpreter's end, which takes half a
+    second to a second of a core once torch is loaded. For processes of which there are many, and whose end is not tested."""
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def attend(program: int, connection: socket.socket) -> None:
@@ -220,4 +224,7 @@ if __name__ == "__main__":
     os.chdir(folder)
     sys.argv = words[:int(count)]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    ends_at_once = os.environ.pop(ENDS_AT_ONCE, "") != ""
     runpy.run_path(sys.argv[0], run_name="__main__")
+    if ends_at_once:
+        end_at_once()

@@ -128,7 +128,8 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Ours without what another launcher may have left in it, and the variables of this rank."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return kept | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                   preloaded.ENDS_AT_ONCE: "1" if rank > 0 else ""}  # one of them shows how an interpreter ends
 
 
 def start_rank(command: list[str], env: dict[str, str], output) -> subprocess.Popen | preloaded.Forked:
