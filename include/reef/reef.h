@@ -30,6 +30,7 @@
 #include "reef/optimizer_state.h"
 #include "reef/parameter_server.h"
 #include "reef/part.h"
+#include "reef/pipeline.h"
 #include "reef/pipeline_generator.h"
 #include "reef/pipeline_partition.h"
 #include "reef/pipeline_schedule.h"

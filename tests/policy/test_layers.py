@@ -16,8 +16,8 @@ LAYER_0 = {
     "csrc/distributed/call_order.cpp", "csrc/distributed/call_order.h", "csrc/distributed/link.cpp", "csrc/distributed/rendezvous.cpp", "csrc/distributed/slice_chunks.h", "csrc/distributed/price_exchange.cpp", "csrc/shard_layout.cpp", "csrc/trace.cpp",
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/pipeline", "csrc/swap", "csrc/timeline"}
-CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "shard"}
-PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard"}  # headers beside their capability's own
+CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "pipeline_run", "shard"}
+PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard", "pipeline": "pipeline_run"}  # headers beside their capability's own
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -34,6 +34,7 @@ from .nonfinite_gradients import NonFiniteElements
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
+from .pipeline import Pipeline
 from .pipeline_schedule import (
     PIPELINE_SCHEDULES,
     PipelineChunkCost,
@@ -124,6 +125,7 @@ __all__ = [
     "ParameterServer",
     "Part",
     "Peak",
+    "Pipeline",
     "PipelineChunkCost",
     "PipelineCost",
     "PipelineCosts",

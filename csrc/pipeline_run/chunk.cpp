@@ -1,0 +1,115 @@
+#include "pipeline_run/chunk.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <mutex>
+#include <utility>
+
+#include "compat.h"
+#include "surroundings.h"
+
+namespace reef {
+namespace {
+
+namespace ta = torch::autograd;
+using at::Tensor;
+using NodePtr = decltype(ta::Edge::function);
+
+/// Stands where a chunk's input was made, and keeps its gradient.
+struct ChunkBegin final : ta::Node {
+  ta::variable_list apply(ta::variable_list&& gradients) override {
+    gradient = std::move(gradients.at(0));
+    return {};
+  }
+  std::string name() const override { return "PipelineChunkBegin"; }
+  Tensor gradient;
+};
+
+std::uint64_t mixed(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
+  x += 0x9E3779B97F4A7C15U;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
+
+void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed, std::uint32_t micro_batch,
+                     std::uint32_t stage) {
+  const std::uint64_t place = std::uint64_t{stage} << 32 | micro_batch;
+  const std::uint64_t number = mixed(mixed(mixed(seed.seed) ^ seed.call) ^ place);
+  const auto set = [&](c10::Device device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(number);
+  };
+  set(c10::kCPU);
+  for (const c10::Device device : devices) set(device);
+}
+
+}  // namespace
+
+PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage)
+    : stages_(std::move(stages)), first_stage_(first_stage) {
+  for (const PipelineStage& stage : stages_) {
+    if (stage.parameters.empty()) continue;
+    device_ = stage.parameters.front().second.device();
+    break;
+  }
+}
+
+PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkInput input,
+                                              PipelineSeed seed) {
+  Graph graph;
+  for (std::size_t i = 0; i < input.tensors.size(); ++i) {
+    NodePtr& node = graph.inputs.emplace_back();
+    Tensor& tensor = input.tensors[i];
+    if (!tensor.defined() || !input.requires_grad[i] || !at::GradMode::is_enabled()) continue;
+    node = compat::make_node<ChunkBegin, NodePtr>();
+    ta::create_gradient_edge(tensor, node);
+  }
+  const std::vector<c10::Device> devices =
+      device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_};
+  const SurroundingsScope generators_are_kept{Surroundings(devices)};
+  Tensors tensors = std::move(input.tensors);
+  for (std::uint32_t i = 0; i < stages_.size(); ++i) {
+    seed_generators(devices, seed, micro_batch, first_stage_ + i);
+    tensors = stages_[i].run(tensors);
+  }
+  if (at::GradMode::is_enabled()) graphs_[micro_batch] = std::move(graph);
+  return tensors;
+}
+
+void PipelineChunk::keep(std::uint32_t micro_batch, const Tensors& ends) {
+  Graph& graph = graphs_.at(micro_batch);
+  for (const Tensor& end : ends) {
+    const bool is_differentiable = end.defined() && end.requires_grad();
+    graph.ends.push_back(is_differentiable ? ta::impl::gradient_edge(end) : ta::Edge());
+    graph.devices.push_back(end.defined() ? end.device() : c10::Device(c10::kCPU));
+  }
+}
+
+PipelineChunk::Tensors PipelineChunk::backward(std::uint32_t micro_batch, Tensors gradients) {
+  const Graph graph = std::move(graphs_.at(micro_batch));
+  graphs_.erase(micro_batch);
+  ta::edge_list ends;
+  ta::variable_list given;
+  for (std::size_t i = 0; i < graph.ends.size(); ++i) {
+    if (!graph.ends[i].is_valid() || i >= gradients.size() || !gradients[i].defined()) continue;
+    ends.push_back(graph.ends[i]);
+    given.push_back(gradients[i].to(graph.devices[i]));
+  }
+  gradients.clear();
+  if (!ends.empty()) {
+    ta::Engine::get_default_engine().execute(ends, given, /*keep_graph=*/false, /*create_graph=*/false,
+                                             /*accumulate_grad=*/true);
+  }
+  Tensors of_inputs;
+  for (const NodePtr& node : graph.inputs)
+    of_inputs.push_back(node ? std::move(static_cast<ChunkBegin&>(*node).gradient) : Tensor());
+  return of_inputs;
+}
+
+}  // namespace reef

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/autograd/function.h>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "reef/pipeline.h"
+
+namespace reef {
+
+/// What a chunk is given for a micro-batch: tensors without a graph, of which some want a gradient.
+struct ChunkInput {
+  std::vector<at::Tensor> tensors;
+  std::vector<bool> requires_grad;
+};
+
+/// Of what random numbers depend on besides the stage and the micro-batch.
+struct PipelineSeed {
+  std::uint64_t seed = 0;
+  std::uint64_t call = 0;
+};
+
+/// A run of consecutive stages, with the graphs of the micro-batches between their forward and backward
+/// passes. A graph begins at nodes that keep the gradients of the chunk's inputs, and ends at edges, so that
+/// inputs and outputs themselves need not be kept.
+class PipelineChunk {
+ public:
+  using Tensors = PipelineStage::Tensors;
+  PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage);
+
+  /// Runs the stages, each with generators that are seeded for it; afterwards generators are what they were.
+  Tensors forward(std::uint32_t micro_batch, ChunkInput input, PipelineSeed seed);
+  /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss.
+  void keep(std::uint32_t micro_batch, const Tensors& ends);
+  /// Runs backward from the ends, whose gradients these are, and returns the gradients of the inputs; those
+  /// that there are none of are undefined.
+  Tensors backward(std::uint32_t micro_batch, Tensors gradients);
+  /// Where the stages compute: on the device of their first parameter.
+  c10::Device device() const { return device_; }
+  void forget() { graphs_.clear(); }
+
+ private:
+  using NodePtr = decltype(torch::autograd::Edge::function);
+  struct Graph {
+    std::vector<NodePtr> inputs;  ///< nullptr of those that want no gradient
+    std::vector<torch::autograd::Edge> ends;
+    std::vector<c10::Device> devices;  ///< of the ends
+  };
+
+  std::vector<PipelineStage> stages_;
+  std::uint32_t first_stage_;
+  c10::Device device_ = c10::kCPU;
+  std::map<std::uint32_t, Graph> graphs_;  ///< by micro-batch
+};
+
+}  // namespace reef

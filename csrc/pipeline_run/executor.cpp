@@ -1,0 +1,177 @@
+#include "pipeline_run/executor.h"
+
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <iterator>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "distributed/bytes_over_ranks.h"
+#include "distributed/members.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using Kind = PipelineAction::Kind;
+using Message = PipelineMessage::Kind;
+
+/// Something has failed on another rank, in these words.
+struct FailedElsewhere {
+  std::string text;
+};
+
+/// Shares memory with `tensor`, and its count of modifications, so that autograd finds them, but no graph.
+Tensor without_graph(const Tensor& tensor) {
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  return Tensor(
+      impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
+const char* pass_of(Kind kind) { return kind == Kind::kForward ? "forward" : "backward"; }
+
+// The first letter of what ranks tell each other at the end of a run.
+constexpr char kDone = 'd', kFailed = 'f', kFailedElsewhere = 'e';
+
+}  // namespace
+
+PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, int tag)
+    : schedule_(std::move(schedule)),
+      group_(std::move(group)),
+      rank_(static_cast<std::uint32_t>(group_->getRank())),
+      messages_(pipeline_messages(schedule_)),
+      mail_(group_, tag) {
+  std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(outputs_),
+               [](const PipelineMessage& message) { return message.kind == Message::kOutput; });
+}
+
+std::vector<std::string> PipelineExecutor::run(const Run& run) {
+  handed_over_.clear();
+  sent_.clear();
+  mail_.begin(run.trains ? messages_ : outputs_);
+  std::exception_ptr failed;
+  std::string why;
+  for (const PipelineAction& action : schedule_.actions[rank_]) {
+    if (!run.trains && action.kind != Kind::kForward) continue;
+    if (why.empty()) {
+      try {
+        perform(action, run);
+        continue;
+      } catch (const FailedElsewhere& other) {
+        why = other.text;
+      } catch (const RankFailed&) {
+        throw;
+      } catch (const RanksOutOfStep&) {
+        throw;
+      } catch (const std::exception& error) {
+        failed = std::current_exception();
+        why = place_of(action) + ": " + message_of(error);
+      }
+      for (auto& [number, chunk] : chunks_) chunk.forget();
+    }
+    pass_on(action, {.failed = why});
+  }
+  mail_.end();
+  if (why.empty()) {
+    try {
+      check_sent();
+      return agree(kDone + run.report(), nullptr);
+    } catch (const ConfigError& error) {
+      failed = std::current_exception();
+      why = message_of(error);
+    }
+  }
+  return agree((failed ? kFailed : kFailedElsewhere) + why, failed);
+}
+
+void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
+  const auto [kind, number, micro_batch] = action;
+  PipelineChunk& chunk = chunks_.at(number);
+  const bool is_last = number + 1 == schedule_.chunks();
+  TensorListMessage made;
+  if (kind == Kind::kForward) {
+    TensorListMessage input;
+    if (number > 0) {
+      input = take(Message::kOutput, number - 1, micro_batch);
+      for (Tensor& tensor : input.tensors) {
+        if (tensor.defined()) tensor = tensor.to(chunk.device());
+      }
+    } else {
+      input.tensors = run.input(micro_batch);
+      input.requires_grad.resize(input.tensors.size());
+    }
+    made.tensors = chunk.forward(micro_batch, {std::move(input.tensors), input.requires_grad}, run.seed);
+    if (is_last) made.tensors = run.finish(micro_batch, made.tensors);
+    if (run.trains) chunk.keep(micro_batch, made.tensors);
+    for (const Tensor& tensor : made.tensors)
+      made.requires_grad.push_back(run.trains && tensor.defined() && tensor.requires_grad());
+  } else {
+    Tensors gradients =
+        is_last ? Tensors{at::ones({})} : take(Message::kGradient, number + 1, micro_batch).tensors;
+    made.tensors = chunk.backward(micro_batch, std::move(gradients));
+  }
+  pass_on(action, std::move(made));
+}
+
+TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std::uint32_t micro_batch) {
+  const std::uint32_t from = schedule_.rank(chunk, micro_batch);
+  TensorListMessage taken;
+  if (from == rank_) {
+    taken = std::move(handed_over_.extract({chunk, {kind, micro_batch}}).mapped());
+  } else {
+    taken = mail_.receive({kind, chunk, micro_batch, from, rank_});
+  }
+  if (!taken.failed.empty()) throw FailedElsewhere{taken.failed};
+  return taken;
+}
+
+void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
+  const bool forward = action.kind == Kind::kForward;
+  if (forward ? action.chunk + 1 == schedule_.chunks() : action.chunk == 0) return;
+  const Message kind = forward ? Message::kOutput : Message::kGradient;
+  const std::uint32_t to = schedule_.rank(forward ? action.chunk + 1 : action.chunk - 1, action.micro_batch);
+  if (to == rank_) {
+    for (Tensor& tensor : content.tensors) {
+      if (tensor.defined()) tensor = without_graph(tensor);
+    }
+    handed_over_[{action.chunk, {kind, action.micro_batch}}] = std::move(content);
+    return;
+  }
+  content.check("reef::Pipeline, " + place_of(action));
+  for (const Tensor& tensor : content.tensors) {
+    if (!tensor.defined() || tensor.is_inference()) continue;
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    sent_.push_back({counter, counter.current_version(), action});
+  }
+  mail_.send({kind, action.chunk, action.micro_batch, rank_, to}, std::move(content));
+}
+
+std::string PipelineExecutor::place_of(const PipelineAction& action) const {
+  return "rank " + std::to_string(rank_) + ", " + pass_of(action.kind) + " pass of chunk " +
+         std::to_string(action.chunk) + " for micro-batch " + std::to_string(action.micro_batch);
+}
+
+void PipelineExecutor::check_sent() const {
+  for (const Sent& sent : sent_) {
+    if (sent.counter.current_version() == sent.version) continue;
+    throw ConfigError(place_of(sent.action) +
+                      ": what it gave to the next rank was modified in place while it was being sent; give a "
+                      "clone, which is not modified.");
+  }
+}
+
+std::vector<std::string> PipelineExecutor::agree(const std::string& own, std::exception_ptr failed) {
+  std::vector<std::string> reports = gather_texts(own, group_, c10::kCPU);
+  if (failed) std::rethrow_exception(failed);
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].front() == kFailed)
+      throw PassAbandoned(reports[rank].substr(1) + " (thrown on rank " + std::to_string(rank) +
+                              "; gradients are what they were before)",
+                          static_cast<int>(rank));
+  }
+  for (std::string& report : reports) report.erase(0, 1);
+  return reports;
+}
+
+}  // namespace reef

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline_run/chunk.h"
+#include "pipeline_run/mail.h"
+
+namespace reef {
+
+/// Executes this rank's actions of a schedule, one after another. Whatever fails becomes a failure of all
+/// ranks: a rank that has failed goes through the rest of its actions without computing, and says in place of
+/// each message why it has none.
+class PipelineExecutor {
+ public:
+  using Tensors = PipelineStage::Tensors;
+  /// What a run computes besides the chunks.
+  struct Run {
+    bool trains = false;  ///< or runs forward only
+    PipelineSeed seed;
+    std::function<Tensors(std::uint32_t micro_batch)> input;  ///< of the first chunk
+    /// Is given the last chunk's outputs. Returns what backward begins at.
+    std::function<Tensors(std::uint32_t micro_batch, const Tensors& outputs)> finish;
+    std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
+  };
+
+  /// `tag`: as for PipelineMail.
+  PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, int tag);
+
+  /// Returns each rank's report. Throws what has failed on this rank; PassAbandoned if it was another;
+  /// RankFailed and RanksOutOfStep.
+  std::vector<std::string> run(const Run& run);
+
+  std::map<std::uint32_t, PipelineChunk>& chunks() { return chunks_; }  ///< this rank's
+  const PipelineSchedule& schedule() const { return schedule_; }
+
+ private:
+  using Key = std::pair<PipelineMessage::Kind, std::uint32_t>;  ///< and micro-batch
+  /// Of a tensor that is being sent.
+  struct Sent {
+    c10::VariableVersion counter;
+    std::uint32_t version;
+    PipelineAction action;
+  };
+
+  void perform(const PipelineAction& action, const Run& run);
+  TensorListMessage take(PipelineMessage::Kind kind, std::uint32_t chunk, std::uint32_t micro_batch);
+  void pass_on(const PipelineAction& action, TensorListMessage content);
+  std::string place_of(const PipelineAction& action) const;
+  void check_sent() const;
+  std::vector<std::string> agree(const std::string& own, std::exception_ptr failed);
+
+  PipelineSchedule schedule_;
+  ProcessGroupPtr group_;
+  std::uint32_t rank_;
+  std::vector<PipelineMessage> messages_, outputs_;  ///< all, and those of forward passes
+  PipelineMail mail_;
+  std::map<std::uint32_t, PipelineChunk> chunks_;
+  /// What one chunk of this rank has made for another one, by the chunk that has made it.
+  std::map<std::pair<std::uint32_t, Key>, TensorListMessage> handed_over_;
+  std::vector<Sent> sent_;
+};
+
+}  // namespace reef

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "distributed/tensor_list_message.h"
+#include "reef/pipeline_schedule.h"
+
+namespace reef {
+
+/// The messages of a pipeline between this rank and others, which travel beside the program. Between two
+/// ranks they have the order in which the sender's actions make them, so each is received by its number.
+class PipelineMail {
+ public:
+  /// Uses gloo's tags `tag` and `tag` + 1 of the group.
+  PipelineMail(ProcessGroupPtr group, int tag);
+  ~PipelineMail();
+  PipelineMail(const PipelineMail&) = delete;
+  PipelineMail& operator=(const PipelineMail&) = delete;
+
+  /// Begins to receive those of `messages` that are for this rank, in this order. All ranks are given the
+  /// same messages, of which each rank then sends its own, in this order.
+  void begin(const std::vector<PipelineMessage>& messages);
+  /// Tensors must not change before end().
+  void send(const PipelineMessage& message, TensorListMessage content);
+  /// Waits for a message that begin() was given, and gives it away. Throws RankFailed.
+  TensorListMessage receive(const PipelineMessage& message);
+  /// Waits until all that was sent is through and all that comes has come, used or not. Throws RankFailed.
+  void end();
+
+ private:
+  struct Queues;
+  using Key = std::tuple<PipelineMessage::Kind, std::uint32_t, std::uint32_t>;  ///< kind, chunk, micro-batch
+  static Key key_of(const PipelineMessage& message) {
+    return {message.kind, message.chunk, message.micro_batch};
+  }
+
+  ProcessGroupPtr group_;
+  int tag_;
+  std::shared_ptr<Queues> queues_;
+  std::map<int, std::int64_t> sent_, received_;  ///< how many so far, by the other rank
+  std::map<Key, std::future<TensorListMessage>> coming_;
+  std::vector<std::future<void>> going_;
+};
+
+}  // namespace reef

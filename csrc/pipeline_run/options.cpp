@@ -1,0 +1,138 @@
+#include "pipeline_run/options.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "distributed/bytes_over_ranks.h"
+#include "distributed/members.h"
+#include "distributed/message_route.h"
+#include "reef/error.h"
+#include "reef/pipeline_generator.h"
+
+namespace reef {
+namespace {
+
+using Kind = PipelineAction::Kind;
+
+PipelineSchedule given_schedule(const PipelineOptions& options, std::uint32_t ranks) {
+  if (!options.actions) {
+    return pipeline_schedule(options.schedule, {.ranks = ranks,
+                                                .micro_batches = options.micro_batches,
+                                                .chunks_per_rank = options.chunks_per_rank,
+                                                .hops = options.hops});
+  }
+  check(*options.actions);
+  return *options.actions;
+}
+
+/// Throws ConfigError unless the executor can run the schedule.
+void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError("reef::Pipeline: schedule '" + schedule.name + "' " + why);
+  };
+  if (schedule.ranks() != ranks)
+    refuse("is for " + std::to_string(schedule.ranks()) + " ranks, and the group has " +
+           std::to_string(ranks) + ".");
+  if (schedule.rank_of.size() != 1)
+    refuse("has two replicas of the model, which is not run yet: take one of a single direction.");
+  if (schedule.versions.kind != PipelineVersionRule::Kind::kFlush)
+    refuse("is asynchronous, which is not run yet: take a synchronous one.");
+  for (const auto& actions : schedule.actions) {
+    for (const PipelineAction& action : actions) {
+      if (action.kind != Kind::kForward && action.kind != Kind::kBackward)
+        refuse("splits backward passes or updates weights (" + action.text() +
+               "), which is not run yet: take one of whole backward passes.");
+    }
+  }
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+void check_group(const ProcessGroupPtr& group) {
+  if (!group)
+    throw ConfigError("reef::Pipeline was given no process group: make one with reef::init_process_group.");
+  if (group->getSize() > 1) MessageRoute::to("reef::Pipeline", group->getRank() == 0 ? 1 : 0, group);
+}
+
+PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks) {
+  PipelineSchedule schedule = given_schedule(options, ranks);
+  check_runnable(schedule, ranks);
+  return schedule;
+}
+
+PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks) {
+  PipelineCuts cuts = options.cuts;
+  if (stages < chunks)
+    throw ConfigError("reef::Pipeline: " + std::to_string(stages) + " stages cannot be cut into " +
+                      std::to_string(chunks) + " chunks.");
+  if (cuts.empty()) {
+    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk)
+      cuts.push_back(static_cast<std::uint32_t>(stages / chunks * chunk +
+                                                std::min<std::size_t>(chunk, stages % chunks)));
+  }
+  bool is_legal = cuts.size() + 1 == chunks;
+  for (std::size_t i = 0; i < cuts.size(); ++i)
+    is_legal = is_legal && cuts[i] > (i == 0 ? 0 : cuts[i - 1]) && cuts[i] < stages;
+  if (!is_legal)
+    throw ConfigError("reef::Pipeline: cuts are the first stages of each chunk but the first, ascending: " +
+                      std::to_string(chunks - 1) + " numbers from 1 to " + std::to_string(stages - 1) + ".");
+  return cuts;
+}
+
+void check_apart(const StagesOfChunks& stages_of_chunks) {
+  std::map<const c10::StorageImpl*, std::pair<std::uint32_t, std::string>> seen;
+  for (const auto& [chunk, stage] : stages_of_chunks) {
+    for (const auto& [name, parameter] : stage.parameters) {
+      if (!parameter.has_storage()) continue;
+      const auto [at, is_new] = seen.try_emplace(parameter.storage().unsafeGetStorageImpl(), chunk, name);
+      if (is_new || at->second.first == chunk) continue;
+      throw ConfigError("reef::Pipeline: parameter " + name + " of chunk " + std::to_string(chunk) +
+                        " shares memory with " + at->second.second + " of chunk " +
+                        std::to_string(at->second.first) +
+                        ", and tied weights of different chunks are not trained yet: cut so that both are in "
+                        "one chunk, or untie them.");
+    }
+  }
+}
+
+std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
+                     const PipelineOptions& options) {
+  std::ostringstream text;
+  text << stages << " stages, cut before";
+  for (const std::uint32_t cut : cuts) text << " " << cut;
+  text << "\nseed " << options.seed << ", reduction "
+       << (options.reduction == Reduction::kMean ? "mean" : "sum") << "\nschedule " << schedule.name << " of "
+       << schedule.micro_batches << " micro-batches\n"
+       << schedule.text();
+  return text.str();
+}
+
+void agree_on_pipeline(const ProcessGroupPtr& group, const std::string& wrong, const std::string& facts) {
+  note_call(*group, "reef::Pipeline");
+  const std::vector<std::string> all =
+      gather_texts(wrong.empty() ? "+" + facts : "-" + wrong, group, c10::kCPU);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].front() == '-')
+      throw ConfigError("rank " + std::to_string(rank) + ": " + all[rank].substr(1));
+  }
+  const std::vector<std::string> first = lines_of(all.front().substr(1));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const std::vector<std::string> other = lines_of(all[rank].substr(1));
+    const auto [mine, its] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
+    if (mine == first.end() && its == other.end()) continue;
+    throw ConfigError("reef::Pipeline was given different options: on rank 0 " +
+                      (mine == first.end() ? "nothing more" : *mine) + ", on rank " + std::to_string(rank) +
+                      " " + (its == other.end() ? "nothing more" : *its) + "; give the same on every rank.");
+  }
+}
+
+}  // namespace reef

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reef/pipeline.h"
+
+namespace reef {
+
+/// What a pipeline is to run, and whether it can, before it is made.
+
+/// Throws ConfigError, on every rank, if there is no group or it has no gloo for the CPU.
+void check_group(const ProcessGroupPtr& group);
+
+/// Throws ConfigError unless the executor can run the schedule on so many ranks.
+PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks);
+
+/// Returns the cuts that are given, or those into chunks of as many stages each. Throws ConfigError if they
+/// do not make so many chunks.
+PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks);
+
+/// Throws ConfigError if two chunks have a parameter in common, or parameters that share memory: its gradient
+/// would be added up in another order, or on two ranks.
+using StagesOfChunks = std::vector<std::pair<std::uint32_t, PipelineStage>>;
+void check_apart(const StagesOfChunks& stages_of_chunks);
+
+/// Returns what must be the same on all ranks, in lines.
+std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
+                     const PipelineOptions& options);
+
+/// Throws ConfigError on every rank if one has found something `wrong`, or if ranks' facts differ.
+void agree_on_pipeline(const ProcessGroupPtr& group, const std::string& wrong, const std::string& facts);
+
+}  // namespace reef

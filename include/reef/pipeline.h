@@ -1,0 +1,124 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reef/collectives.h"
+#include "reef/export.h"
+#include "reef/pipeline_partition.h"
+#include "reef/pipeline_schedule.h"
+
+namespace torch::nn {
+class Sequential;
+}  // namespace torch::nn
+
+namespace reef {
+
+/// A stage of a model that is a chain of stages.
+struct PipelineStage {
+  using Tensors = std::vector<at::Tensor>;
+  /// Computes the stage's outputs, any number of tensors of any dtypes, from those of the stage before. Some
+  /// may be undefined. What it modifies in place besides its inputs is its own.
+  std::function<Tensors(const Tensors& inputs)> run;
+  /// By their names in the whole model.
+  std::vector<std::pair<std::string, at::Tensor>> parameters = {};
+};
+
+struct PipelineOptions {
+  /// Into how many micro-batches a batch is cut, along dimension 0: the first ones are one row longer where
+  /// it does not divide.
+  std::uint32_t micro_batches = 1;
+  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous, with whole backward
+  /// passes and one replica of the model.
+  std::string schedule = "1f1b";
+  std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
+  std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
+  /// A schedule of your own, or of a plan, in place of all these.
+  std::optional<PipelineSchedule> actions = {};
+  /// Empty: each chunk has as many stages as the others, the first ones one more where they do not divide.
+  PipelineCuts cuts = {};
+  /// kMean divides gradients by the number of micro-batches when all of them are added up; kSum does not.
+  Reduction reduction = Reduction::kMean;
+  /// What random numbers in the stages depend on, together with the numbers of the call, the micro-batch and
+  /// the stage, and nothing else: so dropout is bit for bit the same wherever the model is cut.
+  std::uint64_t seed = 0;
+};
+
+/// A model that is cut over the ranks of a group, trained and run in micro-batches as a schedule says.
+///
+///     auto group = reef::init_process_group();
+///     reef::Pipeline pipeline(model, group, {.micro_batches = 16});
+///     torch::optim::AdamW optimizer(pipeline.parameters(), 1e-3);
+///     auto loss = pipeline.step(batch, [&](const at::Tensor& output, std::uint32_t micro_batch) {
+///       return torch::nll_loss(output, targets[micro_batch]);
+///     });
+///     optimizer.step();
+///
+/// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
+/// another, adds the gradients up and then divides them. All ranks make the same calls in the same order.
+/// Messages say what they hold, so shapes may change from call to call; they travel by gloo, by way of the
+/// host's memory where stages are on a device. Not thread-safe; the group must outlive it.
+class REEF_API Pipeline {
+ public:
+  using Tensors = PipelineStage::Tensors;
+  using Maker = std::function<PipelineStage()>;
+  /// The loss of a micro-batch, a single number, from the last stage's outputs. Called on the rank that has
+  /// the last chunk only.
+  using Loss = std::function<at::Tensor(const at::Tensor& output, std::uint32_t micro_batch)>;
+  using LossOfList = std::function<at::Tensor(const Tensors& outputs, std::uint32_t micro_batch)>;
+
+  /// A stage for each module; this rank keeps those of its own chunks only, and shares them. Throws
+  /// ConfigError on every rank if the ranks' options or numbers of stages differ, if chunks share weights, or
+  /// if the schedule cannot be run; RankFailed.
+  Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
+           const PipelineOptions& options = {});
+  /// The same of stages of any kind.
+  Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroupPtr& group,
+           const PipelineOptions& options = {});
+  /// The same of stages that are made here, each on the rank that has it: the whole model need not fit on one
+  /// rank. Throws what a maker throws; the other ranks throw ConfigError with its sentence. Weights that
+  /// chunks of different ranks share cannot be noticed here, and would not stay the same: share none.
+  Pipeline(const std::vector<Maker>& stages, const ProcessGroupPtr& group,
+           const PipelineOptions& options = {});
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+  Pipeline& operator=(Pipeline&&) noexcept;
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  /// The parameters of this rank's chunks, and their names in the whole model.
+  std::vector<at::Tensor> parameters() const;
+  const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
+  const PipelineSchedule& schedule() const;
+  const PipelineCuts& cuts() const;
+
+  /// Runs forward and backward for all micro-batches, and adds this call's gradients to those that the
+  /// parameters have. `batch` counts on the rank that has the first stage; others may give an undefined
+  /// tensor. Returns the mean (or sum) of the losses in the order of micro-batches, on every rank.
+  ///
+  /// If a stage, the loss or a message fails, its rank throws what failed, and the others PassAbandoned,
+  /// which says on which rank, in which chunk and for which micro-batch; gradients are then what they were.
+  /// Throws RankFailed if a rank is gone, and RanksOutOfStep.
+  /// Bytes: each message lies at the receiver from when it was sent until it is used; where parameters have
+  /// gradients already, those of this call are apart from them until it ends.
+  at::Tensor step(const at::Tensor& batch, const Loss& loss);
+  at::Tensor step(const Tensors& batch, const LossOfList& loss);
+
+  /// Runs forward only, without a graph. Returns the last stage's output for the whole batch on the rank that
+  /// has the last chunk, and an undefined tensor (no tensors) on the others.
+  at::Tensor forward(const at::Tensor& batch);
+  Tensors forward(const Tensors& batch);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace reef

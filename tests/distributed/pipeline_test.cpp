@@ -1,0 +1,478 @@
+// Run as several ranks by tests/support/ranks.py.
+#include "reef/pipeline.h"
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "messages.h"
+#include "reef/collectives.h"
+#include "reef/pipeline_generator.h"
+#include "reef/subgroup.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using messages::config_error;
+using messages::expect_words;
+using messages::rank;
+using messages::same;
+using messages::size;
+using messages::world;
+using Tensors = PipelineStage::Tensors;
+
+constexpr std::int64_t kWidth = 6;
+
+/// Twelve modules: what trains, what is frozen, what works in place, and what keeps buffers.
+torch::nn::Sequential net(bool drops = false) {
+  torch::manual_seed(7);
+  torch::nn::Sequential modules;
+  modules->push_back(torch::nn::Linear(4, kWidth));
+  modules->push_back(torch::nn::Tanh());
+  modules->push_back(torch::nn::Linear(kWidth, kWidth));
+  modules->push_back(torch::nn::ReLU(torch::nn::ReLUOptions().inplace(true)));
+  modules->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+  modules->push_back(torch::nn::Dropout(drops ? 0.4 : 0.0));
+  modules->push_back(torch::nn::Linear(kWidth, kWidth));
+  modules->push_back(torch::nn::BatchNorm1d(kWidth));
+  modules->push_back(torch::nn::ReLU(torch::nn::ReLUOptions().inplace(true)));
+  modules->push_back(torch::nn::Linear(kWidth, kWidth));
+  modules->push_back(torch::nn::Dropout(drops ? 0.4 : 0.0));
+  modules->push_back(torch::nn::Linear(kWidth, 3));
+  for (Tensor& parameter : modules[6]->parameters()) parameter.set_requires_grad(false);
+  return modules;
+}
+
+Tensor batch(std::int64_t rows, std::int64_t seed = 1) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 + seed));
+  return torch::randn({rows, 4});
+}
+Tensor loss_of(const Tensor& output, std::uint32_t micro_batch) {
+  return (output - 0.25 * (1 + micro_batch)).square().mean();
+}
+
+using Bits = std::map<std::string, Tensor>;
+Bits gradients_of(const std::vector<std::pair<std::string, Tensor>>& named) {
+  Bits bits;
+  for (const auto& [name, parameter] : named)
+    bits[name] = parameter.grad().defined() ? parameter.grad().clone() : Tensor();
+  return bits;
+}
+std::vector<std::pair<std::string, Tensor>> named_of(const torch::nn::Sequential& modules) {
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (const auto& each : modules->named_parameters()) named.emplace_back(each.key(), each.value());
+  return named;
+}
+
+/// What one process does that takes one micro-batch after another.
+Tensor alone(torch::nn::Sequential& modules, const Tensor& input, std::uint32_t micro_batches) {
+  Tensor sum;
+  const std::vector<Tensor> parts = input.tensor_split(micro_batches);
+  for (std::uint32_t m = 0; m < micro_batches; ++m) {
+    const Tensor loss = loss_of(modules->forward(parts[m]), m);
+    loss.backward();
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+  }
+  for (Tensor& parameter : modules->parameters()) {
+    if (parameter.grad().defined()) parameter.mutable_grad().div_(static_cast<std::int64_t>(micro_batches));
+  }
+  return sum / static_cast<std::int64_t>(micro_batches);
+}
+
+void expect_part_of(const Bits& all, const Pipeline& pipeline, const std::string& where) {
+  for (const auto& [name, gradient] : gradients_of(pipeline.named_parameters())) {
+    const Tensor& expected = all.at(name);
+    ASSERT_EQ(gradient.defined(), expected.defined()) << name << where;
+    EXPECT_TRUE(!gradient.defined() || same(gradient, expected)) << name << where;
+  }
+}
+
+Tensor only_first(const Tensor& input, const Pipeline& pipeline) {
+  return static_cast<int>(pipeline.schedule().rank_of.front().front()) == rank() ? input : Tensor();
+}
+
+/// How many modules each chunk but the last has, drawn from a seed: cuts anywhere.
+PipelineCuts some_cuts(std::uint32_t chunks, std::uint32_t stages, std::uint64_t seed) {
+  std::vector<std::uint32_t> places;
+  for (std::uint32_t stage = 1; stage < stages; ++stage) places.push_back(stage);
+  PipelineCuts cuts;
+  while (cuts.size() + 1 < chunks) {
+    seed = seed * 6364136223846793005U + 1442695040888963407U;
+    const std::size_t at = (seed >> 33) % places.size();
+    cuts.push_back(places[at]);
+    places.erase(places.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+struct Row {
+  std::string schedule;
+  std::uint32_t chunks_per_rank = 0;
+  std::vector<std::uint32_t> hops = {};
+};
+std::vector<Row> rows() {
+  std::vector<Row> rows = {{"gpipe"}, {"1f1b"}, {"1f1b", 0, {2}}};
+  if (size() > 1 && size() < 5) {
+    rows.push_back({"interleaved", 2});
+    rows.push_back({"breadth_first", 2});
+  }
+  return rows;
+}
+PipelineOptions options_of(const Row& row, std::uint32_t micro_batches) {
+  return {.micro_batches = micro_batches,
+          .schedule = row.schedule,
+          .chunks_per_rank = row.chunks_per_rank,
+          .hops = row.hops};
+}
+
+TEST(Pipeline, GradientsAreBitForBitThoseOfOneProcess) {
+  std::uint64_t draw = 3;
+  for (const Row& row : rows()) {
+    for (const std::uint32_t micro_batches : {1U, 2U, 5U, 8U}) {
+      const std::string where = " " + row.schedule + ", " + std::to_string(micro_batches);
+      torch::nn::Sequential one = net();
+      const Tensor input = batch(2 * micro_batches + 3);
+      const Tensor expected_loss = alone(one, input, micro_batches);
+      torch::nn::Sequential cut = net();
+      PipelineOptions options = options_of(row, micro_batches);
+      const std::uint32_t chunks =
+          pipeline_schedule(row.schedule, {.ranks = static_cast<std::uint32_t>(size()),
+                                           .micro_batches = micro_batches,
+                                           .chunks_per_rank = row.chunks_per_rank,
+                                           .hops = row.hops})
+              .chunks();
+      options.cuts = some_cuts(chunks, 12, ++draw);
+      Pipeline pipeline(cut, world(), options);
+      const Tensor loss = pipeline.step(only_first(input, pipeline), loss_of);
+      EXPECT_TRUE(same(loss, expected_loss)) << where;
+      expect_part_of(gradients_of(named_of(one)), pipeline, where);
+      // Running averages have seen the micro-batches in the same order, on the rank that has them.
+      const auto buffers = one[7]->named_buffers();
+      for (const auto& buffer : cut[7]->named_buffers()) {
+        const auto& own = pipeline.named_parameters();
+        const bool is_own = std::any_of(own.begin(), own.end(),
+                                        [](const auto& each) { return each.first.starts_with("7."); });
+        EXPECT_TRUE(!is_own || same(buffer.value(), buffers[buffer.key()])) << buffer.key() << where;
+      }
+    }
+  }
+}
+
+TEST(Pipeline, ChunksOfOneRankMayFollowEachOther) {
+  // A V: the first and the last chunk are on rank 0, and two chunks meet on the last rank.
+  std::vector<std::uint32_t> rank_of;
+  for (int r = 0; r < size(); ++r) rank_of.push_back(static_cast<std::uint32_t>(r));
+  for (int r = size(); r-- > 0;) rank_of.push_back(static_cast<std::uint32_t>(r));
+  PipelineCosts costs;
+  costs.chunks.assign(rank_of.size(), {1, 1, 1, 1, 1, 1});
+  const std::vector<std::uint32_t> most(static_cast<std::size_t>(size()), 2 * rank_of.size());
+  const std::uint32_t micro_batches = 5;
+  PipelineOptions options;
+  options.actions = greedy_pipeline(costs, {rank_of}, micro_batches, most, /*splits=*/false);
+  torch::nn::Sequential one = net(), cut = net();
+  const Tensor input = batch(10);
+  const Tensor expected = alone(one, input, micro_batches);
+  Pipeline pipeline(cut, world(), options);
+  EXPECT_TRUE(same(pipeline.step(input, loss_of), expected));
+  expect_part_of(gradients_of(named_of(one)), pipeline, "");
+}
+
+TEST(Pipeline, RandomNumbersDoNotDependOnTheCut) {
+  ProcessGroupPtr apart;
+  for (int r = 0; r < size(); ++r) {
+    const std::int64_t only[] = {r};
+    if (const ProcessGroupPtr group = subgroup(world(), only)) apart = group;
+  }
+  torch::nn::Sequential one = net(true);
+  Pipeline whole(one, apart, {.micro_batches = 4, .schedule = "gpipe", .seed = 5});
+  torch::nn::Sequential cut = net(true);
+  Pipeline pipeline(
+      cut, world(),
+      {.micro_batches = 4, .cuts = some_cuts(static_cast<std::uint32_t>(size()), 12, 9), .seed = 5});
+  std::vector<Tensor> losses;
+  for (std::int64_t step = 0; step < 2; ++step) {
+    const Tensor input = batch(9, step);
+    torch::manual_seed(static_cast<std::uint64_t>(50 + step + rank()));
+    const Tensor before = torch::rand({3});
+    torch::manual_seed(static_cast<std::uint64_t>(50 + step + rank()));
+    const Tensor expected = whole.step(input, loss_of);
+    const Tensor loss = pipeline.step(input, loss_of);
+    EXPECT_TRUE(same(torch::rand({3}), before)) << "the program's own random numbers";
+    EXPECT_TRUE(same(loss, expected)) << step;
+    losses.push_back(loss);
+    expect_part_of(gradients_of(whole.named_parameters()), pipeline, " step " + std::to_string(step));
+  }
+  EXPECT_FALSE(same(losses[0], losses[1]));
+  // Another seed drops other elements.
+  torch::nn::Sequential again = net(true);
+  Pipeline other(again, world(), {.micro_batches = 4, .seed = 6});
+  EXPECT_FALSE(same(other.step(batch(9, 0), loss_of), losses[0]));
+}
+
+TEST(Pipeline, GradientsThatAreThereAreAddedTo) {
+  for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
+    torch::nn::Sequential cut = net(), one = net();
+    Pipeline pipeline(cut, world(), {.micro_batches = 3, .reduction = reduction});
+    Bits expected;
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const Tensor input = batch(6, step);
+      one->zero_grad();
+      const Tensor mean = alone(one, input, 3);
+      if (reduction == Reduction::kSum) {
+        one = net();
+        std::vector<Tensor> parts = input.tensor_split(3);
+        for (std::uint32_t m = 0; m < 3; ++m) loss_of(one->forward(parts[m]), m).backward();
+      }
+      for (const auto& [name, gradient] : gradients_of(named_of(one))) {
+        if (!gradient.defined()) {
+          expected[name] = Tensor();
+        } else if (expected[name].defined()) {
+          expected[name] += gradient;
+        } else {
+          expected[name] = gradient;
+        }
+      }
+      pipeline.step(input, loss_of);
+      expect_part_of(expected, pipeline, " step " + std::to_string(step));
+    }
+  }
+}
+
+TEST(Pipeline, ForwardGivesTheWholeBatchOnTheLastRank) {
+  torch::nn::Sequential one = net(), cut = net();
+  one->eval();
+  cut->eval();
+  Pipeline pipeline(cut, world(), {.micro_batches = 4});
+  for (const std::int64_t rows : {4, 7, 21}) {  // shapes may change
+    const Tensor input = batch(rows, rows);
+    const Tensor output = pipeline.forward(only_first(input, pipeline));
+    ASSERT_EQ(output.defined(), rank() == size() - 1);
+    if (!output.defined()) continue;
+    std::vector<Tensor> parts;
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& part : input.tensor_split(4)) parts.push_back(one->forward(part));
+    EXPECT_TRUE(same(output, torch::cat(parts)));
+    EXPECT_FALSE(output.requires_grad());
+  }
+}
+
+/// A stage of several tensors: two that train, one of integers, one that is undefined, and one without a
+/// gradient.
+PipelineStage stage_of_many(std::uint32_t number) {
+  torch::manual_seed(number);
+  const Tensor weight = torch::randn({3, 3}).set_requires_grad(true);
+  PipelineStage stage;
+  stage.parameters = {{std::to_string(number) + ".weight", weight}};
+  stage.run = [weight, number](const Tensors& given) -> Tensors {
+    if (given.size() == 1) {
+      return {given[0].mm(weight),          given[0].mm(weight.t()), at::full({2, 1}, 3, at::kInt), Tensor(),
+              torch::ones({}, at::kDouble), at::zeros({0, 4})};
+    }
+    EXPECT_EQ(given.size(), 6U);
+    EXPECT_FALSE(given[3].defined());
+    EXPECT_EQ(given[2].scalar_type(), at::kInt);
+    EXPECT_EQ(given[5].sizes(), (std::vector<std::int64_t>{0, 4}));
+    const double scale = given[4].item<double>();
+    Tensor second = number % 2 == 0 ? given[1] : given[1].detach();  // some gradients are not there
+    return {given[0].mm(weight) * scale,           second,  given[2] + 1, given[3],
+            given[4] + given[2].sum().item<int>(), given[5]};
+  };
+  return stage;
+}
+
+TEST(Pipeline, SeveralTensorsOfAnyKind) {
+  const std::uint32_t count = 6;
+  const auto loss_of_many = [](const Tensors& outputs, std::uint32_t) {
+    return outputs[0].sum() + outputs[1].square().sum();
+  };
+  std::vector<PipelineStage> stages, reference;
+  for (std::uint32_t i = 0; i < count; ++i)
+    stages.push_back(stage_of_many(i)), reference.push_back(stage_of_many(i));
+  Pipeline pipeline(stages, world(), {.micro_batches = 3});
+  const Tensor input = torch::arange(27, at::kFloat).reshape({9, 3}) / 27;
+  const Tensor loss = pipeline.step(Tensors{input}, loss_of_many);
+  Bits expected;
+  Tensor sum;
+  for (const Tensor& part : input.tensor_split(3)) {
+    Tensors tensors = {part};
+    for (const PipelineStage& stage : reference) tensors = stage.run(tensors);
+    const Tensor own = loss_of_many(tensors, 0);
+    own.backward();
+    sum = sum.defined() ? sum + own.detach() : own.detach();
+  }
+  for (const PipelineStage& stage : reference) {
+    const auto& [name, weight] = stage.parameters.front();
+    if (weight.grad().defined()) expected[name] = weight.grad().div(3);
+  }
+  EXPECT_TRUE(same(loss, sum / 3));
+  expect_part_of(expected, pipeline, "");
+}
+
+TEST(Pipeline, EachRankMakesItsOwnStagesOnly) {
+  std::vector<std::uint32_t> made;
+  std::vector<Pipeline::Maker> makers;
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    makers.emplace_back([i, &made] {
+      made.push_back(i);
+      return stage_of_many(i);
+    });
+  }
+  const Pipeline pipeline(makers, world(), {.micro_batches = 2});
+  const auto own = static_cast<std::uint32_t>(rank());
+  std::vector<std::uint32_t> expected;
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    std::uint32_t chunk = 0;
+    while (chunk < pipeline.cuts().size() && i >= pipeline.cuts()[chunk]) ++chunk;
+    if (chunk == own) expected.push_back(i);
+  }
+  EXPECT_EQ(made, expected);
+  EXPECT_EQ(pipeline.parameters().size(), expected.size());
+}
+
+/// Fails when it is called for the `at`-th time, in forward or in backward.
+struct Fails : torch::autograd::Function<Fails> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        std::int64_t backward_fails) {
+    context->saved_data["fails"] = backward_fails;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    if (context->saved_data["fails"].toInt() != 0) throw std::runtime_error("the backward pass of this test");
+    return {gradients[0], Tensor()};
+  }
+};
+
+TEST(Pipeline, WhatFailsAnywhereFailsEverywhereAndLeavesGradientsAsTheyWere) {
+  constexpr std::uint32_t kMicroBatches = 3;
+  for (std::uint32_t stage_that_fails = 0; stage_that_fails < 4; ++stage_that_fails) {
+    for (std::uint32_t call = 0; call < kMicroBatches; ++call) {
+      for (const bool in_backward : {false, true}) {
+        bool armed = false;
+        std::vector<PipelineStage> stages;
+        std::map<std::uint32_t, std::uint32_t> calls;
+        for (std::uint32_t i = 0; i < 4; ++i) {
+          torch::manual_seed(i);
+          const Tensor weight = torch::randn({3, 3}).set_requires_grad(true);
+          PipelineStage stage;
+          stage.parameters = {{std::to_string(i), weight}};
+          stage.run = [&, i, weight](const Tensors& given) -> Tensors {
+            const bool fails = armed && i == stage_that_fails && calls[i]++ == call;
+            if (fails && !in_backward) throw std::runtime_error("the forward pass of this test");
+            return {Fails::apply(given[0].mm(weight), fails && in_backward ? 1 : 0)};
+          };
+          stages.push_back(std::move(stage));
+        }
+        Pipeline pipeline(stages, world(),
+                          {.micro_batches = kMicroBatches, .schedule = call % 2 == 0 ? "1f1b" : "gpipe"});
+        const Tensor input = torch::ones({6, 3});
+        pipeline.step(input, loss_of);
+        const Bits before = gradients_of(pipeline.named_parameters());
+        armed = true;
+        const std::uint32_t chunks = pipeline.schedule().chunks();
+        std::uint32_t chunk = 0;
+        while (chunk + 1 < chunks && stage_that_fails >= pipeline.cuts()[chunk]) ++chunk;
+        const int fails_on = static_cast<int>(pipeline.schedule().rank(chunk, 0));
+        try {
+          pipeline.step(input, loss_of);
+          ADD_FAILURE() << "did not throw";
+        } catch (const PassAbandoned& error) {
+          EXPECT_NE(rank(), fails_on);
+          EXPECT_EQ(error.rank(), fails_on);
+          expect_words(error.what(), {"rank " + std::to_string(fails_on), "chunk " + std::to_string(chunk),
+                                      "micro-batch " + std::to_string(call),
+                                      in_backward ? "backward pass" : "forward pass", "of this test"});
+        } catch (const std::exception& error) {
+          EXPECT_EQ(rank(), fails_on) << error.what();
+          expect_words(error.what(), {"of this test"});
+        }
+        for (const auto& [name, gradient] : gradients_of(pipeline.named_parameters()))
+          EXPECT_TRUE(same(gradient, before.at(name))) << name;
+        armed = false;
+        pipeline.step(input, loss_of);  // and all goes on
+      }
+    }
+  }
+}
+
+TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
+  torch::nn::Sequential cut = net();
+  const auto refused = [&](const PipelineOptions& options) {
+    return config_error([&] { const Pipeline pipeline(cut, world(), options); });
+  };
+  if (size() > 1) {
+    expect_words(refused({.micro_batches = static_cast<std::uint32_t>(2 + rank())}),
+                 {"different options", "rank 1", "give the same"});
+    expect_words(refused({.micro_batches = 4, .schedule = "zero_bubble"}), {"splits backward passes"});
+    if (size() % 2 == 0) expect_words(refused({.micro_batches = 4, .schedule = "chimera"}), {"two replicas"});
+    expect_words(refused({.micro_batches = 4, .schedule = "pipedream"}), {"asynchronous"});
+    expect_words(refused({.micro_batches = 4, .cuts = {13}}), {"cuts are the first stages"});
+    expect_words(refused({.schedule = "interleaved", .chunks_per_rank = 13}), {"12 stages cannot be cut"});
+    expect_words(refused({.schedule = "one_after_another"}), {"gpipe"});
+    torch::nn::Sequential tied = net();
+    tied->push_back(torch::nn::AnyModule(*tied->begin()));
+    expect_words(config_error([&] { const Pipeline pipeline(tied, world(), {.micro_batches = 2}); }),
+                 {"shares memory with", "chunk"});
+    // A maker fails on one rank.
+    const std::vector<Pipeline::Maker> makers(static_cast<std::size_t>(size()), []() -> PipelineStage {
+      if (rank() == 1) throw std::runtime_error("no such file of this test");
+      return stage_of_many(0);
+    });
+    try {
+      const Pipeline pipeline(makers, world(), {});
+      ADD_FAILURE() << "did not throw";
+    } catch (const ConfigError& error) {
+      EXPECT_NE(rank(), 1);
+      expect_words(error.what(), {"rank 1", "no such file of this test"});
+    } catch (const std::exception& error) {
+      EXPECT_EQ(rank(), 1);
+      EXPECT_EQ(std::string(error.what()), "no such file of this test");
+    }
+  }
+  // What is wrong with a batch is known on one rank, and all are told.
+  Pipeline pipeline(cut, world(), {.micro_batches = 4});
+  const auto told = [&](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const ConfigError& error) {
+      return message_of(error);
+    } catch (const PassAbandoned& error) {
+      return message_of(error);
+    }
+    return std::string("nothing was thrown");
+  };
+  expect_words(told([&] { pipeline.step(batch(3), loss_of); }),
+               {"3 rows cannot be cut into 4 micro-batches"});
+  expect_words(told([&] { pipeline.forward(batch(3)); }), {"3 rows cannot be cut into 4 micro-batches"});
+  expect_words(told([&] { pipeline.step(Tensor(), loss_of); }), {"needs a batch"});
+  expect_words(
+      told([&] { pipeline.step(batch(8), [](const Tensor& output, std::uint32_t) { return output; }); }),
+      {"a loss is a single"});
+  EXPECT_NO_THROW(pipeline.step(batch(8), loss_of));
+}
+
+TEST(Pipeline, AnOutputThatChangesWhileItIsSentIsAnError) {
+  if (size() == 1) GTEST_SKIP() << "one rank sends nothing";
+  const Tensor kept = torch::zeros({2, 3});
+  std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+  for (PipelineStage& stage : stages) {
+    stage.run = [&](const Tensors& given) -> Tensors {
+      if (rank() > 0) return given;
+      kept.add_(given[0]);
+      return {kept};  // the same memory for every micro-batch
+    };
+  }
+  Pipeline pipeline(stages, world(), {.micro_batches = 2, .schedule = "gpipe"});
+  try {
+    pipeline.forward(torch::ones({4, 3}));
+    ADD_FAILURE() << "did not throw";
+  } catch (const c10::Error& error) {
+    expect_words(error.what(), {"rank 0", "chunk 0", "modified in place", "give a clone"});
+  }
+}
+
+}  // namespace
+}  // namespace reef

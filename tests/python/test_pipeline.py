@@ -1,0 +1,42 @@
+"""Pipelines among real processes (tests/distributed/pipeline_ranks.py is each rank): from Python, over the groups of others,
+and when a rank is gone. No test measures time; the deadline of run_ranks is what a hang runs into."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ranks import beside_each_other, run_ranks
+
+PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "pipeline_ranks.py")
+
+
+def run(ranks, *scene):
+    result = run_ranks([PROGRAM, *scene], ranks)
+    assert not [rank for rank in result.ranks if rank.stopped_by in ("deadline", "grace")], result.report()
+    return result
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_of_it_from_python(ranks):
+    result = run(ranks, "face")
+    assert result.ok, result.report()
+
+
+def test_over_a_group_of_torch_distributed():
+    result = run(2, "by_torch")
+    assert result.ok, result.report()
+
+
+FAULTS = [(victim, at, way) for victim, at, way in
+          [(0, 0, "forward"), (1, 0, "forward"), (2, 0, "forward"), (1, 3, "forward"), (0, 5, "forward"),
+           (0, 0, "backward"), (1, 2, "backward"), (2, 3, "backward"), (2, 6, "backward")]]  # fmt: skip
+
+
+def test_a_rank_that_is_gone_is_named_wherever_it_was():
+    for first in range(0, len(FAULTS), 5):
+        results = beside_each_other(lambda row: run(3, "fault", *map(str, row)), FAULTS[first : first + 5])
+        for (victim, at, way), result in results.items():
+            for rank in {0, 1, 2} - {victim}:
+                assert result.ranks[rank].ok, result.report()
+                (line,) = [line for line in result.ranks[rank].output.splitlines() if line.startswith("told: ")]
+                assert re.search(rf"^told: rank {rank} of 3.* failed: rank {victim} \(process ", line), (at, way, line)

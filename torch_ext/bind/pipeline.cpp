@@ -1,0 +1,105 @@
+#include "reef/pipeline.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "python_function.h"
+#include "reduction.h"
+
+namespace {
+
+using reef::bind::PythonFunction;
+
+/// Of a Python function that makes a stage: it returns the number of the function that runs the stage, the
+/// names of its parameters as bytes, a line each, and the parameters.
+reef::PipelineStage stage_made_by(const PythonFunction& maker) {
+  const std::vector<at::Tensor> made = maker({});
+  reef::PipelineStage stage;
+  stage.run = PythonFunction(made.at(0).item<std::int64_t>());
+  const at::Tensor& bytes = made.at(1);
+  std::istringstream names(
+      std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())));
+  for (std::size_t i = 2; i < made.size(); ++i) {
+    std::string name;
+    std::getline(names, name);
+    stage.parameters.emplace_back(name, made[i]);
+  }
+  return stage;
+}
+
+struct BoundPipeline final : torch::CustomClassHolder {
+  explicit BoundPipeline(reef::Pipeline given) : pipeline(std::move(given)) {}
+  reef::Pipeline pipeline;
+};
+using Self = c10::intrusive_ptr<BoundPipeline>;
+
+std::vector<std::uint32_t> numbers_of(const char* what, const std::vector<std::int64_t>& given) {
+  std::vector<std::uint32_t> numbers;
+  for (const std::int64_t number : given) {
+    if (number < 0 || number > 1'000'000)
+      throw reef::ConfigError(std::string("Pipeline: ") + what + " are from 0 to 1000000, not " +
+                              std::to_string(number));
+    numbers.push_back(static_cast<std::uint32_t>(number));
+  }
+  return numbers;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(reef, m) {
+  m.class_<BoundPipeline>("Pipeline")
+      .def("schedule", [](const Self& self) { return self->pipeline.schedule().json(); })
+      .def("cuts", [](const Self& self) {
+        return std::vector<std::int64_t>(self->pipeline.cuts().begin(), self->pipeline.cuts().end());
+      });
+  // Operators, through which what Python's stages raise arrives; not so through methods.
+  m.def(
+      "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
+      "micro_batches, str "
+      "schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, str reduction, int seed) -> "
+      "__torch__.torch.classes.reef.Pipeline",
+      [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
+         std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
+         const std::vector<std::int64_t>& hops, const std::string& actions,
+         const std::vector<std::int64_t>& cuts, const std::string& reduction, std::int64_t seed) {
+        reef::PipelineOptions options;
+        options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
+        options.schedule = schedule;
+        options.chunks_per_rank = numbers_of("chunks_per_rank", {chunks_per_rank}).front();
+        options.hops = numbers_of("hops", hops);
+        if (!actions.empty()) options.actions = reef::pipeline_schedule_from_json(actions);
+        options.cuts = numbers_of("cuts", cuts);
+        options.reduction = reef::bind::reduction_of(reduction);
+        options.seed = static_cast<std::uint64_t>(seed);
+        std::vector<reef::PipelineStage> stages;
+        std::vector<reef::Pipeline::Maker> later;
+        for (const std::int64_t maker : makers) {
+          const PythonFunction call(maker);
+          if (whole) {
+            stages.push_back(stage_made_by(call));
+          } else {
+            later.emplace_back([call] { return stage_made_by(call); });
+          }
+        }
+        return c10::make_intrusive<BoundPipeline>(whole ? reef::Pipeline(stages, group, options)
+                                                        : reef::Pipeline(later, group, options));
+      });
+  m.def("pipeline_step(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[] batch, int loss) -> Tensor",
+        [](const Self& self, const std::vector<at::Tensor>& batch, std::int64_t loss) {
+          return self->pipeline.step(
+              batch, [call = PythonFunction(loss)](const std::vector<at::Tensor>& outputs,
+                                                   std::uint32_t micro_batch) {
+                std::vector<at::Tensor> given = {
+                    at::scalar_tensor(static_cast<std::int64_t>(micro_batch), at::kLong)};
+                given.insert(given.end(), outputs.begin(), outputs.end());
+                return call(given).at(0);
+              });
+        });
+  m.def("pipeline_forward(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[] batch) -> Tensor[]",
+        [](const Self& self, const std::vector<at::Tensor>& batch) { return self->pipeline.forward(batch); });
+}
