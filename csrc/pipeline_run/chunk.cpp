@@ -91,25 +91,52 @@ void PipelineChunk::keep(std::uint32_t micro_batch, const Tensors& ends) {
   }
 }
 
-PipelineChunk::Tensors PipelineChunk::backward(std::uint32_t micro_batch, Tensors gradients) {
-  const Graph graph = std::move(graphs_.at(micro_batch));
-  graphs_.erase(micro_batch);
-  ta::edge_list ends;
-  ta::variable_list given;
-  for (std::size_t i = 0; i < graph.ends.size(); ++i) {
-    if (!graph.ends[i].is_valid() || i >= gradients.size() || !gradients[i].defined()) continue;
-    ends.push_back(graph.ends[i]);
-    given.push_back(gradients[i].to(graph.devices[i]));
+PipelineChunk::Graph PipelineChunk::take(std::uint32_t micro_batch) {
+  return std::move(graphs_.extract(micro_batch).mapped());
+}
+
+std::pair<ta::edge_list, ta::variable_list> PipelineChunk::Graph::begin(const Tensors& gradients) const {
+  std::pair<ta::edge_list, ta::variable_list> found;
+  for (std::size_t i = 0; i < ends.size() && i < gradients.size(); ++i) {
+    if (!ends[i].is_valid() || !gradients[i].defined()) continue;
+    found.first.push_back(ends[i]);
+    found.second.push_back(gradients[i].to(devices[i]));
   }
-  gradients.clear();
+  return found;
+}
+
+PipelineChunk::Tensors PipelineChunk::Graph::take_gradients_of_inputs() const {
+  Tensors gradients;
+  for (const NodePtr& node : inputs)
+    gradients.push_back(node ? std::move(static_cast<ChunkBegin&>(*node).gradient) : Tensor());
+  return gradients;
+}
+
+PipelineChunk::Tensors PipelineChunk::backward(std::uint32_t micro_batch, const Tensors& gradients) {
+  const Graph graph = take(micro_batch);
+  const auto [ends, given] = graph.begin(gradients);
   if (!ends.empty()) {
     ta::Engine::get_default_engine().execute(ends, given, /*keep_graph=*/false, /*create_graph=*/false,
                                              /*accumulate_grad=*/true);
   }
-  Tensors of_inputs;
-  for (const NodePtr& node : graph.inputs)
-    of_inputs.push_back(node ? std::move(static_cast<ChunkBegin&>(*node).gradient) : Tensor());
-  return of_inputs;
+  return graph.take_gradients_of_inputs();
+}
+
+PipelineChunk::Tensors PipelineChunk::backward_to_inputs(std::uint32_t micro_batch,
+                                                         const Tensors& gradients) {
+  const Graph graph = take(micro_batch);
+  auto [ends, given] = graph.begin(gradients);
+  halves_.emplace(micro_batch, SplitBackward(std::move(ends), std::move(given), graph.inputs));
+  return graph.take_gradients_of_inputs();
+}
+
+void PipelineChunk::backward_to_weights(std::uint32_t micro_batch) {
+  halves_.extract(micro_batch).mapped().finish();
+}
+
+void PipelineChunk::forget() {
+  graphs_.clear();
+  halves_.clear();
 }
 
 }  // namespace reef

@@ -5,8 +5,10 @@
 #include <torch/csrc/autograd/function.h>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
+#include "pipeline_run/split_backward.h"
 #include "reef/pipeline.h"
 
 namespace reef {
@@ -37,10 +39,14 @@ class PipelineChunk {
   void keep(std::uint32_t micro_batch, const Tensors& ends);
   /// Runs backward from the ends, whose gradients these are, and returns the gradients of the inputs; those
   /// that there are none of are undefined.
-  Tensors backward(std::uint32_t micro_batch, Tensors gradients);
+  Tensors backward(std::uint32_t micro_batch, const Tensors& gradients);
+  /// The same in two halves: the second one makes those gradients of weights that could wait.
+  Tensors backward_to_inputs(std::uint32_t micro_batch, const Tensors& gradients);
+  void backward_to_weights(std::uint32_t micro_batch);
   /// Where the stages compute: on the device of their first parameter.
   c10::Device device() const { return device_; }
-  void forget() { graphs_.clear(); }
+  /// Lets go of the graphs of all micro-batches.
+  void forget();
 
  private:
   using NodePtr = decltype(torch::autograd::Edge::function);
@@ -48,12 +54,19 @@ class PipelineChunk {
     std::vector<NodePtr> inputs;  ///< nullptr of those that want no gradient
     std::vector<torch::autograd::Edge> ends;
     std::vector<c10::Device> devices;  ///< of the ends
+
+    /// Returns the ends that have a gradient, and their gradients.
+    std::pair<torch::autograd::edge_list, torch::autograd::variable_list> begin(
+        const Tensors& gradients) const;
+    Tensors take_gradients_of_inputs() const;
   };
+  Graph take(std::uint32_t micro_batch);
 
   std::vector<PipelineStage> stages_;
   std::uint32_t first_stage_;
   c10::Device device_ = c10::kCPU;
-  std::map<std::uint32_t, Graph> graphs_;  ///< by micro-batch
+  std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch
+  std::map<std::uint32_t, SplitBackward> halves_;  ///< of backward passes, by micro-batch
 };
 
 }  // namespace reef

@@ -29,7 +29,18 @@ Tensor without_graph(const Tensor& tensor) {
       impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
-const char* pass_of(Kind kind) { return kind == Kind::kForward ? "forward" : "backward"; }
+const char* pass_of(Kind kind) {
+  switch (kind) {
+    case Kind::kForward:
+      return "forward pass";
+    case Kind::kInput:
+      return "backward pass to the inputs";
+    case Kind::kWeight:
+      return "backward pass to the weights";
+    default:
+      return "backward pass";
+  }
+}
 
 // The first letter of what ranks tell each other at the end of a run.
 constexpr char kDone = 'd', kFailed = 'f', kFailedElsewhere = 'e';
@@ -106,10 +117,13 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
     if (run.trains) chunk.keep(micro_batch, made.tensors);
     for (const Tensor& tensor : made.tensors)
       made.requires_grad.push_back(run.trains && tensor.defined() && tensor.requires_grad());
+  } else if (kind == Kind::kWeight) {
+    chunk.backward_to_weights(micro_batch);
   } else {
-    Tensors gradients =
+    const Tensors gradients =
         is_last ? Tensors{at::ones({})} : take(Message::kGradient, number + 1, micro_batch).tensors;
-    made.tensors = chunk.backward(micro_batch, std::move(gradients));
+    made.tensors = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, gradients)
+                                        : chunk.backward(micro_batch, gradients);
   }
   pass_on(action, std::move(made));
 }
@@ -127,6 +141,7 @@ TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std:
 }
 
 void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
+  if (action.kind == Kind::kWeight) return;
   const bool forward = action.kind == Kind::kForward;
   if (forward ? action.chunk + 1 == schedule_.chunks() : action.chunk == 0) return;
   const Message kind = forward ? Message::kOutput : Message::kGradient;
@@ -148,7 +163,7 @@ void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage c
 }
 
 std::string PipelineExecutor::place_of(const PipelineAction& action) const {
-  return "rank " + std::to_string(rank_) + ", " + pass_of(action.kind) + " pass of chunk " +
+  return "rank " + std::to_string(rank_) + ", " + pass_of(action.kind) + " of chunk " +
          std::to_string(action.chunk) + " for micro-batch " + std::to_string(action.micro_batch);
 }
 

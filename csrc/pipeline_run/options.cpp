@@ -39,11 +39,21 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
     refuse("has two replicas of the model, which is not run yet: take one of a single direction.");
   if (schedule.versions.kind != PipelineVersionRule::Kind::kFlush)
     refuse("is asynchronous, which is not run yet: take a synchronous one.");
+  // Gradients are added up by B, or by I and W.
+  std::map<std::pair<std::uint32_t, bool>, std::uint32_t> next;  // of a chunk, and of W alone
   for (const auto& actions : schedule.actions) {
-    for (const PipelineAction& action : actions) {
-      if (action.kind != Kind::kForward && action.kind != Kind::kBackward)
-        refuse("splits backward passes or updates weights (" + action.text() +
-               "), which is not run yet: take one of whole backward passes.");
+    for (const auto& [kind, chunk, micro_batch] : actions) {
+      if (kind == Kind::kForward) continue;
+      if (kind == Kind::kUpdate) refuse("updates weights, which is not run yet: take one that does not.");
+      for (const bool of_weights : {false, true}) {
+        if (kind == (of_weights ? Kind::kInput : Kind::kWeight)) continue;
+        std::uint32_t& expected = next[{chunk, of_weights}];
+        if (micro_batch != expected++)
+          refuse("runs backward for micro-batch " + std::to_string(micro_batch) + " on chunk " +
+                 std::to_string(chunk) +
+                 " before an earlier one, so that gradients would not have the bits of one process: let it "
+                 "take them in their order.");
+      }
     }
   }
 }

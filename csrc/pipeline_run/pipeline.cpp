@@ -108,6 +108,12 @@ class GradientsAside {
   std::vector<std::pair<Tensor, Tensor>> aside_;  ///< parameters, and their gradients before
 };
 
+bool trains(const PipelineSchedule& schedule) {
+  return std::any_of(
+      schedule.actions.front().begin(), schedule.actions.front().end(),
+      [](const PipelineAction& action) { return action.kind != PipelineAction::Kind::kForward; });
+}
+
 constexpr std::size_t kLossBytes = sizeof(double) + 1;
 
 std::string text_of_loss(const Tensor& loss) {
@@ -211,8 +217,11 @@ const PipelineSchedule& Pipeline::schedule() const { return state_->executor->sc
 const PipelineCuts& Pipeline::cuts() const { return state_->cuts; }
 
 Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
-  const at::AutoGradMode records(true);
   State& state = *state_;
+  if (!trains(schedule()))
+    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+                      "' has no backward passes: it is for forward() only.");
+  const at::AutoGradMode records(true);
   const std::uint32_t count = schedule().micro_batches;
   std::vector<Tensors> parts;
   Tensor sum;

@@ -35,8 +35,8 @@ struct PipelineOptions {
   /// Into how many micro-batches a batch is cut, along dimension 0: the first ones are one row longer where
   /// it does not divide.
   std::uint32_t micro_batches = 1;
-  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous, with whole backward
-  /// passes and one replica of the model.
+  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous and has one replica of
+  /// the model.
   std::string schedule = "1f1b";
   std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape

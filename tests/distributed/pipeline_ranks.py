@@ -112,9 +112,11 @@ def face():
     assert {name.split(".")[0] for name, _ in pipeline.named_parameters()} <= pipeline.modules().keys()
     check_training(group, chain(), schedule="gpipe", cuts=[2, 5, 7][: size - 1])
     check_training(group, chain(), schedule="1f1b", hops=[2])
+    check_training(group, chain(), schedule="zero_bubble")
     check_training(group, chain(), schedule=reef.pipeline_schedule("1f1b", ranks=size, micro_batches=4))
     if size in (2, 3, 4):
         check_training(group, chain(), schedule="interleaved", chunks_per_rank=2)
+        check_training(group, chain(), schedule="zbv")
     # Each rank makes its own stages only.
     made = []
 
@@ -150,7 +152,7 @@ def refusals(group, rank, size):
     assert "reduction" in told(lambda: reef.Pipeline(chain(), group, reduction="median"), ValueError)
     if size == 1:
         return
-    assert "splits" in told(lambda: reef.Pipeline(chain(), group, micro_batches=4, schedule="zero_bubble"), ValueError)
+    assert "asynchronous" in told(lambda: reef.Pipeline(chain(), group, micro_batches=4, schedule="pipedream"), ValueError)
     tied = chain()
     tied[-1] = tied[0]
     assert "0.weight" in told(lambda: reef.Pipeline(tied, group, micro_batches=2), ValueError)

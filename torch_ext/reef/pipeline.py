@@ -29,8 +29,8 @@ class Pipeline:
     ``stages``: a ``torch.nn.Sequential``, or a list of modules, or of functions that make them: then each rank makes its own
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
-    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; it must be synchronous, with
-    whole backward passes and one replica of the model. ``cuts`` are the first stages of each chunk but the first; by default
+    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; it must be synchronous and have
+    one replica of the model. ``cuts`` are the first stages of each chunk but the first; by default
     each chunk has as many stages as the others. ``reduction`` is ``"mean"``, which divides gradients by the number of
     micro-batches when all are added up, or ``"sum"``. Random numbers in a stage depend on ``seed``, and on the numbers of the
     call, the micro-batch and the stage, and on nothing else.

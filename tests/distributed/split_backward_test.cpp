@@ -1,0 +1,139 @@
+// Run as several ranks by tests/support/ranks.py.
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "pipelines.h"
+
+namespace reef {
+namespace {
+
+using namespace pipeline_tests;
+
+/// Ways to use weights, each as a stage of tensors of [rows, 4, 6].
+struct Use {
+  std::string name;
+  std::vector<std::vector<std::int64_t>> weights;
+  std::function<Tensor(const Tensor& x, const Tensors& w)> run;
+};
+struct Doubles : torch::autograd::Function<Doubles> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return 2 * x; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {2 * gradients[0]};
+  }
+};
+std::vector<Use> uses() {
+  const auto hooked = [](Tensor tensor) {
+    tensor.register_hook([](const Tensor& gradient) { return 3 * gradient; });
+    return tensor;
+  };
+  return {
+      {"linear", {{6, 6}, {6}}, [](auto& x, auto& w) { return torch::linear(x, w[0], w[1]).tanh(); }},
+      {"linear without bias", {{6, 6}}, [](auto& x, auto& w) { return torch::linear(x, w[0]); }},
+      {"matmul", {{6, 6}}, [](auto& x, auto& w) { return x.matmul(w[0]); }},
+      {"a weight on the left", {{4, 4}}, [](auto& x, auto& w) { return w[0].matmul(x); }},
+      {"two dimensions",
+       {{6, 6}, {6}},
+       [](auto& x, auto& w) {
+         return torch::addmm(w[1], x.reshape({-1, 6}), w[0], 0.5, 2).view_as(x);
+       }},
+      {"batched", {{4, 6, 6}}, [](auto& x, auto& w) { return x.transpose(0, 1).bmm(w[0]).transpose(0, 1); }},
+      {"used twice", {{6, 6}}, [](auto& x, auto& w) { return x.matmul(w[0]).tanh().matmul(w[0]); }},
+      {"used twice, transposed", {{6, 6}}, [](auto& x, auto& w) { return x.matmul(w[0]).matmul(w[0].t()); }},
+      {"used twice by one view",
+       {{6, 6}},
+       [](auto& x, auto& w) {
+         const Tensor view = w[0].t();
+         return x.matmul(view) + x.tanh().matmul(view);
+       }},
+      {"product of weights", {{6, 6}, {6, 6}}, [](auto& x, auto& w) { return x.matmul(w[0].matmul(w[1])); }},
+      {"cast",
+       {{6, 6}},
+       [](auto& x, auto& w) {
+         return x.to(torch::kDouble).matmul(w[0].to(torch::kDouble)).to(torch::kFloat);
+       }},
+      {"scaled weight", {{6, 6}, {1}}, [](auto& x, auto& w) { return x.matmul(w[0] * w[1]); }},
+      {"convolution", {{4, 4, 3}, {4}}, [](auto& x, auto& w) { return torch::conv1d(x, w[0], w[1], 1, 1); }},
+      {"elementwise", {{6}, {4, 1}}, [](auto& x, auto& w) { return x * w[0] + w[1]; }},
+      {"layer norm",
+       {{6}, {6}, {6, 6}},
+       [](auto& x, auto& w) { return torch::layer_norm(x.matmul(w[2]), {6}, w[0], w[1]); }},
+      {"embedding", {{9, 6}}, [](auto& x, auto& w) { return x + torch::embedding(w[0], torch::arange(4)); }},
+      {"gru",
+       {{18, 6}, {18, 6}, {18}, {18}},
+       [](auto& x, auto& w) {
+         return std::get<0>(torch::gru(x, torch::zeros({1, 4, 6}), w, true, 1, 0.0, true, false, false));
+       }},
+      {"attention",
+       {{18, 6}},
+       [](auto& x, auto& w) {
+         const auto qkv = torch::linear(x, w[0]).chunk(3, -1);
+         return torch::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
+       }},
+      {"einsum",
+       {{6, 2, 3}},
+       [](auto& x, auto& w) {
+         return torch::einsum("rij,jkl->rikl", {x, w[0]}).flatten(2);
+       }},
+      {"custom function", {{6, 6}}, [](auto& x, auto& w) { return Doubles::apply(x.matmul(w[0])); }},
+      {"custom function of a weight",
+       {{6, 6}},
+       [](auto& x, auto& w) { return x.matmul(Doubles::apply(w[0])); }},
+      {"hook on an output", {{6, 6}}, [hooked](auto& x, auto& w) { return hooked(x.matmul(w[0])).tanh(); }},
+      {"hook on a view of a weight",
+       {{6, 6}},
+       [hooked](auto& x, auto& w) { return x.matmul(hooked(w[0].t())); }},
+      {"retained gradient",
+       {{6, 6}},
+       [](auto& x, auto& w) {
+         Tensor y = x.matmul(w[0]);
+         y.retain_grad();
+         return y.tanh();
+       }},
+      {"in place", {{6, 6}, {6}}, [](auto& x, auto& w) { return torch::linear(x, w[0]).add_(w[1]).relu_(); }},
+      {"a part that nothing reaches",
+       {{6, 6}, {6, 6}},
+       [](auto& x, auto& w) { return x.matmul(w[0]) + x.matmul(w[1]).detach(); }},
+      {"an input without a gradient",
+       {{6, 6}, {6, 6}},
+       [](auto& x, auto& w) { return x.matmul(w[0]) + x.detach().matmul(w[1]); }},
+      {"no weight", {}, [](auto& x, auto&) { return x.sin(); }},
+  };
+}
+
+TEST(Pipeline, SplitBackwardPassesHaveTheBitsOfWholeOnes) {
+  for (const Use& use : uses()) {
+    std::map<std::string, Bits> of_schedule;
+    for (const std::string schedule : {"1f1b", "zero_bubble"}) {
+      std::vector<PipelineStage> stages(static_cast<std::size_t>(2 * size()));
+      torch::manual_seed(11);
+      for (std::size_t i = 0; i < stages.size(); ++i) {
+        Tensors weights;
+        for (const auto& sizes : use.weights) {
+          weights.push_back(torch::randn(sizes).set_requires_grad(true));
+          stages[i].parameters.emplace_back(std::to_string(i) + "." + std::to_string(weights.size()),
+                                            weights.back());
+        }
+        stages[i].run = [&use, weights](const Tensors& given) -> Tensors {
+          return {use.run(given[0], weights)};
+        };
+      }
+      Pipeline pipeline(stages, world(), {.micro_batches = 4, .schedule = schedule});
+      for (std::int64_t step = 0; step < 2; ++step) {
+        torch::manual_seed(static_cast<std::uint64_t>(20 + step));
+        pipeline.step(torch::randn({9, 4, 6}), loss_of);
+      }
+      of_schedule[schedule] = gradients_of(pipeline.named_parameters());
+    }
+    for (const auto& [name, expected] : of_schedule["1f1b"]) {
+      const Tensor& gradient = of_schedule["zero_bubble"].at(name);
+      ASSERT_EQ(gradient.defined(), expected.defined()) << use.name << name;
+      EXPECT_TRUE(!expected.defined() || same(gradient, expected)) << use.name << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reef
