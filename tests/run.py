@@ -89,8 +89,8 @@ def main() -> int:
     built = subprocess.run([BIN / "cmake", "--build", options.build, "--parallel", jobs, "--target", *targets], check=False)
     if built.returncode != 0:
         return built.returncode
-    # Some tests mostly wait (for a stopped rank to be noticed), so two more tests run than compilations would.
-    at_a_time = str(options.jobs + 2)
+    # Many tests mostly wait (for messages, for a rank that is gone to be noticed), so more of them run than compilations would.
+    at_a_time = str(4 * options.jobs)
     names = "|".join(re.escape(name) for name in chosen)
     environment = dict(os.environ)
     for address, is_on_device in ((preloaded.ADDRESS, False), (preloaded.DEVICE_ADDRESS, True)):
