@@ -90,7 +90,7 @@ def main() -> int:
     if built.returncode != 0:
         return built.returncode
     # Many tests mostly wait (for messages, for a rank that is gone to be noticed), so more of them run than compilations would.
-    at_a_time = str(4 * options.jobs)
+    at_a_time = str(3 * options.jobs)
     names = "|".join(re.escape(name) for name in chosen)
     environment = dict(os.environ)
     for address, is_on_device in ((preloaded.ADDRESS, False), (preloaded.DEVICE_ADDRESS, True)):

@@ -1,10 +1,13 @@
 // Run as several ranks by tests/support/ranks.py.
+#include "pipeline_run/split_backward.h"
+
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "pipelines.h"
+#include "reef/checkpoint.h"
 
 namespace reef {
 namespace {
@@ -100,6 +103,9 @@ std::vector<Use> uses() {
        {{6, 6}, {6, 6}},
        [](auto& x, auto& w) { return x.matmul(w[0]) + x.detach().matmul(w[1]); }},
       {"no weight", {}, [](auto& x, auto&) { return x.sin(); }},
+      {"checkpointed",
+       {{6, 6}},
+       [](auto& x, auto& w) { return checkpoint([w](const Tensor& y) { return y.matmul(w[0]).sin(); }, x); }},
   };
 }
 
@@ -133,6 +139,65 @@ TEST(Pipeline, SplitBackwardPassesHaveTheBitsOfWholeOnes) {
       EXPECT_TRUE(!expected.defined() || same(gradient, expected)) << use.name << name;
     }
   }
+}
+
+TEST(SplitBackward, OnlyProductsWait) {
+  namespace ta = torch::autograd;
+  torch::manual_seed(5);
+  const auto parameter = [](at::IntArrayRef sizes) { return torch::randn(sizes).set_requires_grad(true); };
+  const Tensor x = parameter({5, 6}), scale = parameter({6}), up = parameter({7, 6}),
+               up_bias = parameter({7}), down = parameter({6, 7});
+  const Tensors at_once = {x, scale}, later = {up, up_bias, down};
+  const auto forward = [&](c10::Storage& only_for_sin) {
+    const Tensor inner = torch::linear(x * scale, up, up_bias);
+    only_for_sin = inner.storage();
+    return torch::linear(inner.sin(), down);
+  };
+  c10::Storage saved;
+  const Tensor gradient = torch::randn({5, 6});
+  forward(saved).backward(gradient);
+  Tensors expected;
+  for (const Tensors& all : {at_once, later}) {
+    for (const Tensor& each : all) {
+      expected.push_back(each.grad().clone());
+      each.mutable_grad().reset();
+    }
+  }
+
+  Tensor output = forward(saved);
+  const ta::Edge end = ta::impl::gradient_edge(output);
+  output.reset();
+  EXPECT_GT(saved.use_count(), 1);
+  SplitBackward halves({end}, {gradient}, {ta::impl::grad_accumulator(x)});
+  EXPECT_EQ(saved.use_count(), 1) << "what a sine has saved is let go at once";
+  for (const Tensor& each : at_once) EXPECT_TRUE(each.grad().defined());
+  for (const Tensor& each : later) EXPECT_FALSE(each.grad().defined());
+  halves.finish();
+  std::size_t i = 0;
+  for (const Tensors& all : {at_once, later}) {
+    for (const Tensor& each : all) EXPECT_TRUE(same(each.grad(), expected[i++]));
+  }
+}
+
+TEST(SplitBackward, WithoutAnInputThatWantsAGradientAllOfItWaits) {
+  const Tensor weight = torch::ones({3, 3}).set_requires_grad(true);
+  const Tensor output = torch::ones({2, 3}).matmul(weight).sin();
+  SplitBackward halves({torch::autograd::impl::gradient_edge(output)}, {torch::ones({2, 3})}, {nullptr});
+  EXPECT_FALSE(weight.grad().defined());
+  halves.finish();
+  EXPECT_TRUE(weight.grad().defined());
+}
+
+TEST(SplitBackward, WhatIsNeverFinishedLeavesNothing) {
+  const Tensor x = torch::ones({2, 3}).set_requires_grad(true),
+               weight = torch::ones({3, 3}).set_requires_grad(true);
+  const Tensor output = x.matmul(weight);
+  {
+    const SplitBackward halves({torch::autograd::impl::gradient_edge(output)}, {torch::ones({2, 3})},
+                               {torch::autograd::impl::grad_accumulator(x)});
+  }
+  EXPECT_FALSE(weight.grad().defined());
+  EXPECT_TRUE(output.grad_fn()->pre_hooks().empty());
 }
 
 }  // namespace
