@@ -44,12 +44,14 @@ struct Catch final : ta::FunctionPreHook {
   ta::variable_list* caught;
 };
 
-/// The nodes of a graph, and by how many edges each is reached.
+/// The nodes of a graph, by how many edges each is reached, and those at which it begins.
 struct Graph {
   std::vector<NodePtr> nodes;
   std::unordered_map<ta::Node*, int> edges_to;
+  std::unordered_set<ta::Node*> inputs;
 
-  explicit Graph(const ta::edge_list& ends) {
+  Graph(const ta::edge_list& ends, const std::vector<NodePtr>& begins) {
+    for (const NodePtr& node : begins) inputs.insert(node.get());
     for (const ta::Edge& end : ends) reach(end);
     for (std::size_t i = 0; i < nodes.size(); ++i) {
       for (const ta::Edge& edge : nodes[i]->next_edges()) reach(edge);
@@ -72,8 +74,10 @@ struct Waiting {
 bool leads_to_own_parameter(const Graph& graph, ta::Edge edge, Waiting& waiting) {
   std::vector<ta::Node*> between;
   for (;;) {
-    if (!edge.is_valid() || graph.edges_to.at(edge.function.get()) != 1 || has_hooks(*edge.function))
+    if (!edge.is_valid() || graph.edges_to.at(edge.function.get()) != 1 || has_hooks(*edge.function) ||
+        graph.inputs.contains(edge.function.get())) {
       return false;
+    }
     if (is_parameter(*edge.function)) break;
     if (!is_among(kViews, *edge.function) || edge.function->num_outputs() != 1) return false;
     between.push_back(edge.function.get());
@@ -116,7 +120,7 @@ SplitBackward::SplitBackward(ta::edge_list ends, ta::variable_list gradients,
     rest_.push_back({std::move(ends), std::move(gradients), {}});
     return;
   }
-  const Graph graph(ends);
+  const Graph graph(ends, inputs);
   std::vector<Waiting> waiting = find_waiting(graph);
   if (waiting.empty()) {
     run(ends, gradients, /*keeps_graph=*/false, {});
