@@ -84,16 +84,18 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
     pass_on(action, {.failed = why});
   }
   mail_.end();
+  std::string own;
   if (why.empty()) {
     try {
       check_sent();
-      return agree(kDone + run.report(), nullptr);
-    } catch (const ConfigError& error) {
+      own = kDone + run.report();
+    } catch (const std::exception& error) {
       failed = std::current_exception();
       why = message_of(error);
     }
   }
-  return agree((failed ? kFailed : kFailedElsewhere) + why, failed);
+  if (!why.empty()) own = (failed ? kFailed : kFailedElsewhere) + why;
+  return agree(own, failed);
 }
 
 void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
@@ -176,7 +178,7 @@ void PipelineExecutor::check_sent() const {
   }
 }
 
-std::vector<std::string> PipelineExecutor::agree(const std::string& own, std::exception_ptr failed) {
+std::vector<std::string> PipelineExecutor::agree(const std::string& own, const std::exception_ptr& failed) {
   std::vector<std::string> reports = gather_texts(own, group_, c10::kCPU);
   if (failed) std::rethrow_exception(failed);
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <string>
@@ -52,7 +53,7 @@ class PipelineExecutor {
   void pass_on(const PipelineAction& action, TensorListMessage content);
   std::string place_of(const PipelineAction& action) const;
   void check_sent() const;
-  std::vector<std::string> agree(const std::string& own, std::exception_ptr failed);
+  std::vector<std::string> agree(const std::string& own, const std::exception_ptr& failed);
 
   PipelineSchedule schedule_;
   ProcessGroupPtr group_;

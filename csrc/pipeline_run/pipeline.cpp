@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "distributed/group_tags.h"
 #include "distributed/members.h"
@@ -76,6 +78,15 @@ std::vector<Tensors> micro_batches_of(const Tensors& batch, std::uint32_t count)
   }
   if (rows < 0) throw ConfigError("reef::Pipeline: the rank with the first stage was given no batch.");
   return parts;
+}
+
+/// Returns a function that gives a batch's micro-batches, which is cut when the first of them is wanted: on
+/// the rank that has the first stage, in the run, so that what is wrong with the batch fails the run.
+std::function<Tensors(std::uint32_t)> cutter(const Tensors& batch, std::uint32_t count) {
+  return [given = batch, count, parts = std::vector<Tensors>()](std::uint32_t micro_batch) mutable {
+    if (parts.empty()) parts = micro_batches_of(std::exchange(given, {}), count);
+    return std::move(parts[micro_batch]);
+  };
 }
 
 /// Sets gradients aside, so that those of a call are apart from them until it has succeeded.
@@ -223,16 +234,11 @@ Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
                       "' has no backward passes: it is for forward() only.");
   const at::AutoGradMode records(true);
   const std::uint32_t count = schedule().micro_batches;
-  std::vector<Tensors> parts;
-  Tensor sum;
   std::vector<Tensor> losses;
   PipelineExecutor::Run run;
   run.trains = true;
   run.seed = {state.options.seed, state.calls++};
-  run.input = [&](std::uint32_t micro_batch) {
-    if (parts.empty()) parts = micro_batches_of(batch, count);
-    return std::move(parts[micro_batch]);
-  };
+  run.input = cutter(batch, count);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) -> Tensors {
     const Tensor value = loss(outputs, micro_batch);
     if (!value.defined() || value.numel() != 1 || !value.is_floating_point())
@@ -244,6 +250,7 @@ Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   run.report = [&]() -> std::string {
     if (losses.empty()) return "";
     const at::NoGradGuard no_grad;
+    Tensor sum;
     for (const Tensor& each : losses) sum = sum.defined() ? sum + each.reshape({}) : each.reshape({});
     return text_of_loss(state.options.reduction == Reduction::kMean ? sum / static_cast<std::int64_t>(count)
                                                                     : sum);
@@ -268,13 +275,10 @@ Tensors Pipeline::forward(const Tensors& batch) {
   const at::NoGradGuard no_grad;
   State& state = *state_;
   const std::uint32_t count = schedule().micro_batches;
-  std::vector<Tensors> parts, outputs(count);
+  std::vector<Tensors> outputs(count);
   PipelineExecutor::Run run;
   run.seed = {state.options.seed, state.calls++};
-  run.input = [&](std::uint32_t micro_batch) {
-    if (parts.empty()) parts = micro_batches_of(batch, count);
-    return std::move(parts[micro_batch]);
-  };
+  run.input = cutter(batch, count);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& made) -> Tensors {
     outputs[micro_batch] = made;
     return {};
