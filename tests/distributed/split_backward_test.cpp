@@ -88,6 +88,18 @@ std::vector<Use> uses() {
       {"hook on a view of a weight",
        {{6, 6}},
        [hooked](auto& x, auto& w) { return x.matmul(hooked(w[0].t())); }},
+      {"hook on a product",
+       {{6, 6}},
+       [hooked](auto& x, auto& w) {
+         return hooked(x.reshape({-1, 6}).mm(w[0])).view_as(x);
+       }},
+      {"retained gradient of a product",
+       {{6, 6}},
+       [](auto& x, auto& w) {
+         Tensor y = x.reshape({-1, 6}).mm(w[0]);
+         y.retain_grad();
+         return y.view_as(x);
+       }},
       {"retained gradient",
        {{6, 6}},
        [](auto& x, auto& w) {
