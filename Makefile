@@ -64,7 +64,7 @@ check: configure
 sanitize:
 	@$(MAKE) --no-print-directory configure PRESET=sanitize BUILD=$(BUILD)-sanitize
 	@$(CMAKE) --build $(BUILD)-sanitize --parallel $(JOBS) --target unit_tests
-	@$(CTEST) --test-dir $(BUILD)-sanitize --parallel $(JOBS) --output-on-failure --no-tests=error -L unit
+	@$(CTEST) --test-dir $(BUILD)-sanitize --parallel $$((2 * $(JOBS))) --output-on-failure --no-tests=error -L unit
 
 # In the same build folder: all that is not CUDA is there already.
 cuda: export TORCH_CUDA_ARCH_LIST ?= 9.0+PTX

@@ -1,6 +1,7 @@
-"""Pipelines of four ranks over links of 1 Gbit/s, each rank a network namespace: reef.Pipeline and torch.distributed.pipelining, in
+"""Pipelines of four ranks over links of 100 Mbit/s, each rank a network namespace: reef.Pipeline and torch.distributed.pipelining, in
 fresh processes. Stages sleep instead of computing, so ranks share this machine's cores without waiting for them; what is measured
-is the order of actions, the overlap of messages, and overhead. Beside each time of Reef's is what `simulate` says."""
+is the order of actions, the overlap of messages, and overhead. The links are slow so that messages are small, and cost no
+computing of their own. Beside each time of Reef's is what `simulate` says."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ FORWARD_SECONDS = 0.040
 """Of a whole rank, which has two stages, for a micro-batch; its I and its W take as long."""
 SEGMENT_BYTES, HEADERS_BYTES = 1448, 66
 """Of TCP in an Ethernet frame."""
-LINK_BYTES_PER_SECOND = 1e9 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES)
+LINK_BYTES_PER_SECOND = 1e8 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES)
 RATIOS = (0.0, 1.0, 2.0)
 """Seconds of a message over those of a rank's forward pass."""
 OURS = ("chosen", "1f1b", "1f1b hops", "gpipe", "zero_bubble", "zero_bubble hops", "interleaved", "zbv")
@@ -172,8 +173,8 @@ def hosts(limited: bool) -> Iterator[list[str]]:
             tc = ["tc", "-n", name]
             run(*tc, "qdisc", "add", "dev", "cable", "root", "handle", "1:", "htb", "default", "99")
             for other in range(RANKS):
-                run(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", "1gbit",
-                    "burst", "256k", "cburst", "256k")  # fmt: skip
+                run(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", "100mbit",
+                    "burst", "15k", "cburst", "15k")  # fmt: skip
                 run(*tc, "filter", "add", "dev", "cable", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst",
                     f"10.79.0.{other + 1}/32", "flowid", f"1:{other + 1}")  # fmt: skip
         yield names
