@@ -1,10 +1,11 @@
 #include "distributed/tensor_list_message.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <exception>
+#include <cstring>
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/members.h"
@@ -17,10 +18,12 @@ using at::Tensor;
 using Words = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMagic = 0x7265656674656e73;
-/// The first message is always of the same size: gloo ends the process when a message is longer than the
-/// receiver expects. A description that does not fit into it is continued in a second one.
+/// What precedes the values is always of the same size: gloo ends the process when a message is longer than
+/// the receiver expects (a shorter one is received). A description that does not fit is continued in a second
+/// one.
 constexpr std::int64_t kFirstWords = 128;
-constexpr std::int64_t kWordsBefore = 3;  ///< magic, sequence, words of the description
+constexpr std::int64_t kFirstBytes = 8 * kFirstWords;
+constexpr std::int64_t kWordsBefore = 4;  ///< magic, number, words of the description, whether values follow
 constexpr std::int64_t kFirstDescription = kFirstWords - kWordsBefore;
 constexpr std::int64_t kMostTextBytes = 64 << 10;  // each a word
 
@@ -89,10 +92,42 @@ std::vector<Described> described_in(Reader& reader) {
   return all;
 }
 
-Tensor bytes_of_words(const Words& words, std::int64_t first, std::int64_t count, std::int64_t size) {
-  Tensor bytes = at::zeros({size}, at::kLong);
-  std::copy_n(words.begin() + first, count, bytes.mutable_data_ptr<std::int64_t>());
+constexpr std::int64_t round_up(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/// Each begins at a multiple of 64 bytes.
+template <class List>
+std::int64_t packed_bytes(const List& bytes_of_each) {
+  std::int64_t all = 0;
+  for (const std::int64_t bytes : bytes_of_each) all += round_up(bytes);
+  return all;
+}
+std::vector<std::int64_t> bytes_of_each(const std::vector<Tensor>& tensors) {
+  std::vector<std::int64_t> bytes;
+  for (const Tensor& tensor : tensors)
+    bytes.push_back(tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0);
+  return bytes;
+}
+std::vector<std::int64_t> bytes_of_each(const std::vector<Described>& described) {
+  std::vector<std::int64_t> bytes;
+  for (const Described& each : described) bytes.push_back(each.defined ? each.bytes() : 0);
+  return bytes;
+}
+
+Tensor bytes_of_words(const std::int64_t* words, std::int64_t count) {
+  Tensor bytes = at::empty({count}, at::kLong);
+  std::copy_n(words, count, bytes.mutable_data_ptr<std::int64_t>());
   return bytes.view(at::kByte);
+}
+
+/// A tensor in part of the memory of `packed`.
+Tensor unpacked(const Tensor& packed, std::int64_t first, const Described& described) {
+  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(packed.storage()),
+                                                           c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                           c10::scalarTypeToTypeMeta(described.dtype));
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(first / static_cast<std::int64_t>(c10::elementSize(described.dtype)));
+  impl->set_sizes_contiguous(described.sizes);
+  return tensor;
 }
 
 }  // namespace
@@ -103,45 +138,96 @@ void TensorListMessage::check(const std::string& name) const {
   }
 }
 
-void send_tensor_list(const MessageRoute& route, const TensorListMessage& message, std::int64_t sequence,
-                      int tag) {
-  const Words description = description_of(message);
-  const auto count = static_cast<std::int64_t>(description.size());
-  Words first = {kMagic, sequence, count};
-  const std::int64_t inside = std::min(count, kFirstDescription);
-  first.insert(first.end(), description.begin(), description.begin() + inside);
-  route.run("a message to rank " + std::to_string(route.other), [&] {
-    MessageRoute::Works works = {
-        route.give(bytes_of_words(first, 0, kWordsBefore + inside, kFirstWords), tag)};
-    if (count > inside)
-      works.push_back(route.give(bytes_of_words(description, inside, count - inside, count - inside), tag));
-    for (const Tensor& tensor : message.tensors) {
-      if (!tensor.defined()) continue;
-      for_each_message_chunk(static_cast<std::int64_t>(tensor.nbytes()),
-                             [&](std::int64_t begin, std::int64_t bytes) {
-                               works.push_back(route.give(bytes_of_message(tensor, begin, bytes), tag + 1));
-                             });
-    }
-    route.wait(works);
-  });
+std::int64_t MessageRoom::bytes(std::int64_t number, std::int64_t stream) const {
+  const auto noted = noted_.find(stream);
+  if (noted == noted_.end()) return 0;
+  std::int64_t bytes = 0;
+  for (const Noted& each : noted->second) {
+    if (each.number <= number - kAhead) bytes = each.bytes;
+  }
+  return bytes;
 }
 
-TensorListMessage receive_tensor_list(const MessageRoute& route, std::int64_t sequence, int tag) {
-  const std::string name = "a message from rank " + std::to_string(route.other);
+void MessageRoom::note(std::int64_t number, std::int64_t stream, std::int64_t bytes) {
+  std::deque<Noted>& noted = noted_[stream];
+  noted.push_back({number, bytes <= kMessageChunkBytes ? bytes : 0});
+  while (noted.size() > kAhead + 1) noted.pop_front();
+}
+
+void TensorListSender::send(const TensorListMessage& message, std::int64_t stream) {
+  const Words description = description_of(message);
+  const auto count = static_cast<std::int64_t>(description.size());
+  const std::int64_t inside = std::min(count, kFirstDescription);
+  const std::vector<std::int64_t> sizes = bytes_of_each(message.tensors);
+  const std::int64_t bytes = packed_bytes(sizes);
+  const bool packs = bytes > 0 && bytes <= room_.bytes(number_, stream);
+  const Tensor first = at::empty({kFirstBytes + (packs ? bytes : 0)}, at::kByte);
+  auto* const memory = static_cast<char*>(first.mutable_data_ptr());
+  auto* const words = reinterpret_cast<std::int64_t*>(memory);
+  std::fill_n(words, kFirstWords, 0);
+  words[0] = kMagic;
+  words[1] = number_;
+  words[2] = count;
+  words[3] = packs ? 1 : 0;
+  std::copy_n(description.begin(), inside, words + kWordsBefore);
+  std::int64_t at = kFirstBytes;
+  for (std::size_t i = 0; packs && i < sizes.size(); ++i) {
+    if (sizes[i] > 0)
+      std::memcpy(memory + at, message.tensors[i].const_data_ptr(), static_cast<std::size_t>(sizes[i]));
+    at += round_up(sizes[i]);
+  }
+  route_.run("a message to rank " + std::to_string(route_.other), [&] {
+    MessageRoute::Works works = {route_.give(first, tag_)};
+    if (count > inside) {
+      const Tensor rest = bytes_of_words(description.data() + inside, count - inside);
+      works.push_back(route_.give(rest, tag_ + 1));
+    }
+    for (std::size_t i = 0; !packs && i < sizes.size(); ++i) {
+      for_each_message_chunk(sizes[i], [&](std::int64_t begin, std::int64_t chunk) {
+        works.push_back(route_.give(bytes_of_message(message.tensors[i], begin, chunk), tag_ + 1));
+      });
+    }
+    route_.wait(works);
+  });
+  room_.note(number_++, stream, bytes);
+}
+
+void TensorListReceiver::begin(std::int64_t stream) {
+  const std::int64_t size = kFirstBytes + room_.bytes(begun_++, stream);
+  Coming coming{stream, {}, {}, {}};
+  try {
+    coming.first = at::empty({size}, at::kByte);
+  } catch (const std::exception&) {
+    // The sender counts on this room all the same. What comes is dropped.
+    coming.no_memory = std::current_exception();
+    coming.first = at::from_blob(
+        new char[static_cast<std::size_t>(size)], {size},
+        [](void* memory) { delete[] static_cast<char*>(memory); }, at::kByte);
+  }
+  route_.run("a message from rank " + std::to_string(route_.other),
+             [&] { coming.work = route_.take(coming.first, tag_); });
+  coming_.push_back(std::move(coming));
+}
+
+TensorListMessage TensorListReceiver::take() {
+  const std::string name = "a message from rank " + std::to_string(route_.other);
+  const std::int64_t number = taken_++;
   const auto nonsense = [&] {
-    return ConfigError(name + " is not the one that was expected, number " + std::to_string(sequence) +
+    return ConfigError(name + " is not the one that was expected, number " + std::to_string(number) +
                        ": run the same program, with the same version of Reef, on all ranks.");
   };
-  const Tensor first = at::empty({kFirstWords}, at::kLong);
-  route.run(name, [&] { route.wait({route.take(first.view(at::kByte), tag)}); });
-  const auto* const words = first.const_data_ptr<std::int64_t>();
-  if (words[0] != kMagic || words[1] != sequence || words[2] < 0) throw nonsense();
+  Coming coming = std::move(coming_.front());
+  coming_.pop_front();
+  route_.run(name, [&] { route_.wait({coming.work}); });
+  const auto* const words = static_cast<const std::int64_t*>(coming.first.const_data_ptr());
+  if (words[0] != kMagic || words[1] != number || words[2] < 0) throw nonsense();
   const std::int64_t count = words[2];
+  const bool packed = words[3] != 0;
   const std::int64_t inside = std::min(count, kFirstDescription);
   Words description(words + kWordsBefore, words + kWordsBefore + inside);
   if (count > inside) {
     const Tensor rest = at::empty({count - inside}, at::kLong);
-    route.run(name, [&] { route.wait({route.take(rest.view(at::kByte), tag)}); });
+    route_.run(name, [&] { route_.wait({route_.take(rest.view(at::kByte), tag_ + 1)}); });
     const auto* const more = rest.const_data_ptr<std::int64_t>();
     description.insert(description.end(), more, more + (count - inside));
   }
@@ -155,28 +241,37 @@ TensorListMessage receive_tensor_list(const MessageRoute& route, std::int64_t se
   } catch (const std::out_of_range&) {
     throw nonsense();
   }
-  std::exception_ptr no_memory;
-  for (const Described& each : described) {
-    message.requires_grad.push_back(each.requires_grad);
+  const std::vector<std::int64_t> sizes = bytes_of_each(described);
+  const std::int64_t bytes = packed_bytes(sizes);
+  if (packed && kFirstBytes + bytes > coming.first.numel()) throw nonsense();
+  std::int64_t at = kFirstBytes;
+  for (std::size_t i = 0; i < described.size(); ++i) {
+    message.requires_grad.push_back(described[i].requires_grad);
     Tensor& tensor = message.tensors.emplace_back();
-    if (!each.defined) continue;
+    if (!described[i].defined) continue;
+    if (packed) {
+      tensor = unpacked(coming.first, at, described[i]);
+      at += round_up(sizes[i]);
+      continue;
+    }
     try {
-      tensor = at::empty(each.sizes, each.dtype);
+      tensor = at::empty(described[i].sizes, described[i].dtype);
     } catch (const std::exception&) {
-      no_memory = std::current_exception();
+      coming.no_memory = std::current_exception();
     }
     // What there is no memory for is received all the same, a chunk at a time, and dropped.
     const Tensor place =
-        tensor.defined() ? tensor : at::empty({std::min(each.bytes(), kMessageChunkBytes)}, at::kByte);
-    route.run(name, [&] {
+        tensor.defined() ? tensor : at::empty({std::min(sizes[i], kMessageChunkBytes)}, at::kByte);
+    route_.run(name, [&] {
       MessageRoute::Works works;
-      for_each_message_chunk(each.bytes(), [&](std::int64_t begin, std::int64_t bytes) {
-        works.push_back(route.take(bytes_of_message(place, tensor.defined() ? begin : 0, bytes), tag + 1));
+      for_each_message_chunk(sizes[i], [&](std::int64_t begin, std::int64_t chunk) {
+        works.push_back(route_.take(bytes_of_message(place, tensor.defined() ? begin : 0, chunk), tag_ + 1));
       });
-      route.wait(works);
+      route_.wait(works);
     });
   }
-  if (no_memory) std::rethrow_exception(no_memory);
+  room_.note(number, coming.stream, bytes);
+  if (coming.no_memory) std::rethrow_exception(coming.no_memory);
   return message;
 }
 

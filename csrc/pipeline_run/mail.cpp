@@ -10,7 +10,18 @@ namespace reef {
 
 /// Owned by the threads that serve them, too.
 struct PipelineMail::Queues {
-  std::map<int, MessageQueue> sending, receiving;  ///< by the other rank
+  struct Sending {
+    explicit Sending(TensorListSender to) : sender(std::move(to)) {}
+    TensorListSender sender;
+    MessageQueue queue;
+  };
+  struct Receiving {
+    explicit Receiving(TensorListReceiver from) : receiver(std::move(from)) {}
+    TensorListReceiver receiver;
+    MessageQueue queue;
+  };
+  std::map<int, Sending> sending;  ///< by the other rank
+  std::map<int, Receiving> receiving;
 };
 
 namespace {
@@ -37,6 +48,11 @@ std::future<Result> start(MessageQueue& queue, const std::shared_ptr<void>& owne
   return result;
 }
 
+/// Messages of one kind from one chunk are mostly alike.
+std::int64_t stream_of(const PipelineMessage& message) {
+  return 2 * std::int64_t{message.chunk} + (message.kind == PipelineMessage::Kind::kGradient ? 1 : 0);
+}
+
 }  // namespace
 
 PipelineMail::PipelineMail(ProcessGroupPtr group, int tag)
@@ -46,26 +62,47 @@ PipelineMail::~PipelineMail() = default;
 
 void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
   const auto own = static_cast<std::uint32_t>(group_->getRank());
+  /// Of one rank, in its order: the streams, and of how many the receive has begun.
+  struct Expected {
+    std::vector<std::int64_t> streams;
+    std::size_t begun = 0;
+  };
+  std::map<int, std::shared_ptr<Expected>> expected;
+  for (const PipelineMessage& message : messages) {
+    if (message.to != own) continue;
+    auto& of_rank = expected[static_cast<int>(message.from)];
+    if (!of_rank) of_rank = std::make_shared<Expected>();
+    of_rank->streams.push_back(stream_of(message));
+  }
+  std::map<int, std::size_t> number;
   for (const PipelineMessage& message : messages) {
     if (message.to != own) continue;
     const int from = static_cast<int>(message.from);
-    const MessageRoute route = MessageRoute::to("reef::Pipeline", from, group_);
+    auto& [receiver, queue] =
+        queues_->receiving
+            .try_emplace(from, TensorListReceiver(MessageRoute::to("reef::Pipeline", from, group_), tag_))
+            .first->second;
     coming_[key_of(message)] = start<TensorListMessage>(
-        queues_->receiving[from], queues_,
-        [route, number = received_[from]++, tag = tag_] { return receive_tensor_list(route, number, tag); });
+        queue, queues_, [&from_rank = receiver, all = expected.at(from), at = number[from]++] {
+          while (all->begun < all->streams.size() && all->begun < at + MessageRoom::kAhead)
+            from_rank.begin(all->streams[all->begun++]);
+          return from_rank.take();
+        });
   }
 }
 
 void PipelineMail::send(const PipelineMessage& message, TensorListMessage content) {
   const int to = static_cast<int>(message.to);
-  const MessageRoute route = MessageRoute::to("reef::Pipeline", to, group_);
   for (at::Tensor& tensor : content.tensors) {
     if (tensor.defined()) tensor = values_of_message(tensor);
   }
-  going_.push_back(start<void>(queues_->sending[to], queues_,
-                               [route, number = sent_[to]++, tag = tag_, content = std::move(content)] {
-                                 send_tensor_list(route, content, number, tag);
-                               }));
+  auto& [sender, queue] =
+      queues_->sending.try_emplace(to, TensorListSender(MessageRoute::to("reef::Pipeline", to, group_), tag_))
+          .first->second;
+  going_.push_back(start<void>(
+      queue, queues_, [&to_rank = sender, stream = stream_of(message), content = std::move(content)] {
+        to_rank.send(content, stream);
+      }));
 }
 
 TensorListMessage PipelineMail::receive(const PipelineMessage& message) {

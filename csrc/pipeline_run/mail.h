@@ -42,7 +42,6 @@ class PipelineMail {
   ProcessGroupPtr group_;
   int tag_;
   std::shared_ptr<Queues> queues_;
-  std::map<int, std::int64_t> sent_, received_;  ///< how many so far, by the other rank
   std::map<Key, std::future<TensorListMessage>> coming_;
   std::vector<std::future<void>> going_;
 };
