@@ -57,14 +57,6 @@ Tensor alone(torch::nn::Sequential& modules, const Tensor& input, std::uint32_t 
   return sum / static_cast<std::int64_t>(micro_batches);
 }
 
-void expect_part_of(const Bits& all, const Pipeline& pipeline, const std::string& where) {
-  for (const auto& [name, gradient] : gradients_of(pipeline.named_parameters())) {
-    const Tensor& expected = all.at(name);
-    ASSERT_EQ(gradient.defined(), expected.defined()) << name << where;
-    EXPECT_TRUE(!gradient.defined() || same(gradient, expected)) << name << where;
-  }
-}
-
 Tensor only_first(const Tensor& input, const Pipeline& pipeline) {
   return static_cast<int>(pipeline.schedule().rank_of.front().front()) == rank() ? input : Tensor();
 }
@@ -237,58 +229,6 @@ TEST(Pipeline, ForwardGivesTheWholeBatchOnTheLastRank) {
   }
 }
 
-/// A stage of several tensors: two that train, one of integers, one that is undefined, and one without a
-/// gradient.
-PipelineStage stage_of_many(std::uint32_t number) {
-  torch::manual_seed(number);
-  const Tensor weight = torch::randn({3, 3}).set_requires_grad(true);
-  PipelineStage stage;
-  stage.parameters = {{std::to_string(number) + ".weight", weight}};
-  stage.run = [weight, number](const Tensors& given) -> Tensors {
-    if (given.size() == 1) {
-      return {given[0].mm(weight),          given[0].mm(weight.t()), at::full({2, 1}, 3, at::kInt), Tensor(),
-              torch::ones({}, at::kDouble), at::zeros({0, 4})};
-    }
-    EXPECT_EQ(given.size(), 6U);
-    EXPECT_FALSE(given[3].defined());
-    EXPECT_EQ(given[2].scalar_type(), at::kInt);
-    EXPECT_EQ(given[5].sizes(), (std::vector<std::int64_t>{0, 4}));
-    const double scale = given[4].item<double>();
-    Tensor second = number % 2 == 0 ? given[1] : given[1].detach();  // some gradients are not there
-    return {given[0].mm(weight) * scale,           second,  given[2] + 1, given[3],
-            given[4] + given[2].sum().item<int>(), given[5]};
-  };
-  return stage;
-}
-
-TEST(Pipeline, SeveralTensorsOfAnyKind) {
-  const std::uint32_t count = 6;
-  const auto loss_of_many = [](const Tensors& outputs, std::uint32_t) {
-    return outputs[0].sum() + outputs[1].square().sum();
-  };
-  std::vector<PipelineStage> stages, reference;
-  for (std::uint32_t i = 0; i < count; ++i)
-    stages.push_back(stage_of_many(i)), reference.push_back(stage_of_many(i));
-  Pipeline pipeline(stages, world(), {.micro_batches = 3});
-  const Tensor input = torch::arange(27, at::kFloat).reshape({9, 3}) / 27;
-  const Tensor loss = pipeline.step(Tensors{input}, loss_of_many);
-  Bits expected;
-  Tensor sum;
-  for (const Tensor& part : input.tensor_split(3)) {
-    Tensors tensors = {part};
-    for (const PipelineStage& stage : reference) tensors = stage.run(tensors);
-    const Tensor own = loss_of_many(tensors, 0);
-    own.backward();
-    sum = sum.defined() ? sum + own.detach() : own.detach();
-  }
-  for (const PipelineStage& stage : reference) {
-    const auto& [name, weight] = stage.parameters.front();
-    if (weight.grad().defined()) expected[name] = weight.grad().div(3);
-  }
-  EXPECT_TRUE(same(loss, sum / 3));
-  expect_part_of(expected, pipeline, "");
-}
-
 TEST(Pipeline, EachRankMakesItsOwnStagesOnly) {
   std::vector<std::uint32_t> made;
   std::vector<Pipeline::Maker> makers;
@@ -436,26 +376,6 @@ TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
       told([&] { pipeline.step(batch(8), [](const Tensor& output, std::uint32_t) { return output; }); }),
       {"a loss is a single"});
   EXPECT_NO_THROW(pipeline.step(batch(8), loss_of));
-}
-
-TEST(Pipeline, AnOutputThatChangesWhileItIsSentIsAnError) {
-  if (size() == 1) GTEST_SKIP() << "one rank sends nothing";
-  const Tensor kept = torch::zeros({2, 3});
-  std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
-  for (PipelineStage& stage : stages) {
-    stage.run = [&](const Tensors& given) -> Tensors {
-      if (rank() > 0) return given;
-      kept.add_(given[0]);
-      return {kept};  // the same memory for every micro-batch
-    };
-  }
-  Pipeline pipeline(stages, world(), {.micro_batches = 2, .schedule = "gpipe"});
-  try {
-    pipeline.forward(torch::ones({4, 3}));
-    ADD_FAILURE() << "did not throw";
-  } catch (const c10::Error& error) {
-    expect_words(error.what(), {"rank 0", "chunk 0", "modified in place", "give a clone"});
-  }
 }
 
 }  // namespace

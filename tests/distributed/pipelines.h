@@ -37,4 +37,36 @@ inline std::vector<std::pair<std::string, Tensor>> named_of(const torch::nn::Seq
   return named;
 }
 
+inline void expect_part_of(const Bits& all, const Pipeline& pipeline, const std::string& where) {
+  for (const auto& [name, gradient] : gradients_of(pipeline.named_parameters())) {
+    const Tensor& expected = all.at(name);
+    ASSERT_EQ(gradient.defined(), expected.defined()) << name << where;
+    EXPECT_TRUE(!gradient.defined() || same(gradient, expected)) << name << where;
+  }
+}
+
+/// A stage of several tensors: two that train, one of integers, one that is undefined, and one without a
+/// gradient.
+inline PipelineStage stage_of_many(std::uint32_t number) {
+  torch::manual_seed(number);
+  const Tensor weight = torch::randn({3, 3}).set_requires_grad(true);
+  PipelineStage stage;
+  stage.parameters = {{std::to_string(number) + ".weight", weight}};
+  stage.run = [weight, number](const Tensors& given) -> Tensors {
+    if (given.size() == 1) {
+      return {given[0].mm(weight),          given[0].mm(weight.t()), at::full({2, 1}, 3, at::kInt), Tensor(),
+              torch::ones({}, at::kDouble), at::zeros({0, 4})};
+    }
+    EXPECT_EQ(given.size(), 6U);
+    EXPECT_FALSE(given[3].defined());
+    EXPECT_EQ(given[2].scalar_type(), at::kInt);
+    EXPECT_EQ(given[5].sizes(), (std::vector<std::int64_t>{0, 4}));
+    const double scale = given[4].item<double>();
+    Tensor second = number % 2 == 0 ? given[1] : given[1].detach();  // some gradients are not there
+    return {given[0].mm(weight) * scale,           second,  given[2] + 1, given[3],
+            given[4] + given[2].sum().item<int>(), given[5]};
+  };
+  return stage;
+}
+
 }  // namespace reef::pipeline_tests

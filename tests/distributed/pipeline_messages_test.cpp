@@ -1,0 +1,102 @@
+// Run as several ranks by tests/support/ranks.py.
+#include <string>
+#include <vector>
+
+#include "pipelines.h"
+
+namespace reef {
+namespace {
+
+using namespace pipeline_tests;
+
+TEST(Pipeline, SeveralTensorsOfAnyKind) {
+  const std::uint32_t count = 6;
+  const auto loss_of_many = [](const Tensors& outputs, std::uint32_t) {
+    return outputs[0].sum() + outputs[1].square().sum();
+  };
+  std::vector<PipelineStage> stages, reference;
+  for (std::uint32_t i = 0; i < count; ++i)
+    stages.push_back(stage_of_many(i)), reference.push_back(stage_of_many(i));
+  Pipeline pipeline(stages, world(), {.micro_batches = 3});
+  const Tensor input = torch::arange(27, at::kFloat).reshape({9, 3}) / 27;
+  const Tensor loss = pipeline.step(Tensors{input}, loss_of_many);
+  Bits expected;
+  Tensor sum;
+  for (const Tensor& part : input.tensor_split(3)) {
+    Tensors tensors = {part};
+    for (const PipelineStage& stage : reference) tensors = stage.run(tensors);
+    const Tensor own = loss_of_many(tensors, 0);
+    own.backward();
+    sum = sum.defined() ? sum + own.detach() : own.detach();
+  }
+  for (const PipelineStage& stage : reference) {
+    const auto& [name, weight] = stage.parameters.front();
+    if (weight.grad().defined()) expected[name] = weight.grad().div(3);
+  }
+  EXPECT_TRUE(same(loss, sum / 3));
+  expect_part_of(expected, pipeline, "");
+}
+
+TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) {
+  const std::vector<at::ScalarType> dtypes = {
+      at::kFloat, at::kDouble,       at::kHalf,          at::kBFloat16, at::kByte,        at::kLong,
+      at::kBool,  at::kComplexFloat, at::kFloat8_e4m3fn, at::kUInt16,   at::kComplexHalf, at::kShort};
+  // Some are larger, then smaller than those before; one call has more of them than the first message can
+  // describe.
+  const auto tensors_of = [&](std::int64_t call, std::int64_t row) {
+    Tensors all;
+    const std::vector<std::vector<std::int64_t>> shapes = {
+        {}, {1 + row}, {2, 0, 5}, {3 * call + 1, 2, row + 1}};
+    for (std::int64_t repeat = 0; repeat < (call == 2 ? 5 : 1); ++repeat) {
+      for (const auto dtype : dtypes) {
+        for (const auto& shape : shapes) {
+          all.push_back(messages::value(static_cast<std::int64_t>(all.size()) + row + call, shape, dtype));
+          if (all.size() % 7 == 0) all.emplace_back();
+        }
+      }
+    }
+    return all;
+  };
+  std::int64_t call = 0;
+  std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+  for (PipelineStage& stage : stages) {
+    stage.run = [&](const Tensors& given) -> Tensors {
+      return given.size() == 1 ? tensors_of(call, given[0].item<std::int64_t>()) : given;
+    };
+  }
+  std::int64_t row = 0;
+  stages.back().run = [&, before = stages.back().run](const Tensors& given) -> Tensors {
+    const Tensors came = before(given), expected = tensors_of(call, row++);
+    EXPECT_EQ(came.size(), expected.size());
+    for (std::size_t i = 0; i < came.size() && i < expected.size(); ++i) {
+      EXPECT_EQ(came[i].defined(), expected[i].defined());
+      EXPECT_TRUE(!came[i].defined() || same(came[i], expected[i])) << i << " of call " << call;
+    }
+    return {torch::zeros({1})};
+  };
+  Pipeline pipeline(stages, world(), {.micro_batches = 6, .schedule = "gpipe"});
+  for (; call < 4; ++call, row = 0) pipeline.forward(Tensors{torch::arange(6).reshape({6, 1})});
+}
+
+TEST(Pipeline, AnOutputThatChangesWhileItIsSentIsAnError) {
+  if (size() == 1) GTEST_SKIP() << "one rank sends nothing";
+  const Tensor kept = torch::zeros({2, 3});
+  std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+  for (PipelineStage& stage : stages) {
+    stage.run = [&](const Tensors& given) -> Tensors {
+      if (rank() > 0) return given;
+      kept.add_(given[0]);
+      return {kept};  // the same memory for every micro-batch
+    };
+  }
+  Pipeline pipeline(stages, world(), {.micro_batches = 2, .schedule = "gpipe"});
+  try {
+    pipeline.forward(torch::ones({4, 3}));
+    ADD_FAILURE() << "did not throw";
+  } catch (const c10::Error& error) {
+    expect_words(error.what(), {"rank 0", "chunk 0", "modified in place", "give a clone"});
+  }
+}
+
+}  // namespace
+}  // namespace reef
