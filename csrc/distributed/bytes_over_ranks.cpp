@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/slice_exchange.h"
@@ -41,6 +42,13 @@ std::vector<std::string> gather_texts(const std::string& own, const ProcessGroup
   for (const Tensor& text : gather_bytes(bytes, group, device))
     all.emplace_back(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.numel()));
   return all;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
 }
 
 Tensor broadcast_bytes(const Tensor& of_first, const ProcessGroupPtr& group, c10::Device device) {

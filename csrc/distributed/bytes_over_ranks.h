@@ -19,6 +19,9 @@ std::vector<at::Tensor> gather_bytes(const at::Tensor& own, const ProcessGroupPt
 std::vector<std::string> gather_texts(const std::string& own, const ProcessGroupPtr& group,
                                       c10::Device device);
 
+/// Returns the lines of a text, to compare those of ranks.
+std::vector<std::string> lines_of(const std::string& text);
+
 /// Rank 0's; what others give is not looked at.
 at::Tensor broadcast_bytes(const at::Tensor& of_first, const ProcessGroupPtr& group, c10::Device device);
 

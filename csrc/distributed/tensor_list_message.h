@@ -17,9 +17,9 @@ namespace reef {
 /// Tensors that travel together from one rank to another: any number, of any dense dtypes and shapes, some of
 /// them undefined. What precedes the values says all of this, so the receiver need not know it before.
 struct TensorListMessage {
-  std::vector<at::Tensor> tensors = {};  ///< from the receiver's view, in order on the CPU
+  std::vector<at::Tensor> tensors = {};  ///< what was received lies in order on the CPU
   std::vector<bool> requires_grad = {};  ///< of each tensor
-  std::string failed = {};  ///< why there are no tensors, if something has failed that were to make them
+  std::string failed = {};               ///< why there are no tensors, if what was to make them has failed
 
   /// Throws ConfigError in the name of the call `name` if a tensor cannot be sent.
   void check(const std::string& name) const;

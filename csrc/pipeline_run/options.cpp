@@ -58,13 +58,6 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
   }
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
 }  // namespace
 
 void check_group(const ProcessGroupPtr& group) {

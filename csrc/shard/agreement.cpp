@@ -51,13 +51,6 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
 
 constexpr int kExchanges = 3;
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
 }  // namespace
 
 std::string shard_name(int first_exchange) {
@@ -81,7 +74,7 @@ int check_agreement(const std::string& caller, const Shard::Named& parameters, c
     for (const std::string& line : lines_of(parameters, buffers, options)) own += line + "\n";
   }
   std::vector<std::vector<std::string>> all;
-  for (const std::string& text : gather_texts(own, group, device)) all.push_back(split(text));
+  for (const std::string& text : gather_texts(own, group, device)) all.push_back(lines_of(text));
   if (!wrong.empty()) throw ConfigError(wrong);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].front().empty())
