@@ -15,11 +15,11 @@ namespace reef {
 /// Every rank's, on every rank. Memory: twice the ranks' number times the largest.
 std::vector<at::Tensor> gather_bytes(const at::Tensor& own, const ProcessGroupPtr& group, c10::Device device);
 
-/// The same of texts.
+/// Gathers a text from every rank, on every rank.
 std::vector<std::string> gather_texts(const std::string& own, const ProcessGroupPtr& group,
                                       c10::Device device);
 
-/// Returns the lines of a text, to compare those of ranks.
+/// Splits a text into its lines, so that those of two ranks can be compared.
 std::vector<std::string> lines_of(const std::string& text);
 
 /// Rank 0's; what others give is not looked at.

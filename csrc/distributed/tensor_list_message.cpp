@@ -10,6 +10,7 @@
 
 #include "distributed/members.h"
 #include "reef/error.h"
+#include "round_up.h"
 
 namespace reef {
 namespace {
@@ -92,13 +93,14 @@ std::vector<Described> described_in(Reader& reader) {
   return all;
 }
 
-constexpr std::int64_t round_up(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/// Each begins at a multiple of 64 bytes.
-template <class List>
-std::int64_t packed_bytes(const List& bytes_of_each) {
+/// Returns how many bytes a tensor of so many takes where several are packed: each begins at a multiple
+/// of 64.
+constexpr std::int64_t place_bytes(std::int64_t bytes) {
+  return static_cast<std::int64_t>(round_up(static_cast<std::uint64_t>(bytes), 64));
+}
+std::int64_t packed_bytes(const std::vector<std::int64_t>& bytes_of_each) {
   std::int64_t all = 0;
-  for (const std::int64_t bytes : bytes_of_each) all += round_up(bytes);
+  for (const std::int64_t bytes : bytes_of_each) all += place_bytes(bytes);
   return all;
 }
 std::vector<std::int64_t> bytes_of_each(const std::vector<Tensor>& tensors) {
@@ -119,7 +121,7 @@ Tensor bytes_of_words(const std::int64_t* words, std::int64_t count) {
   return bytes.view(at::kByte);
 }
 
-/// A tensor in part of the memory of `packed`.
+/// Returns the tensor that lies at byte `first` of `packed`, and shares its memory.
 Tensor unpacked(const Tensor& packed, std::int64_t first, const Described& described) {
   Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(packed.storage()),
                                                            c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -174,7 +176,7 @@ void TensorListSender::send(const TensorListMessage& message, std::int64_t strea
   for (std::size_t i = 0; packs && i < sizes.size(); ++i) {
     if (sizes[i] > 0)
       std::memcpy(memory + at, message.tensors[i].const_data_ptr(), static_cast<std::size_t>(sizes[i]));
-    at += round_up(sizes[i]);
+    at += place_bytes(sizes[i]);
   }
   route_.run("a message to rank " + std::to_string(route_.other), [&] {
     MessageRoute::Works works = {route_.give(first, tag_)};
@@ -251,7 +253,7 @@ TensorListMessage TensorListReceiver::take() {
     if (!described[i].defined) continue;
     if (packed) {
       tensor = unpacked(coming.first, at, described[i]);
-      at += round_up(sizes[i]);
+      at += place_bytes(sizes[i]);
       continue;
     }
     try {

@@ -61,11 +61,11 @@ class TensorListSender {
 class TensorListReceiver {
  public:
   TensorListReceiver(MessageRoute route, int tag) : route_(std::move(route)), tag_(tag) {}
-  /// Begins to receive the next message, before it comes: the sender need not wait for that. At most
-  /// MessageRoom::kAhead have begun and are not taken. Throws RankFailed.
+  /// Posts the receive of the next message, so that the sender need not wait for it. At most
+  /// MessageRoom::kAhead receives may be posted and not taken. Throws RankFailed.
   void begin(std::int64_t stream);
-  /// Waits for the first message that has begun. Throws RankFailed, and ConfigError if what comes is another
-  /// message or there is no memory for it.
+  /// Waits for the first message whose receive has been posted. Throws RankFailed, and ConfigError if what
+  /// comes is another message or there is no memory for it.
   TensorListMessage take();
 
  private:

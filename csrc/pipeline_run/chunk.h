@@ -19,7 +19,7 @@ struct ChunkInput {
   std::vector<bool> requires_grad;
 };
 
-/// Of what random numbers depend on besides the stage and the micro-batch.
+/// What random numbers depend on, besides the stage and the micro-batch.
 struct PipelineSeed {
   std::uint64_t seed = 0;
   std::uint64_t call = 0;
@@ -37,10 +37,10 @@ class PipelineChunk {
   Tensors forward(std::uint32_t micro_batch, ChunkInput input, PipelineSeed seed);
   /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss.
   void keep(std::uint32_t micro_batch, const Tensors& ends);
-  /// Runs backward from the ends, whose gradients these are, and returns the gradients of the inputs; those
-  /// that there are none of are undefined.
+  /// Runs backward from the ends, which have these gradients, and returns the gradients of the inputs. The
+  /// gradient of an input that backward does not reach is undefined.
   Tensors backward(std::uint32_t micro_batch, const Tensors& gradients);
-  /// The same in two halves: the second one makes those gradients of weights that could wait.
+  /// Run backward in two halves, of which the second makes those gradients of weights that could wait.
   Tensors backward_to_inputs(std::uint32_t micro_batch, const Tensors& gradients);
   void backward_to_weights(std::uint32_t micro_batch);
   /// Where the stages compute: on the device of their first parameter.

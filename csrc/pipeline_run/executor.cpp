@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/members.h"
+#include "pipeline/progress.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -134,7 +136,7 @@ TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std:
   const std::uint32_t from = schedule_.rank(chunk, micro_batch);
   TensorListMessage taken;
   if (from == rank_) {
-    taken = std::move(handed_over_.extract({chunk, {kind, micro_batch}}).mapped());
+    taken = std::move(handed_over_.extract({kind, chunk, micro_batch}).mapped());
   } else {
     taken = mail_.receive({kind, chunk, micro_batch, from, rank_});
   }
@@ -143,16 +145,13 @@ TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std:
 }
 
 void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
-  if (action.kind == Kind::kWeight) return;
-  const bool forward = action.kind == Kind::kForward;
-  if (forward ? action.chunk + 1 == schedule_.chunks() : action.chunk == 0) return;
-  const Message kind = forward ? Message::kOutput : Message::kGradient;
-  const std::uint32_t to = schedule_.rank(forward ? action.chunk + 1 : action.chunk - 1, action.micro_batch);
-  if (to == rank_) {
+  const std::optional<PipelineMessage> message = message_of(schedule_, rank_, action);
+  if (!message) return;
+  if (message->to == rank_) {
     for (Tensor& tensor : content.tensors) {
       if (tensor.defined()) tensor = without_graph(tensor);
     }
-    handed_over_[{action.chunk, {kind, action.micro_batch}}] = std::move(content);
+    handed_over_[{message->kind, message->chunk, message->micro_batch}] = std::move(content);
     return;
   }
   content.check("reef::Pipeline, " + place_of(action));
@@ -161,7 +160,7 @@ void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage c
     const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
     sent_.push_back({counter, counter.current_version(), action});
   }
-  mail_.send({kind, action.chunk, action.micro_batch, rank_, to}, std::move(content));
+  mail_.send(*message, std::move(content));
 }
 
 std::string PipelineExecutor::place_of(const PipelineAction& action) const {

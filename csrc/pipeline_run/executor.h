@@ -32,16 +32,15 @@ class PipelineExecutor {
   /// `tag`: as for PipelineMail.
   PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, int tag);
 
-  /// Returns each rank's report. Throws what has failed on this rank; PassAbandoned if it was another;
-  /// RankFailed and RanksOutOfStep.
+  /// Returns the report of each rank. Throws the error of this rank if it has failed, PassAbandoned if
+  /// another one has, RankFailed and RanksOutOfStep.
   std::vector<std::string> run(const Run& run);
 
   std::map<std::uint32_t, PipelineChunk>& chunks() { return chunks_; }  ///< this rank's
   const PipelineSchedule& schedule() const { return schedule_; }
 
  private:
-  using Key = std::pair<PipelineMessage::Kind, std::uint32_t>;  ///< and micro-batch
-  /// Of a tensor that is being sent.
+  /// What tells whether a tensor is modified while it is being sent.
   struct Sent {
     c10::VariableVersion counter;
     std::uint32_t version;
@@ -61,8 +60,8 @@ class PipelineExecutor {
   std::vector<PipelineMessage> messages_, outputs_;  ///< all, and those of forward passes
   PipelineMail mail_;
   std::map<std::uint32_t, PipelineChunk> chunks_;
-  /// What one chunk of this rank has made for another one, by the chunk that has made it.
-  std::map<std::pair<std::uint32_t, Key>, TensorListMessage> handed_over_;
+  /// What chunks of this rank have made for each other.
+  std::map<PipelineMail::Key, TensorListMessage> handed_over_;
   std::vector<Sent> sent_;
 };
 

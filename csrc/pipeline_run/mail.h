@@ -16,6 +16,9 @@ namespace reef {
 /// ranks they have the order in which the sender's actions make them, so each is received by its number.
 class PipelineMail {
  public:
+  /// Names a message by its kind, the chunk that has made it, and the micro-batch.
+  using Key = std::tuple<PipelineMessage::Kind, std::uint32_t, std::uint32_t>;
+
   /// Uses gloo's tags `tag` and `tag` + 1 of the group.
   PipelineMail(ProcessGroupPtr group, int tag);
   ~PipelineMail();
@@ -29,12 +32,11 @@ class PipelineMail {
   void send(const PipelineMessage& message, TensorListMessage content);
   /// Waits for a message that begin() was given, and gives it away. Throws RankFailed.
   TensorListMessage receive(const PipelineMessage& message);
-  /// Waits until all that was sent is through and all that comes has come, used or not. Throws RankFailed.
+  /// Waits until all messages have been sent and received, whether or not they are used. Throws RankFailed.
   void end();
 
  private:
   struct Queues;
-  using Key = std::tuple<PipelineMessage::Kind, std::uint32_t, std::uint32_t>;  ///< kind, chunk, micro-batch
   static Key key_of(const PipelineMessage& message) {
     return {message.kind, message.chunk, message.micro_batch};
   }

@@ -88,7 +88,8 @@ bool leads_to_own_parameter(const Graph& graph, ta::Edge edge, Waiting& waiting)
   return true;
 }
 
-/// Finds the nodes that may wait: those with a parameter of their own, through which other gradients go, too.
+/// Finds the nodes that may wait. Such a node has a parameter that no other node uses, and passes on a
+/// gradient besides.
 std::vector<Waiting> find_waiting(const Graph& graph) {
   std::vector<Waiting> found;
   for (const NodePtr& node : graph.nodes) {

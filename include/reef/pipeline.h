@@ -25,9 +25,9 @@ namespace reef {
 struct PipelineStage {
   using Tensors = std::vector<at::Tensor>;
   /// Computes the stage's outputs, any number of tensors of any dtypes, from those of the stage before. Some
-  /// may be undefined. What it modifies in place besides its inputs is its own.
+  /// may be undefined. It may modify its inputs in place.
   std::function<Tensors(const Tensors& inputs)> run;
-  /// By their names in the whole model.
+  /// The stage's parameters, with their names in the whole model.
   std::vector<std::pair<std::string, at::Tensor>> parameters = {};
 };
 

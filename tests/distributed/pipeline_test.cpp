@@ -42,7 +42,7 @@ Tensor batch(std::int64_t rows, std::int64_t seed = 1) {
   torch::manual_seed(static_cast<std::uint64_t>(100 + seed));
   return torch::randn({rows, 4});
 }
-/// What one process does that takes one micro-batch after another.
+/// Trains in one process, one micro-batch after another, and returns the mean of the losses.
 Tensor alone(torch::nn::Sequential& modules, const Tensor& input, std::uint32_t micro_batches) {
   Tensor sum;
   const std::vector<Tensor> parts = input.tensor_split(micro_batches);
