@@ -18,8 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from hosts_on_bridge import hosts_on_bridge, run_command
 
 ELEMENTS, DENSITY = 25_000_000, 0.001
 ROUNDS = {"alone": 31, "whole": 5, "buckets": 9, "loopback": 15}
@@ -42,37 +44,16 @@ def modes_of(kind: str) -> tuple[str, ...]:
     return ("none", *SPARSE, *PYTHON) if kind == "whole" else ("none", *DENSE)
 
 
-@contextlib.contextmanager
-def hosts(count: int, rate: str) -> Iterator[list[str]]:
-    """Names of namespaces, each with an interface `cable` to a bridge in one of its own."""
+def hosts(count: int, rate: str) -> contextlib.AbstractContextManager[list[str]]:
+    """hosts_on_bridge(), with token buckets on both ends of each cable."""
 
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True)
-
-    def limit(name: str, device: str) -> None:
+    def limit(number: int, name: str, bridge: str) -> None:
         burst, segment = map(str, BUCKETS[rate])
-        run("ip", "-n", name, "link", "set", device, "gso_max_size", segment)
-        run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
+        for host, device in ((name, "cable"), (bridge, f"port{number}")):
+            run_command("ip", "-n", host, "link", "set", device, "gso_max_size", segment)
+            run_command("tc", "-n", host, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
 
-    switch = f"reef{os.getpid()}s"
-    names = [f"reef{os.getpid()}n{number}" for number in range(count)]
-    try:
-        run("ip", "netns", "add", switch)
-        run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "bridge", "up")
-        for number, name in enumerate(names):
-            run("ip", "netns", "add", name)
-            run("ip", "link", "add", "cable", "netns", name, "type", "veth", "peer", "name", f"port{number}", "netns", switch)
-            run("ip", "-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
-            run("ip", "-n", name, "addr", "add", f"10.79.0.{number + 1}/24", "dev", "cable")
-            run("ip", "-n", name, "link", "set", "cable", "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            limit(name, "cable")
-            limit(switch, f"port{number}")
-        yield names
-    finally:
-        for name in (*names, switch):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return hosts_on_bridge(count, limit)
 
 
 ON_HOSTS = {"MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "cable"}

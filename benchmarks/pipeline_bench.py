@@ -12,11 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from hosts_on_bridge import hosts_on_bridge, run_command
 from torch.distributed import pipelining
 
 RANKS, MICRO_BATCHES, STEPS = 4, 16, 5
@@ -148,39 +148,21 @@ def run_rank(library: str, mode: str) -> None:
         print(json.dumps([name, statistics.median(times), expected]), flush=True)
 
 
-@contextlib.contextmanager
-def hosts(limited: bool) -> Iterator[list[str]]:
-    """Names of namespaces, each with an interface `cable` to one bridge. From each to each other goes a link of its own."""
+def hosts(limited: bool) -> contextlib.AbstractContextManager[list[str]]:
+    """hosts_on_bridge(); from each to each other goes a link of its own."""
 
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True)
+    def limit(_: int, name: str, __: str) -> None:
+        if not limited:
+            return
+        tc = ["tc", "-n", name]
+        run_command(*tc, "qdisc", "add", "dev", "cable", "root", "handle", "1:", "htb", "default", "99")
+        for other in range(RANKS):
+            run_command(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", "100mbit",
+                "burst", "15k", "cburst", "15k")  # fmt: skip
+            run_command(*tc, "filter", "add", "dev", "cable", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst",
+                f"10.79.0.{other + 1}/32", "flowid", f"1:{other + 1}")  # fmt: skip
 
-    bridge = f"reef{os.getpid()}bridge"
-    names = [f"reef{os.getpid()}rank{rank}" for rank in range(RANKS)]
-    try:
-        run("ip", "netns", "add", bridge)
-        run("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", bridge, "link", "set", "bridge", "up")
-        for rank, name in enumerate(names):
-            run("ip", "netns", "add", name)
-            run("ip", "link", "add", "cable", "netns", name, "type", "veth", "peer", "name", f"port{rank}", "netns", bridge)
-            run("ip", "-n", bridge, "link", "set", f"port{rank}", "master", "bridge", "up")
-            run("ip", "-n", name, "addr", "add", f"10.79.0.{rank + 1}/24", "dev", "cable")
-            run("ip", "-n", name, "link", "set", "cable", "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            if not limited:
-                continue
-            tc = ["tc", "-n", name]
-            run(*tc, "qdisc", "add", "dev", "cable", "root", "handle", "1:", "htb", "default", "99")
-            for other in range(RANKS):
-                run(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", "100mbit",
-                    "burst", "15k", "cburst", "15k")  # fmt: skip
-                run(*tc, "filter", "add", "dev", "cable", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst",
-                    f"10.79.0.{other + 1}/32", "flowid", f"1:{other + 1}")  # fmt: skip
-        yield names
-    finally:
-        for name in (*names, bridge):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return hosts_on_bridge(RANKS, limit)
 
 
 def run_mode(names: list[str], library: str, mode: str, ratio: float) -> tuple[str, float, float | None] | None:
