@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "clip_grad_norm.h"
 #include "distributed/sum_over_ranks.h"
 #include "given_momentum.h"
 #include "kernels/sum_of_squares.h"
@@ -117,29 +118,41 @@ struct Squares {
 
 }  // namespace
 
-double clip_grad_norm_(at::TensorList parameters, double max_norm, const ProcessGroupPtr& group) {
+double clip_grad_norm_(const std::vector<GradientInNorm>& gradients, double max_norm,
+                       const ProcessGroupPtr& group, c10::Device device) {
   if (!(max_norm >= 0))
     throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + "; give 0 or more");
   const at::NoGradGuard no_grad;
   Squares squares;
-  for (const Tensor& parameter : parameters) {
+  for (const auto& [parameter, counts] : gradients) {
     refuse_momentum("clip_grad_norm_", parameter);
     if (!parameter.grad().defined() || parameter.numel() == 0) continue;
-    const std::optional<Part> part = part_of(parameter);
-    if (part && part->copy > 0) continue;  // another rank speaks for it
-    squares.add(dense_gradient(parameter), part.has_value());
+    if (counts == GradientInNorm::Counts::kElsewhere) continue;
+    squares.add(dense_gradient(parameter), counts == GradientInNorm::Counts::kHere);
   }
   squares.read();
   ExactSum& sum = squares.whole;
-  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
   sum.add(digits_of(sum_over_ranks(tensor_of(squares.of_parts), device, group)));
   const double norm = std::sqrt(sum.value());
   const double factor = max_norm / (norm + 1e-6);
   if (!std::isfinite(norm) || factor >= 1) return norm;
-  for (const Tensor& parameter : parameters) {
+  for (const auto& [parameter, counts] : gradients) {
     if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
   }
   return norm;
+}
+
+double clip_grad_norm_(at::TensorList parameters, double max_norm, const ProcessGroupPtr& group) {
+  std::vector<GradientInNorm> gradients;
+  for (const Tensor& parameter : parameters) {
+    using Counts = GradientInNorm::Counts;
+    const std::optional<Part> part = part_of(parameter);
+    gradients.push_back({parameter, !part            ? Counts::kEverywhere
+                                    : part->copy > 0 ? Counts::kElsewhere
+                                                     : Counts::kHere});
+  }
+  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+  return clip_grad_norm_(gradients, max_norm, group, device);
 }
 
 }  // namespace reef

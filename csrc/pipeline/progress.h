@@ -18,6 +18,9 @@ inline bool makes_weight_gradients(PipelineAction::Kind kind) {
   return kind == PipelineAction::Kind::kBackward || kind == PipelineAction::Kind::kWeight;
 }
 
+/// How errors name what an action does.
+const char* pass_of(PipelineAction::Kind kind);
+
 /// Returns what an action of a rank makes for the chunk after or before its own, which may be on the same
 /// rank.
 std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,

@@ -102,6 +102,19 @@ void check(const PipelineSchedule& schedule) {
   visit_as_ranks_run(schedule, [](std::uint32_t, std::size_t) {});
 }
 
+const char* pass_of(Kind kind) {
+  switch (kind) {
+    case Kind::kForward:
+      return "forward pass";
+    case Kind::kInput:
+      return "backward pass to the inputs";
+    case Kind::kWeight:
+      return "backward pass to the weights";
+    default:
+      return "backward pass";
+  }
+}
+
 std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
                                           const PipelineAction& action) {
   const auto [kind, chunk, micro_batch] = action;

@@ -38,7 +38,7 @@ std::uint64_t mixed(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
 
 void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed, std::uint32_t micro_batch,
                      std::uint32_t stage) {
-  const std::uint64_t place = std::uint64_t{stage} << 32 | micro_batch;
+  const std::uint64_t place = std::uint64_t{stage} << 32 | (seed.first_micro_batch + micro_batch);
   const std::uint64_t number = mixed(mixed(mixed(seed.seed) ^ seed.call) ^ place);
   const auto set = [&](c10::Device device) {
     at::Generator generator = at::globalContext().defaultGenerator(device);

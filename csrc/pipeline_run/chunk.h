@@ -23,6 +23,7 @@ struct ChunkInput {
 struct PipelineSeed {
   std::uint64_t seed = 0;
   std::uint64_t call = 0;
+  std::uint32_t first_micro_batch = 0;  ///< the number of a replica's first one among those of all replicas
 };
 
 /// A run of consecutive stages, with the graphs of the micro-batches between their forward and backward

@@ -2,8 +2,7 @@
 
 #include <ATen/ops/ones.h>
 
-#include <algorithm>
-#include <iterator>
+#include <future>
 #include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -31,42 +30,38 @@ Tensor without_graph(const Tensor& tensor) {
       impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
-const char* pass_of(Kind kind) {
-  switch (kind) {
-    case Kind::kForward:
-      return "forward pass";
-    case Kind::kInput:
-      return "backward pass to the inputs";
-    case Kind::kWeight:
-      return "backward pass to the weights";
-    default:
-      return "backward pass";
-  }
-}
-
 // The first letter of what ranks tell each other at the end of a run.
 constexpr char kDone = 'd', kFailed = 'f', kFailedElsewhere = 'e';
 
 }  // namespace
 
-PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, int tag)
-    : schedule_(std::move(schedule)),
-      group_(std::move(group)),
-      rank_(static_cast<std::uint32_t>(group_->getRank())),
-      messages_(pipeline_messages(schedule_)),
-      mail_(group_, tag) {
-  std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(outputs_),
-               [](const PipelineMessage& message) { return message.kind == Message::kOutput; });
+PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, std::uint32_t replicas,
+                                   int tag)
+    : group_(std::move(group)),
+      replicas_(replicas),
+      replica_(static_cast<std::uint32_t>(group_->getRank()) % replicas),
+      rank_(static_cast<std::uint32_t>(group_->getRank()) / replicas),
+      training_(plan(std::move(schedule))),
+      serving_(plan(serving_schedule(training_.schedule))),
+      mail_(group_, tag) {}
+
+PipelineExecutor::Plan PipelineExecutor::plan(PipelineSchedule schedule) const {
+  std::vector<PipelineMessage> messages = pipeline_messages(schedule);
+  for (PipelineMessage& message : messages) {
+    message.from = rank_in_group(message.from, replica_, replicas_);
+    message.to = rank_in_group(message.to, replica_, replicas_);
+  }
+  return {std::move(schedule), std::move(messages)};
 }
 
 std::vector<std::string> PipelineExecutor::run(const Run& run) {
+  now_ = run.trains ? &training_ : &serving_;
   handed_over_.clear();
   sent_.clear();
-  mail_.begin(run.trains ? messages_ : outputs_);
+  mail_.begin(now_->messages);
   std::exception_ptr failed;
   std::string why;
-  for (const PipelineAction& action : schedule_.actions[rank_]) {
-    if (!run.trains && action.kind != Kind::kForward) continue;
+  for (const PipelineAction& action : now_->schedule.actions[rank_]) {
     if (why.empty()) {
       try {
         perform(action, run);
@@ -82,10 +77,11 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
         why = place_of(action) + ": " + message_of(error);
       }
       for (auto& [number, chunk] : chunks_) chunk.forget();
+      run.failed();
     }
     pass_on(action, {.failed = why});
   }
-  mail_.end();
+  mail_.end(run.meanwhile);
   std::string own;
   if (why.empty()) {
     try {
@@ -97,18 +93,18 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
     }
   }
   if (!why.empty()) own = (failed ? kFailed : kFailedElsewhere) + why;
-  return agree(own, failed);
+  return agree(own, failed, run.meanwhile);
 }
 
 void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   const auto [kind, number, micro_batch] = action;
   PipelineChunk& chunk = chunks_.at(number);
-  const bool is_last = number + 1 == schedule_.chunks();
+  const bool is_last = number + 1 == schedule().chunks();
   TensorListMessage made;
   if (kind == Kind::kForward) {
     TensorListMessage input;
     if (number > 0) {
-      input = take(Message::kOutput, number - 1, micro_batch);
+      input = take(Message::kOutput, number - 1, micro_batch, run.meanwhile);
       for (Tensor& tensor : input.tensors) {
         if (tensor.defined()) tensor = tensor.to(chunk.device());
       }
@@ -124,28 +120,29 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   } else if (kind == Kind::kWeight) {
     chunk.backward_to_weights(micro_batch);
   } else {
-    const Tensors gradients =
-        is_last ? Tensors{at::ones({})} : take(Message::kGradient, number + 1, micro_batch).tensors;
+    const Tensors gradients = is_last
+                                  ? Tensors{at::ones({})}
+                                  : take(Message::kGradient, number + 1, micro_batch, run.meanwhile).tensors;
     made.tensors = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, gradients)
                                         : chunk.backward(micro_batch, gradients);
   }
   pass_on(action, std::move(made));
 }
 
-TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std::uint32_t micro_batch) {
-  const std::uint32_t from = schedule_.rank(chunk, micro_batch);
+TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std::uint32_t micro_batch,
+                                         const Meanwhile& meanwhile) {
   TensorListMessage taken;
-  if (from == rank_) {
+  if (now_->schedule.rank(chunk, micro_batch) == rank_) {
     taken = std::move(handed_over_.extract({kind, chunk, micro_batch}).mapped());
   } else {
-    taken = mail_.receive({kind, chunk, micro_batch, from, rank_});
+    taken = mail_.receive({kind, chunk, micro_batch}, meanwhile);
   }
   if (!taken.failed.empty()) throw FailedElsewhere{taken.failed};
   return taken;
 }
 
 void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
-  const std::optional<PipelineMessage> message = message_of(schedule_, rank_, action);
+  std::optional<PipelineMessage> message = message_of(now_->schedule, rank_, action);
   if (!message) return;
   if (message->to == rank_) {
     for (Tensor& tensor : content.tensors) {
@@ -154,6 +151,7 @@ void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage c
     handed_over_[{message->kind, message->chunk, message->micro_batch}] = std::move(content);
     return;
   }
+  message->to = rank_in_group(message->to, replica_, replicas_);
   content.check("reef::Pipeline, " + place_of(action));
   for (const Tensor& tensor : content.tensors) {
     if (!tensor.defined() || tensor.is_inference()) continue;
@@ -164,7 +162,7 @@ void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage c
 }
 
 std::string PipelineExecutor::place_of(const PipelineAction& action) const {
-  return "rank " + std::to_string(rank_) + ", " + pass_of(action.kind) + " of chunk " +
+  return "rank " + std::to_string(group_->getRank()) + ", " + pass_of(action.kind) + " of chunk " +
          std::to_string(action.chunk) + " for micro-batch " + std::to_string(action.micro_batch);
 }
 
@@ -177,8 +175,11 @@ void PipelineExecutor::check_sent() const {
   }
 }
 
-std::vector<std::string> PipelineExecutor::agree(const std::string& own, const std::exception_ptr& failed) {
-  std::vector<std::string> reports = gather_texts(own, group_, c10::kCPU);
+std::vector<std::string> PipelineExecutor::agree(const std::string& own, const std::exception_ptr& failed,
+                                                 const Meanwhile& meanwhile) {
+  const auto policy = meanwhile ? std::launch::async : std::launch::deferred;
+  auto told = std::async(policy, [&] { return gather_texts(own, group_, c10::kCPU); });
+  std::vector<std::string> reports = wait_for(told, meanwhile);
   if (failed) std::rethrow_exception(failed);
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     if (reports[rank].front() == kFailed)

@@ -8,14 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/segments.h"
 #include "pipeline_run/chunk.h"
 #include "pipeline_run/mail.h"
 
 namespace reef {
 
-/// Executes this rank's actions of a schedule, one after another. Whatever fails becomes a failure of all
-/// ranks: a rank that has failed goes through the rest of its actions without computing, and says in place of
-/// each message why it has none.
+/// Executes this rank's actions of a schedule, one after another. The group may have several replicas of the
+/// pipeline, which exchange no messages; see rank_in_group(). Whatever fails becomes a failure of all ranks:
+/// a rank that has failed goes through the rest of its actions without computing, and says in place of each
+/// message why it has none.
 class PipelineExecutor {
  public:
   using Tensors = PipelineStage::Tensors;
@@ -27,17 +29,20 @@ class PipelineExecutor {
     /// Is given the last chunk's outputs. Returns what backward begins at.
     std::function<Tensors(std::uint32_t micro_batch, const Tensors& outputs)> finish;
     std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
+    std::function<void()> failed;         ///< is called at once if this rank has failed
+    Meanwhile meanwhile;
   };
 
   /// `tag`: as for PipelineMail.
-  PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, int tag);
+  PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, std::uint32_t replicas, int tag);
 
   /// Returns the report of each rank. Throws the error of this rank if it has failed, PassAbandoned if
   /// another one has, RankFailed and RanksOutOfStep.
   std::vector<std::string> run(const Run& run);
 
   std::map<std::uint32_t, PipelineChunk>& chunks() { return chunks_; }  ///< this rank's
-  const PipelineSchedule& schedule() const { return schedule_; }
+  const PipelineSchedule& schedule() const { return training_.schedule; }
+  std::uint32_t replica() const { return replica_; }  ///< this rank's
 
  private:
   /// What tells whether a tensor is modified while it is being sent.
@@ -48,16 +53,26 @@ class PipelineExecutor {
   };
 
   void perform(const PipelineAction& action, const Run& run);
-  TensorListMessage take(PipelineMessage::Kind kind, std::uint32_t chunk, std::uint32_t micro_batch);
+  TensorListMessage take(PipelineMessage::Kind kind, std::uint32_t chunk, std::uint32_t micro_batch,
+                         const Meanwhile& meanwhile);
   void pass_on(const PipelineAction& action, TensorListMessage content);
   std::string place_of(const PipelineAction& action) const;
   void check_sent() const;
-  std::vector<std::string> agree(const std::string& own, const std::exception_ptr& failed);
+  std::vector<std::string> agree(const std::string& own, const std::exception_ptr& failed,
+                                 const Meanwhile& meanwhile);
 
-  PipelineSchedule schedule_;
+  /// A schedule, and its messages between ranks of the group.
+  struct Plan {
+    PipelineSchedule schedule;
+    std::vector<PipelineMessage> messages;
+  };
+  Plan plan(PipelineSchedule schedule) const;
+
   ProcessGroupPtr group_;
-  std::uint32_t rank_;
-  std::vector<PipelineMessage> messages_, outputs_;  ///< all, and those of forward passes
+  std::uint32_t replicas_, replica_;
+  std::uint32_t rank_;  ///< of the pipeline
+  Plan training_, serving_;
+  const Plan* now_ = nullptr;  ///< that of this run
   PipelineMail mail_;
   std::map<std::uint32_t, PipelineChunk> chunks_;
   /// What chunks of this rank have made for each other.

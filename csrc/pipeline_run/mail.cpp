@@ -105,20 +105,20 @@ void PipelineMail::send(const PipelineMessage& message, TensorListMessage conten
       }));
 }
 
-TensorListMessage PipelineMail::receive(const PipelineMessage& message) {
+TensorListMessage PipelineMail::receive(const PipelineMessage& message, const Meanwhile& meanwhile) {
   const auto at = coming_.find(key_of(message));
   std::future<TensorListMessage> future = std::move(at->second);
   coming_.erase(at);
-  return future.get();
+  return wait_for(future, meanwhile);
 }
 
-void PipelineMail::end() {
+void PipelineMail::end(const Meanwhile& meanwhile) {
   auto going = std::exchange(going_, {});
   auto coming = std::exchange(coming_, {});
   std::exception_ptr failed;
   const auto wait = [&](auto& future) {
     try {
-      future.get();
+      wait_for(future, meanwhile);
     } catch (...) {
       if (!failed) failed = std::current_exception();
     }

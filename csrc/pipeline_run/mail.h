@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -11,6 +13,16 @@
 #include "reef/pipeline_schedule.h"
 
 namespace reef {
+
+/// What is done every now and then while this rank waits for others; may be empty.
+using Meanwhile = std::function<void()>;
+
+template <class Result>
+Result wait_for(std::future<Result>& future, const Meanwhile& meanwhile) {
+  constexpr std::chrono::milliseconds kEvery{5};
+  while (meanwhile && future.wait_for(kEvery) != std::future_status::ready) meanwhile();
+  return future.get();
+}
 
 /// The messages of a pipeline between this rank and others, which travel beside the program. Between two
 /// ranks they have the order in which the sender's actions make them, so each is received by its number.
@@ -31,9 +43,9 @@ class PipelineMail {
   /// Tensors must not change before end().
   void send(const PipelineMessage& message, TensorListMessage content);
   /// Waits for a message that begin() was given, and gives it away. Throws RankFailed.
-  TensorListMessage receive(const PipelineMessage& message);
+  TensorListMessage receive(const PipelineMessage& message, const Meanwhile& meanwhile);
   /// Waits until all messages have been sent and received, whether or not they are used. Throws RankFailed.
-  void end();
+  void end(const Meanwhile& meanwhile);
 
  private:
   struct Queues;

@@ -1,15 +1,18 @@
 #include "pipeline_run/options.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/members.h"
 #include "distributed/message_route.h"
 #include "reef/error.h"
 #include "reef/pipeline_generator.h"
+#include "shard/agreement.h"
 
 namespace reef {
 namespace {
@@ -35,20 +38,20 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
   if (schedule.ranks() != ranks)
     refuse("is for " + std::to_string(schedule.ranks()) + " ranks, and the group has " +
            std::to_string(ranks) + ".");
-  if (schedule.rank_of.size() != 1)
-    refuse("has two replicas of the model, which is not run yet: take one of a single direction.");
   if (schedule.versions.kind != PipelineVersionRule::Kind::kFlush)
     refuse("is asynchronous, which is not run yet: take a synchronous one.");
   // Gradients are added up by B, or by I and W.
-  std::map<std::pair<std::uint32_t, bool>, std::uint32_t> next;  // of a chunk, and of W alone
+  const auto directions = static_cast<std::uint32_t>(schedule.rank_of.size());
+  std::map<std::array<std::uint32_t, 3>, std::uint32_t> next;  // of a chunk, a direction, and of W alone
   for (const auto& actions : schedule.actions) {
     for (const auto& [kind, chunk, micro_batch] : actions) {
       if (kind == Kind::kForward) continue;
       if (kind == Kind::kUpdate) refuse("updates weights, which is not run yet: take one that does not.");
       for (const bool of_weights : {false, true}) {
         if (kind == (of_weights ? Kind::kInput : Kind::kWeight)) continue;
-        std::uint32_t& expected = next[{chunk, of_weights}];
-        if (micro_batch != expected++)
+        const std::uint32_t direction = micro_batch % directions;
+        std::uint32_t& expected = next.try_emplace({chunk, direction, of_weights}, direction).first->second;
+        if (micro_batch != std::exchange(expected, expected + directions))
           refuse("runs backward for micro-batch " + std::to_string(micro_batch) + " on chunk " +
                  std::to_string(chunk) +
                  " before an earlier one, so that gradients would not have the bits of one process: let it "
@@ -56,6 +59,19 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
       }
     }
   }
+}
+
+void check_shard(const ShardOptions& shard) {
+  const auto refuse = [](const std::string& what) {
+    throw ConfigError("reef::Pipeline was given shard." + what);
+  };
+  if (shard.reduction != Reduction::kMean)
+    refuse("reduction kSum, and how gradients are added up is the pipeline's reduction: give it there.");
+  if (!shard.ignored.empty())
+    refuse("ignored parameters, which nobody would train: freeze them, or leave them out of it.");
+  if (shard.compression != Compression::kNone)
+    refuse(std::string("compression ") + name_of(shard.compression) +
+           ", and gradients of pipelines are not compressed: leave it out.");
 }
 
 }  // namespace
@@ -67,8 +83,12 @@ void check_group(const ProcessGroupPtr& group) {
 }
 
 PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks) {
-  PipelineSchedule schedule = given_schedule(options, ranks);
-  check_runnable(schedule, ranks);
+  if (options.replicas == 0 || ranks % options.replicas != 0)
+    throw ConfigError("reef::Pipeline: " + std::to_string(options.replicas) + " replicas cannot share " +
+                      std::to_string(ranks) + " ranks alike: give a number that divides that.");
+  check_shard(options.shard);
+  PipelineSchedule schedule = given_schedule(options, ranks / options.replicas);
+  check_runnable(schedule, ranks / options.replicas);
   return schedule;
 }
 
@@ -112,8 +132,9 @@ std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts,
   std::ostringstream text;
   text << stages << " stages, cut before";
   for (const std::uint32_t cut : cuts) text << " " << cut;
-  text << "\nseed " << options.seed << ", reduction "
-       << (options.reduction == Reduction::kMean ? "mean" : "sum") << "\nschedule " << schedule.name << " of "
+  text << "\nreplicas " << options.replicas << ", seed " << options.seed << ", reduction "
+       << (options.reduction == Reduction::kMean ? "mean" : "sum")
+       << "\nshard: " << options_text(options.shard) << "\nschedule " << schedule.name << " of "
        << schedule.micro_batches << " micro-batches\n"
        << schedule.text();
   return text.str();

@@ -6,16 +6,21 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstdlib>
 #include <functional>
+#include <ios>
 #include <map>
+#include <optional>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "distributed/bytes_over_ranks.h"
 #include "distributed/group_tags.h"
 #include "distributed/members.h"
 #include "pipeline_run/executor.h"
 #include "pipeline_run/options.h"
+#include "pipeline_run/parameters.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -29,6 +34,8 @@ PipelineStage stage_of(const std::string& name, torch::nn::AnyModule module) {
   PipelineStage stage;
   for (const auto& each : module.ptr()->named_parameters())
     stage.parameters.emplace_back(name + "." + each.key(), each.value());
+  for (const auto& each : module.ptr()->named_buffers())
+    stage.buffers.emplace_back(name + "." + each.key(), each.value());
   stage.run = [module](const Tensors& inputs) mutable -> Tensors {
     if (inputs.size() != 1)
       throw ConfigError("reef::Pipeline: a stage of a Sequential takes one tensor, and was given " +
@@ -50,14 +57,6 @@ std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages)
   std::vector<Pipeline::Maker> makers;
   for (const PipelineStage& stage : stages) makers.emplace_back([stage] { return stage; });
   return makers;
-}
-
-/// Adds those that are not there yet: stages may share parameters.
-void add_new(const Named& parameters, Named& all) {
-  for (const auto& each : parameters) {
-    const auto is_same = [&](const auto& known) { return known.second.is_same(each.second); };
-    if (std::none_of(all.begin(), all.end(), is_same)) all.push_back(each);
-  }
 }
 
 /// Cuts tensors along dimension 0. Throws ConfigError if they differ in it, or have too few rows.
@@ -89,54 +88,38 @@ std::function<Tensors(std::uint32_t)> cutter(const Tensors& batch, std::uint32_t
   };
 }
 
-/// Sets gradients aside, so that those of a call are apart from them until it has succeeded.
-class GradientsAside {
- public:
-  explicit GradientsAside(const Named& parameters) {
-    for (const auto& [name, parameter] : parameters) {
-      aside_.emplace_back(parameter, parameter.grad());
-      parameter.mutable_grad().reset();
-    }
-  }
-  ~GradientsAside() {
-    for (auto& [parameter, before] : aside_) parameter.mutable_grad() = before;
-  }
-  GradientsAside(const GradientsAside&) = delete;
-  GradientsAside& operator=(const GradientsAside&) = delete;
-
-  /// Adds the call's gradients, divided by `divisor`, to those that there were.
-  void add(std::int64_t divisor) {
-    const at::NoGradGuard no_grad;
-    for (auto& [parameter, before] : aside_) {
-      Tensor& made = parameter.mutable_grad();
-      if (!made.defined()) continue;
-      if (divisor != 1) made.div_(divisor);
-      before = before.defined() ? before.add_(made) : made;
-    }
-  }
-
- private:
-  std::vector<std::pair<Tensor, Tensor>> aside_;  ///< parameters, and their gradients before
-};
-
 bool trains(const PipelineSchedule& schedule) {
   return std::any_of(
       schedule.actions.front().begin(), schedule.actions.front().end(),
       [](const PipelineAction& action) { return action.kind != PipelineAction::Kind::kForward; });
 }
 
-constexpr std::size_t kLossBytes = sizeof(double) + 1;
-
-std::string text_of_loss(const Tensor& loss) {
-  const double value = loss.item<double>();
-  std::string text(kLossBytes, static_cast<char>(loss.scalar_type()));
-  std::memcpy(text.data() + 1, &value, sizeof value);
-  return text;
+/// The losses of a rank's micro-batches as text, for the other ranks.
+std::string text_of(const std::vector<Tensor>& losses, std::uint32_t first_number) {
+  std::ostringstream text;
+  text << std::hexfloat;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (!losses[i].defined()) continue;
+    text << first_number + i << " " << static_cast<int>(losses[i].scalar_type()) << " "
+         << losses[i].item<double>() << "\n";
+  }
+  return text.str();
 }
-Tensor loss_in(const std::string& text) {
-  double value = 0;
-  std::memcpy(&value, text.data() + 1, sizeof value);
-  return at::full({}, value, static_cast<at::ScalarType>(text.front()));
+
+/// Adds up the losses of all ranks in the order of micro-batches.
+Tensor sum_of_losses(const std::vector<std::string>& texts) {
+  std::map<std::size_t, Tensor> losses;
+  for (const std::string& text : texts) {
+    for (const std::string& line : lines_of(text)) {
+      char* rest = nullptr;
+      const std::size_t number = std::strtoull(line.c_str(), &rest, 10);
+      const long dtype = std::strtol(rest, &rest, 10);
+      losses[number] = at::full({}, std::strtod(rest, nullptr), static_cast<at::ScalarType>(dtype));
+    }
+  }
+  Tensor sum;
+  for (const auto& [number, loss] : losses) sum = sum.defined() ? sum + loss : loss;
+  return sum;
 }
 
 }  // namespace
@@ -150,10 +133,12 @@ struct Pipeline::State {
   PipelineCuts cuts;
   GroupTags numbers;
   std::unique_ptr<PipelineExecutor> executor;
-  Named parameters;
+  std::optional<PipelineParameters> parameters;
   std::uint64_t calls = 0;
 
-  std::size_t rank_of_last() const { return executor->schedule().rank_of.front().back(); }
+  std::uint32_t micro_batches() const { return executor->schedule().micro_batches; }
+  PipelineExecutor::Run begin(const Tensors& batch);
+  std::vector<std::string> run(const PipelineExecutor::Run& run);
 };
 
 /// `whole`: makers are called for the stages of all ranks, which are there anyway, so that weights that
@@ -165,27 +150,35 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
   auto state = std::make_unique<State>();
   state->group = group;
   state->options = options;
-  const auto rank = static_cast<std::uint32_t>(group->getRank());
   std::string wrong, facts;
   std::exception_ptr failed;
   PipelineSchedule schedule;
   std::map<std::uint32_t, PipelineChunk> chunks;
+  std::map<std::uint32_t, PipelineParameters::OfChunk> parameters;
   try {
     schedule = schedule_of(options, static_cast<std::uint32_t>(group->getSize()));
     state->cuts = cuts_of(options, stages.size(), schedule.chunks());
     facts = facts_of(schedule, state->cuts, stages.size(), options);
+    const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
     StagesOfChunks made;
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
       const std::uint32_t first = chunk == 0 ? 0 : state->cuts[chunk - 1];
       const std::size_t end = chunk + 1 == schedule.chunks() ? stages.size() : state->cuts[chunk];
-      const bool is_own = schedule.rank(chunk, 0) == rank;
+      const bool is_own = std::any_of(schedule.rank_of.begin(), schedule.rank_of.end(),
+                                      [&](const auto& rank_of) { return rank_of[chunk] == rank; });
       std::vector<PipelineStage> own;
       for (std::size_t stage = first; stage < end && (is_own || whole); ++stage) {
         made.emplace_back(chunk, stages[stage]());
         if (is_own) own.push_back(made.back().second);
       }
-      for (const PipelineStage& stage : own) add_new(stage.parameters, state->parameters);
-      if (is_own) chunks.emplace(chunk, PipelineChunk(std::move(own), first));
+      if (!is_own) continue;
+      PipelineParameters::OfChunk& of_chunk = parameters[chunk];
+      for (const PipelineStage& stage : own) {
+        of_chunk.parameters.insert(of_chunk.parameters.end(), stage.parameters.begin(),
+                                   stage.parameters.end());
+        of_chunk.buffers.insert(of_chunk.buffers.end(), stage.buffers.begin(), stage.buffers.end());
+      }
+      chunks.emplace(chunk, PipelineChunk(std::move(own), first));
     }
     check_apart(made);
   } catch (const std::exception& error) {
@@ -198,11 +191,37 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
     if (failed) std::rethrow_exception(failed);
     throw;
   }
+  state->parameters.emplace(pipeline_segments(schedule, options.replicas), parameters, group, options.shard,
+                            schedule.rank_of.size() == 1);
   state->numbers = GroupTags::take(group, 1, c10::kCPU);
   state->executor = std::make_unique<PipelineExecutor>(
-      std::move(schedule), group, TagSpace::kExchanges + state->numbers.first() * TagSpace::kPerNumber);
+      std::move(schedule), group, options.replicas,
+      TagSpace::kExchanges + state->numbers.first() * TagSpace::kPerNumber);
   state->executor->chunks() = std::move(chunks);
   return state;
+}
+
+PipelineExecutor::Run Pipeline::State::begin(const Tensors& batch) {
+  PipelineExecutor::Run run;
+  run.seed = {options.seed, calls++, executor->replica() * micro_batches()};
+  run.input = cutter(batch, micro_batches());
+  run.failed = [this] { parameters->tell_failed(); };
+  run.meanwhile = parameters->while_waiting();
+  return run;
+}
+
+std::vector<std::string> Pipeline::State::run(const PipelineExecutor::Run& run) {
+  parameters->use();
+  try {
+    return executor->run(run);
+  } catch (const RankFailed&) {
+    throw;
+  } catch (const RanksOutOfStep&) {
+    throw;
+  } catch (...) {
+    parameters->leave_out();
+    throw;
+  }
 }
 
 Pipeline::Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
@@ -220,12 +239,18 @@ Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
 std::vector<Tensor> Pipeline::parameters() const {
   std::vector<Tensor> all;
-  for (const auto& [name, parameter] : state_->parameters) all.push_back(parameter);
+  for (const auto& [name, parameter] : named_parameters()) all.push_back(parameter);
   return all;
 }
-const Named& Pipeline::named_parameters() const { return state_->parameters; }
+const Named& Pipeline::named_parameters() const { return state_->parameters->stepped(); }
 const PipelineSchedule& Pipeline::schedule() const { return state_->executor->schedule(); }
 const PipelineCuts& Pipeline::cuts() const { return state_->cuts; }
+
+double Pipeline::clip_grad_norm_(double max_norm) {
+  note_call(*state_->group, "reef::Pipeline::clip_grad_norm_");
+  return state_->parameters->clip_grad_norm_(max_norm);
+}
+void Pipeline::clear_gradients() { state_->parameters->clear_gradients(); }
 
 Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   State& state = *state_;
@@ -233,33 +258,28 @@ Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
     throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
                       "' has no backward passes: it is for forward() only.");
   const at::AutoGradMode records(true);
-  const std::uint32_t count = schedule().micro_batches;
-  std::vector<Tensor> losses;
-  PipelineExecutor::Run run;
+  std::vector<Tensor> losses(state.micro_batches());
+  PipelineExecutor::Run run = state.begin(batch);
   run.trains = true;
-  run.seed = {state.options.seed, state.calls++};
-  run.input = cutter(batch, count);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) -> Tensors {
     const Tensor value = loss(outputs, micro_batch);
     if (!value.defined() || value.numel() != 1 || !value.is_floating_point())
       throw ConfigError("reef::Pipeline: a loss is a single floating-point number.");
-    losses.resize(count);
     losses[micro_batch] = value.detach();
     return {value.reshape({})};
   };
-  run.report = [&]() -> std::string {
-    if (losses.empty()) return "";
-    const at::NoGradGuard no_grad;
-    Tensor sum;
-    for (const Tensor& each : losses) sum = sum.defined() ? sum + each.reshape({}) : each.reshape({});
-    return text_of_loss(state.options.reduction == Reduction::kMean ? sum / static_cast<std::int64_t>(count)
-                                                                    : sum);
+  run.report = [&] {
+    state.parameters->check();
+    return text_of(losses, run.seed.first_micro_batch);
   };
   note_call(*state.group, "reef::Pipeline::step");
-  GradientsAside gradients(state.parameters);
-  const std::vector<std::string> reports = state.executor->run(run);
-  gradients.add(state.options.reduction == Reduction::kMean ? count : 1);
-  return loss_in(reports[state.rank_of_last()]);
+  PipelineParameters::OfCall gradients(*state.parameters);
+  const Tensor sum = sum_of_losses(state.run(run));
+  const std::int64_t divisor = state.options.reduction == Reduction::kMean
+                                   ? std::int64_t{state.options.replicas} * state.micro_batches()
+                                   : 1;
+  gradients.add(divisor);
+  return divisor == 1 ? sum : sum / divisor;
 }
 
 Tensor Pipeline::step(const Tensor& batch, const Loss& loss) {
@@ -274,19 +294,15 @@ Tensor Pipeline::step(const Tensor& batch, const Loss& loss) {
 Tensors Pipeline::forward(const Tensors& batch) {
   const at::NoGradGuard no_grad;
   State& state = *state_;
-  const std::uint32_t count = schedule().micro_batches;
-  std::vector<Tensors> outputs(count);
-  PipelineExecutor::Run run;
-  run.seed = {state.options.seed, state.calls++};
-  run.input = cutter(batch, count);
+  std::vector<Tensors> outputs(state.micro_batches());
+  PipelineExecutor::Run run = state.begin(batch);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& made) -> Tensors {
     outputs[micro_batch] = made;
     return {};
   };
   run.report = [] { return std::string(); };
   note_call(*state.group, "reef::Pipeline::forward");
-  state.executor->run(run);
-  if (state.group->getRank() != static_cast<int>(state.rank_of_last())) return {};
+  state.run(run);
   Tensors whole;
   for (std::size_t i = 0; i < outputs.front().size(); ++i) {
     Tensors rows;

@@ -26,24 +26,7 @@ std::string line_of(const char* what, const std::string& name, const Tensor& ten
 
 std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::Named& buffers,
                                   const ShardOptions& options) {
-  std::vector<std::string> lines = {
-      "stage " + std::to_string(static_cast<int>(options.stage)) + ", bucket_bytes " +
-      std::to_string(options.bucket_bytes) + ", reduction " +
-      std::to_string(static_cast<int>(options.reduction)) + ", buffers " +
-      std::to_string(static_cast<int>(options.buffers)) +
-      (options.sum_order == SumOrder::kNative ? ", sum_order native" : "") +
-      (options.compression != Compression::kNone
-           ? ", compression " + compression_text(options.compression, options.compression_options)
-           : "") +
-      (options.offload ? ", offload" : "")};
-  for (const ExchangeClass each : options.allow) lines.front() += std::string(", allow ") + name_of(each);
-  if (const auto& resident = options.resident_bytes)
-    lines.front() += ", resident_bytes " + std::to_string(*resident);
-  if (options.shard_degree != 0) lines.front() += ", shard_degree " + std::to_string(options.shard_degree);
-  if (const auto& mixed = options.mixed_precision) {
-    lines.front() += std::string(", mixed precision of ") + c10::toString(mixed->parameters) + " and " +
-                     c10::toString(mixed->sums);
-  }
+  std::vector<std::string> lines = {options_text(options)};
   for (const auto& [name, tensor] : parameters) lines.push_back(line_of("parameter", name, tensor));
   for (const auto& [name, tensor] : buffers) lines.push_back(line_of("buffer", name, tensor));
   return lines;
@@ -52,6 +35,24 @@ std::vector<std::string> lines_of(const Shard::Named& parameters, const Shard::N
 constexpr int kExchanges = 3;
 
 }  // namespace
+
+std::string options_text(const ShardOptions& options) {
+  std::ostringstream text;
+  text << "stage " << static_cast<int>(options.stage) << ", bucket_bytes " << options.bucket_bytes
+       << ", reduction " << static_cast<int>(options.reduction) << ", buffers "
+       << static_cast<int>(options.buffers);
+  if (options.sum_order == SumOrder::kNative) text << ", sum_order native";
+  if (options.compression != Compression::kNone)
+    text << ", compression " << compression_text(options.compression, options.compression_options);
+  if (options.offload) text << ", offload";
+  for (const ExchangeClass each : options.allow) text << ", allow " << name_of(each);
+  if (options.resident_bytes) text << ", resident_bytes " << *options.resident_bytes;
+  if (options.shard_degree != 0) text << ", shard_degree " << options.shard_degree;
+  if (const auto& mixed = options.mixed_precision)
+    text << ", mixed precision of " << c10::toString(mixed->parameters) << " and "
+         << c10::toString(mixed->sums);
+  return text.str();
+}
 
 std::string shard_name(int first_exchange) {
   return "shard " + std::to_string((first_exchange - TagSpace::kFirstFree) / kExchanges + 1);

@@ -16,6 +16,9 @@ int check_agreement(const std::string& caller, const Shard::Named& parameters, c
                     const ProcessGroupPtr& group, const ShardOptions& options, std::string wrong,
                     GroupTags& numbers);
 
+/// What must be alike on all ranks of the options, in a line.
+std::string options_text(const ShardOptions& options);
+
 /// How errors name the shard whose first exchange this is, alike on all ranks: "shard 2".
 std::string shard_name(int first_exchange);
 

@@ -23,13 +23,13 @@ void AskedGathers::by_store(const What& what) {
 
 void AskedGathers::begin_step(std::int64_t step) {
   by_store([&] { requests_->begin_step(step); });
-  patience_ = kPatience;
+  patience_ = patience_at_first_;
   failed_ = false;
 }
 
 void AskedGathers::begin_part() {
   by_store([&] { requests_->begin_part(); });
-  patience_ = kPatience;
+  patience_ = patience_at_first_;
 }
 
 std::vector<std::int64_t> AskedGathers::begun() const {

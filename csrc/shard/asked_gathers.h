@@ -62,6 +62,8 @@ class AskedGathers {
   /// This rank's pass has failed: it keeps nothing for others, which need not wait before they ask.
   void tell_failed();
   void abandon_pass() { failed_ = false; }
+  /// Ranks use buckets in different orders: whoever waits asks soon, from the first gather of a step on.
+  void ask_at_once() { patience_at_first_ = patience_ = kLookAgain; }
 
  private:
   using milliseconds = std::chrono::milliseconds;
@@ -85,9 +87,10 @@ class AskedGathers {
   Buckets& own_;
   std::vector<Count> counts_;
   std::optional<GatherRequests> requests_;  ///< while there is a store
-  milliseconds patience_ = kPatience;       ///< of this step
-  bool failed_ = false;                     ///< this rank's pass, or one in no_sync of this step
-  std::deque<std::size_t> for_others_;      ///< the last
+  milliseconds patience_at_first_ = kPatience;
+  milliseconds patience_ = kPatience;   ///< of this step
+  bool failed_ = false;                 ///< this rank's pass, or one in no_sync of this step
+  std::deque<std::size_t> for_others_;  ///< the last
 };
 
 }  // namespace reef

@@ -101,6 +101,11 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     asked_.tell_failed();
   }
 
+  void ask_at_once() override {
+    const std::lock_guard lock(mutex_);
+    asked_.ask_at_once();
+  }
+
   // The failed rank has not seen the uses that the others have, so all forget the order that they have
   // learned.
   void abandon_pass() override {

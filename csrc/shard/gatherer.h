@@ -49,6 +49,8 @@ class Gatherer {
   virtual bool answer() { return true; }
   /// This rank's pass has failed: the others ask at once.
   virtual void tell_failed() {}
+  /// Ranks use parameters in different orders.
+  virtual void ask_at_once() {}
   /// The pass is abandoned on all ranks, which answer() until all of them have called this.
   virtual void abandon_pass() {}
 

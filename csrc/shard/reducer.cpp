@@ -91,7 +91,18 @@ Reducer::Line Reducer::make_line(int exchange, c10::Device device) const {
 }
 
 Reducer::~Reducer() {
+  if (when_asked_) return;
   for (const Item& item : items_) item.accumulator->del_post_hook(item.hook);
+}
+
+// Autograd makes other accumulators, which nobody listens to, when the parameters are used next.
+void Reducer::reduce_when_asked() {
+  const std::lock_guard lock(mutex_);
+  when_asked_ = true;
+  for (Item& item : items_) {
+    item.accumulator->del_post_hook(item.hook);
+    item.accumulator.reset();
+  }
 }
 
 void Reducer::set_syncing(bool syncing) {
@@ -113,8 +124,8 @@ void Reducer::lend_gradients() {
 }
 
 bool Reducer::hears_of(std::size_t item) const {
-  return torch::autograd::impl::try_get_grad_accumulator(items_[item].parameter.tensor) ==
-         items_[item].accumulator;
+  return when_asked_ || torch::autograd::impl::try_get_grad_accumulator(items_[item].parameter.tensor) ==
+                            items_[item].accumulator;
 }
 
 // Where gradients of before are still there (zero_grad(set_to_none=false)), their memory is used again,

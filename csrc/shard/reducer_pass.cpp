@@ -65,7 +65,7 @@ void Reducer::ready(std::size_t number) {
 // of another dtype.
 void Reducer::graph_begins() {
   const std::lock_guard lock(mutex_);
-  if (during_ != During::kNoPass) return;
+  if (during_ != During::kNoPass || when_asked_) return;
   const auto reached = [](const Item& item) {
     if (graph_runs(*item.accumulator)) return true;
     const auto now = torch::autograd::impl::try_get_grad_accumulator(item.parameter.tensor);
@@ -200,6 +200,44 @@ bool Reducer::pass_without_batch() {
     give_up();
   }
   return reduced;
+}
+
+void Reducer::reduce_own() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  note_pass();
+  during_ = During::kPass;
+  try {
+    for (Item& item : items_) {
+      if (!has_parts()) break;
+      see(item);
+      if (!item.kept.is_same(item.stand_in)) item.kept.reset();  // it is this pass's
+    }
+    begin_gradients();
+    for (Item& item : items_) {
+      if (!item.parameter.tensor.grad().defined()) continue;
+      take(item);
+      item.sum = Sum::kComplete;
+      --incomplete_[item.bucket];
+      send_whole_buckets();
+    }
+    reduce(/*has_batch=*/true);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  end_pass();
+}
+
+void Reducer::tell_failed() {
+  const std::lock_guard lock(mutex_);
+  if (gathers_.tell_failed) gathers_.tell_failed();
+}
+
+void Reducer::leave_own_out() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  forget_gathers();
 }
 
 // No other rank hears of it.

@@ -14,6 +14,7 @@
 #include "reef/export.h"
 #include "reef/pipeline_partition.h"
 #include "reef/pipeline_schedule.h"
+#include "reef/shard.h"
 
 namespace torch::nn {
 class Sequential;
@@ -29,14 +30,15 @@ struct PipelineStage {
   std::function<Tensors(const Tensors& inputs)> run;
   /// The stage's parameters, with their names in the whole model.
   std::vector<std::pair<std::string, at::Tensor>> parameters = {};
+  /// And its buffers (running statistics).
+  std::vector<std::pair<std::string, at::Tensor>> buffers = {};
 };
 
 struct PipelineOptions {
   /// Into how many micro-batches a batch is cut, along dimension 0: the first ones are one row longer where
   /// it does not divide.
   std::uint32_t micro_batches = 1;
-  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous and has one replica of
-  /// the model.
+  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous.
   std::string schedule = "1f1b";
   std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
@@ -44,7 +46,15 @@ struct PipelineOptions {
   std::optional<PipelineSchedule> actions = {};
   /// Empty: each chunk has as many stages as the others, the first ones one more where they do not divide.
   PipelineCuts cuts = {};
-  /// kMean divides gradients by the number of micro-batches when all of them are added up; kSum does not.
+  /// So many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
+  /// schedule, which have the same chunks and follow each other.
+  std::uint32_t replicas = 1;
+  /// How ranks that have the same chunks (replicas, or the two directions of chimera and dualpipe) keep them:
+  /// what is divided among them, and whatever else reef::shard does. It works with one replica, too. Not for
+  /// pipelines: reduction, ignored and compression.
+  ShardOptions shard = {};
+  /// kMean divides gradients by the number of micro-batches of all replicas when all of them are added up;
+  /// kSum does not.
   Reduction reduction = Reduction::kMean;
   /// What random numbers in the stages depend on, together with the numbers of the call, the micro-batch and
   /// the stage, and nothing else: so dropout is bit for bit the same wherever the model is cut.
@@ -62,15 +72,16 @@ struct PipelineOptions {
 ///     optimizer.step();
 ///
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
-/// another, adds the gradients up and then divides them. All ranks make the same calls in the same order.
+/// another, adds the gradients up, for each replica and direction, adds these sums up in the order of ranks,
+/// and then divides them. All ranks make the same calls in the same order.
 /// Messages say what they hold, so shapes may change from call to call; they travel by gloo, by way of the
 /// host's memory where stages are on a device. Not thread-safe; the group must outlive it.
 class REEF_API Pipeline {
  public:
   using Tensors = PipelineStage::Tensors;
   using Maker = std::function<PipelineStage()>;
-  /// The loss of a micro-batch, a single number, from the last stage's outputs. Called on the rank that has
-  /// the last chunk only.
+  /// The loss of a micro-batch, a single number, from the last stage's outputs. Called on ranks that have the
+  /// last chunk only.
   using Loss = std::function<at::Tensor(const at::Tensor& output, std::uint32_t micro_batch)>;
   using LossOfList = std::function<at::Tensor(const Tensors& outputs, std::uint32_t micro_batch)>;
 
@@ -93,15 +104,17 @@ class REEF_API Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// The parameters of this rank's chunks, and their names in the whole model.
+  /// What this rank's optimizer steps: the parameters of its chunks, or what reef::shard makes of them (see
+  /// Shard::parameters()), and their names in the whole model.
   std::vector<at::Tensor> parameters() const;
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
   const PipelineSchedule& schedule() const;
   const PipelineCuts& cuts() const;
 
   /// Runs forward and backward for all micro-batches, and adds this call's gradients to those that the
-  /// parameters have. `batch` counts on the rank that has the first stage; others may give an undefined
-  /// tensor. Returns the mean (or sum) of the losses in the order of micro-batches, on every rank.
+  /// parameters have. `batch`, of each replica its own, counts on the ranks that have the first stage; others
+  /// may give an undefined tensor. Returns the mean (or sum) of the losses of all replicas in the order of
+  /// replicas and micro-batches, on every rank.
   ///
   /// If a stage, the loss or a message fails, its rank throws what failed, and the others PassAbandoned,
   /// which says on which rank, in which chunk and for which micro-batch; gradients are then what they were.
@@ -111,10 +124,18 @@ class REEF_API Pipeline {
   at::Tensor step(const at::Tensor& batch, const Loss& loss);
   at::Tensor step(const Tensors& batch, const LossOfList& loss);
 
-  /// Runs forward only, without a graph. Returns the last stage's output for the whole batch on the rank that
-  /// has the last chunk, and an undefined tensor (no tensors) on the others.
+  /// Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on
+  /// its rank that has the last chunk (in the first direction of the schedule), and an undefined tensor (no
+  /// tensors) on the others.
   at::Tensor forward(const at::Tensor& batch);
   Tensors forward(const Tensors& batch);
+
+  /// Scales the gradients of all ranks so that their joint 2-norm is `max_norm` at most, as
+  /// reef::clip_grad_norm_ does in one process, with the same bits; returns the norm that they had. All ranks
+  /// call it alike. (A norm of parameters() alone would be that of this rank's chunks.)
+  double clip_grad_norm_(double max_norm);
+  /// As Shard::clear_gradients().
+  void clear_gradients();
 
  private:
   struct State;

@@ -23,8 +23,9 @@ class Module;
 
 namespace reef {
 
-class LocalUpdates;  // local_updates.h
-class UpdateBeside;  // delayed_update.h
+class LocalUpdates;   // local_updates.h
+class SumsWhenAsked;  // of pipelines
+class UpdateBeside;   // delayed_update.h
 
 /// What is divided among the ranks (ZeRO, 1910.02054). The results are the same, bit for bit.
 enum class Stage : std::uint8_t {
@@ -277,6 +278,7 @@ class REEF_API Shard {
 
  private:
   friend class LocalUpdates;
+  friend class SumsWhenAsked;
   friend class UpdateBeside;
   std::unique_ptr<Parts> parts_;
 };

@@ -136,7 +136,63 @@ def face():
     assert sequential.step(data(0)[0], lambda output: output.square().mean()).requires_grad is False
     own = {name for name, _ in sequential.named_parameters()}
     assert {name for name, parameter in modules.named_parameters() if parameter.grad is not None} == own
+    if size == 2:
+        replicas(group, rank, size)
     refusals(group, rank, size)
+
+
+def replicas(group, rank, size):
+    """Two pipelines over two ranks, or one over both of which each has all of the model, as one process that takes the batches
+    of one after those of the other."""
+    for options in [dict(replicas=2), dict(schedule="chimera")]:
+        for stage in ("replicate", "optimizer", "gradients", "parameters"):
+            modules = chain()
+            named = {f"{i}.{name}": p for i, module in enumerate(modules) for name, p in module.named_parameters()}
+            whole = torch.optim.AdamW(named.values(), lr=1e-2)
+            pipeline = reef.Pipeline(chain(), group, micro_batches=4, shard=dict(stage=stage, bucket_bytes=500), **options)
+            optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
+            both = "replicas" in options
+            for step in range(3):
+                sums, losses = [], []
+                x, y = data(step)
+                for half in range(2):
+                    if both:
+                        x, y = data(10 * half + step)
+                    parts = list(zip(x.tensor_split(4), y.tensor_split(4), strict=True))
+                    for xs, ys in parts if both else parts[half::2]:
+                        loss = nn.functional.cross_entropy(through(modules, xs), ys)
+                        loss.backward()
+                        losses.append(loss.detach())
+                    sums.append({name: p.grad.clone() for name, p in named.items()})
+                    whole.zero_grad()
+                for name, p in named.items():
+                    # The first half of chimera's stages are on rank 0 in the direction of even micro-batches.
+                    p.grad = (sums[0][name] + sums[1][name]).div_(8 if both else 4)
+                if not both:
+                    losses = [losses[i] for i in (0, 2, 1, 3)]
+                x, y = data(10 * rank + step) if both else data(step)
+                loss = pipeline.step(x, nn.functional.cross_entropy, y)
+                assert torch.equal(loss, sum(losses) / len(losses)), (options, stage, step)
+                norm = reef.clip_grad_norm_(named.values(), 0.5)
+                assert pipeline.clip_grad_norm_(0.5) == norm, (options, stage, step)
+                whole.step()
+                whole.zero_grad()
+                optimizer.step()
+                for module in pipeline.modules().values():  # as good as optimizer.zero_grad()
+                    module.zero_grad()
+            x, _ = data(0)
+            output = pipeline(x)
+            if output is not None:
+                with torch.no_grad():
+                    assert torch.equal(output, torch.cat([through(modules, part) for part in x.tensor_split(4)])), (options, stage)
+    pipeline = reef.Pipeline(chain(), group, micro_batches=4, replicas=2, shard=dict(stage=2))
+    pipeline.step(data(0)[0], nn.functional.cross_entropy, data(0)[1])
+    try:
+        torch.optim.Adafactor(pipeline.parameters(), lr=1e-2).step()
+    except ValueError as error:
+        assert "needs whole ones" in str(error), error
+    else:
+        raise AssertionError("an optimizer of whole parameters has stepped parts")
 
 
 def refusals(group, rank, size):

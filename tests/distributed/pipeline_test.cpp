@@ -325,7 +325,6 @@ TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
   if (size() > 1) {
     expect_words(refused({.micro_batches = static_cast<std::uint32_t>(2 + rank())}),
                  {"different options", "rank 1", "give the same"});
-    if (size() % 2 == 0) expect_words(refused({.micro_batches = 4, .schedule = "chimera"}), {"two replicas"});
     expect_words(refused({.micro_batches = 4, .schedule = "pipedream"}), {"asynchronous"});
     expect_words(refused({.micro_batches = 4, .cuts = {13}}), {"cuts are the first stages"});
     expect_words(refused({.schedule = "interleaved", .chunks_per_rank = 13}), {"12 stages cannot be cut"});

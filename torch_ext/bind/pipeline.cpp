@@ -10,24 +10,26 @@
 
 #include "python_function.h"
 #include "reduction.h"
+#include "shard_options.h"
 
 namespace {
 
 using reef::bind::PythonFunction;
 
-/// Of a Python function that makes a stage: it returns the number of the function that runs the stage, the
-/// names of its parameters as bytes, a line each, and the parameters.
+/// Of a Python function that makes a stage: it returns the number of the function that runs the stage, how
+/// many parameters it has, the names of these and of its buffers as bytes, a line each, and all of them.
 reef::PipelineStage stage_made_by(const PythonFunction& maker) {
   const std::vector<at::Tensor> made = maker({});
   reef::PipelineStage stage;
   stage.run = PythonFunction(made.at(0).item<std::int64_t>());
-  const at::Tensor& bytes = made.at(1);
+  const auto parameters = static_cast<std::size_t>(made.at(1).item<std::int64_t>());
+  const at::Tensor& bytes = made.at(2);
   std::istringstream names(
       std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())));
-  for (std::size_t i = 2; i < made.size(); ++i) {
+  for (std::size_t i = 0; i + 3 < made.size(); ++i) {
     std::string name;
     std::getline(names, name);
-    stage.parameters.emplace_back(name, made[i]);
+    (i < parameters ? stage.parameters : stage.buffers).emplace_back(name, made[i + 3]);
   }
   return stage;
 }
@@ -54,19 +56,32 @@ std::vector<std::uint32_t> numbers_of(const char* what, const std::vector<std::i
 TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.class_<BoundPipeline>("Pipeline")
       .def("schedule", [](const Self& self) { return self->pipeline.schedule().json(); })
-      .def("cuts", [](const Self& self) {
-        return std::vector<std::int64_t>(self->pipeline.cuts().begin(), self->pipeline.cuts().end());
-      });
+      .def("cuts",
+           [](const Self& self) {
+             return std::vector<std::int64_t>(self->pipeline.cuts().begin(), self->pipeline.cuts().end());
+           })
+      .def("parameters", [](const Self& self) { return self->pipeline.parameters(); })
+      .def("names",
+           [](const Self& self) {
+             std::vector<std::string> names;
+             for (const auto& [name, parameter] : self->pipeline.named_parameters()) names.push_back(name);
+             return names;
+           })
+      .def("clear_gradients", [](const Self& self) { self->pipeline.clear_gradients(); })
+      .def("clip_grad_norm_",
+           [](const Self& self, double max_norm) { return self->pipeline.clip_grad_norm_(max_norm); });
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
       "micro_batches, str "
-      "schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, str reduction, int seed) -> "
+      "schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
+      "Any shard, str reduction, int seed) -> "
       "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
          const std::vector<std::int64_t>& hops, const std::string& actions,
-         const std::vector<std::int64_t>& cuts, const std::string& reduction, std::int64_t seed) {
+         const std::vector<std::int64_t>& cuts, std::int64_t replicas, const c10::IValue& shard,
+         const std::string& reduction, std::int64_t seed) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
@@ -74,6 +89,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.hops = numbers_of("hops", hops);
         if (!actions.empty()) options.actions = reef::pipeline_schedule_from_json(actions);
         options.cuts = numbers_of("cuts", cuts);
+        options.replicas = numbers_of("replicas", {replicas}).front();
+        options.shard = reef::bind::shard_options_of(shard);
         options.reduction = reef::bind::reduction_of(reduction);
         options.seed = static_cast<std::uint64_t>(seed);
         std::vector<reef::PipelineStage> stages;

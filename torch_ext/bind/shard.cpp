@@ -14,34 +14,12 @@
 #include "nonfinite_gradients.h"
 #include "optimizer_state.h"
 #include "python_function.h"
-#include "reduction.h"
 #include "reef/delayed_update.h"
 #include "reef/error.h"
 #include "reef/local_updates.h"
+#include "shard_options.h"
 
 namespace {
-
-reef::Stage stage_of(const std::string& name) {
-  if (name == "replicate") return reef::Stage::kReplicate;
-  if (name == "optimizer") return reef::Stage::kOptimizer;
-  if (name == "gradients") return reef::Stage::kGradients;
-  if (name == "parameters") return reef::Stage::kParameters;
-  throw reef::ConfigError("stage '" + name +
-                          "' is not \"replicate\", \"optimizer\", \"gradients\" or \"parameters\"");
-}
-
-reef::Buffers buffers_of(const std::string& name) {
-  if (name == "local") return reef::Buffers::kLocal;
-  if (name == "broadcast") return reef::Buffers::kBroadcast;
-  if (name == "mean") return reef::Buffers::kMean;
-  throw reef::ConfigError("buffers '" + name + "' is not \"local\", \"broadcast\" or \"mean\"");
-}
-
-reef::SumOrder sum_order_of(const std::string& name) {
-  if (name == "ranks") return reef::SumOrder::kRanks;
-  if (name == "native") return reef::SumOrder::kNative;
-  throw reef::ConfigError("sum_order '" + name + "' is not \"ranks\" or \"native\"");
-}
 
 reef::Shard::Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
   reef::Shard::Named all;
@@ -221,42 +199,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
   m.def(
       "shard(Tensor[] parameters, str[] parameter_names, Tensor[] buffers, str[] buffer_names, "
-      "__torch__.torch.classes.c10d.ProcessGroup group, str stage, int bucket_bytes, str reduction, "
-      "str sum_order, str compression, str[] compression_options, int[] option_steps, float[] option_values, "
-      "str[] allow, "
-      "int? resident_bytes, int shard_degree, str buffer_mode, Tensor[] ignored, ScalarType? "
-      "mixed_parameters, "
-      "ScalarType mixed_sums, bool offload, int check_now, int buffers_now) -> "
-      "__torch__.torch.classes.reef.Shard",
+      "__torch__.torch.classes.c10d.ProcessGroup group, Any options, "
+      "int check_now, int buffers_now) -> __torch__.torch.classes.reef.Shard",
       [](const std::vector<at::Tensor>& parameters, const std::vector<std::string>& parameter_names,
          const std::vector<at::Tensor>& buffers, const std::vector<std::string>& buffer_names,
-         const reef::ProcessGroupPtr& group, const std::string& stage, std::int64_t bucket_bytes,
-         const std::string& reduction, const std::string& sum_order, const std::string& compression,
-         const std::vector<std::string>& option_names, const std::vector<std::int64_t>& option_steps,
-         const std::vector<double>& option_values, const std::vector<std::string>& allow,
-         std::optional<std::int64_t> resident_bytes, std::int64_t shard_degree,
-         const std::string& buffer_mode, const std::vector<at::Tensor>& ignored,
-         std::optional<at::ScalarType> mixed_parameters, at::ScalarType mixed_sums, bool offload,
-         std::int64_t check_now, std::int64_t buffers_now) {
-        std::optional<reef::MixedPrecision> mixed;
-        if (mixed_parameters) mixed = {*mixed_parameters, mixed_sums};
-        std::vector<reef::ExchangeClass> allowed;
-        for (const std::string& each : allow) allowed.push_back(reef::exchange_class_named(each));
-        const reef::ShardOptions options{
-            .stage = stage_of(stage),
-            .bucket_bytes = bucket_bytes,
-            .reduction = reef::bind::reduction_of(reduction),
-            .sum_order = sum_order_of(sum_order),
-            .compression = reef::compression_named(compression),
-            .compression_options = reef::bind::compression_options(option_names, option_steps, option_values),
-            .allow = allowed,
-            .resident_bytes = resident_bytes,
-            .shard_degree = static_cast<int>(shard_degree),
-            .buffers = buffers_of(buffer_mode),
-            .ignored = ignored,
-            .mixed_precision = mixed,
-            .offload = offload};
+         const reef::ProcessGroupPtr& group, const c10::IValue& options, std::int64_t check_now,
+         std::int64_t buffers_now) {
         return c10::make_intrusive<Shard>(named(parameter_names, parameters), named(buffer_names, buffers),
-                                          group, options, module_now(check_now, buffers_now, buffer_names));
+                                          group, reef::bind::shard_options_of(options),
+                                          module_now(check_now, buffers_now, buffer_names));
       });
 }

@@ -70,7 +70,8 @@ from .schedule import (
     StageProfile,
     plan_chain,
 )
-from .shard import MixedPrecision, Shard, shard, shard_of
+from .shard import Shard, shard, shard_of
+from .shard_options import MixedPrecision
 from .subgroup import subgroup
 from .swap import (
     SWAP_POLICIES,

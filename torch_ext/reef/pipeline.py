@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed
@@ -11,6 +12,8 @@ from . import _library  # noqa: F401  (the operators)
 from ._function import number_of
 from .pipeline_schedule import PipelineSchedule
 from .process_group import _boxed
+from .shard_options import shard_options
+from .stepped import Stepped
 
 Maker = Callable[[], torch.nn.Module]
 Tensors = torch.Tensor | Sequence[torch.Tensor] | None
@@ -29,15 +32,22 @@ class Pipeline:
     ``stages``: a ``torch.nn.Sequential``, or a list of modules, or of functions that make them: then each rank makes its own
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
-    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; it must be synchronous and have
-    one replica of the model. ``cuts`` are the first stages of each chunk but the first; by default
-    each chunk has as many stages as the others. ``reduction`` is ``"mean"``, which divides gradients by the number of
-    micro-batches when all are added up, or ``"sum"``. Random numbers in a stage depend on ``seed``, and on the numbers of the
-    call, the micro-batch and the stage, and on nothing else.
+    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; it must be synchronous.
+    ``cuts`` are the first stages of each chunk but the first; by default each chunk has as many stages as the others.
 
-    Gradients are bit for bit those of one process that takes one micro-batch after another, adds their gradients up and then
-    divides them. All ranks make the same calls in the same order. Raises ValueError on every rank if their options differ or the
-    schedule cannot be run."""
+    With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
+    schedule, which have the same chunks and follow each other. ``shard`` says how ranks that have the same chunks (replicas, or
+    the two directions of ``"chimera"`` and ``"dualpipe"``) keep them, by the names of ``reef.shard``:
+    ``dict(stage="optimizer", mixed_precision=torch.bfloat16)``. It works with one replica, too. Not for pipelines:
+    ``reduction``, ``ignored`` and ``compression``.
+
+    ``reduction`` is ``"mean"``, which divides gradients by the number of micro-batches of all replicas when all are added up,
+    or ``"sum"``. Random numbers in a stage depend on ``seed``, and on the numbers of the call, the micro-batch and the stage,
+    and on nothing else.
+
+    Gradients are bit for bit those of one process that takes one micro-batch after another, adds their gradients up, for each
+    replica and direction, adds these sums up in the order of ranks, and then divides them. All ranks make the same calls in the
+    same order. Raises ValueError on every rank if their options differ or the schedule cannot be run."""
 
     def __init__(
         self,
@@ -49,6 +59,8 @@ class Pipeline:
         chunks_per_rank: int = 0,
         hops: Iterable[int] = (),
         cuts: Iterable[int] = (),
+        replicas: int = 1,
+        shard: Mapping[str, Any] | None = None,
         reduction: str = "mean",
         seed: int = 0,
     ) -> None:
@@ -59,26 +71,35 @@ class Pipeline:
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
-            given.json() if given else "", list(cuts), reduction, seed,
+            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), reduction, seed,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
         firsts = [0, *self.cuts, len(places)]
         own = [
             name
-            for chunk, rank in enumerate(self._schedule.rank_of[0])
+            for chunk in range(len(self._schedule.rank_of[0]))
             for name, _ in places[firsts[chunk] : firsts[chunk + 1]]
-            if rank == group.rank()
+            if any(rank_of[chunk] == group.rank() // replicas for rank_of in self._schedule.rank_of)
         ]
         self._modules = {name: made[name] for name in own}
-        self._named = _named_parameters(self._modules)
+        native = self._pipeline
+        self._stepped = Stepped(lambda _: native.clear_gradients())
+        self._stepped.take_up(self.parameters())
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Those of this rank's stages."""
-        return list(self._named.values())
+    def parameters(self) -> list[torch.Tensor]:
+        """What this rank's optimizer steps: the parameters of its stages, or what ``reef.shard`` makes of them (masters, or parts,
+        see ``Shard.parameters``)."""
+        return self._pipeline.parameters()
 
-    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """With their names in the whole model: ``"3.weight"`` is that of stage 3."""
-        return list(self._named.items())
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """With their names in the whole model: ``"3.weight"`` is that of stage 3; of a part ``"3.weight[first:last]"``."""
+        return list(zip(self._pipeline.names(), self.parameters(), strict=True))
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales the gradients of all ranks so that their joint 2-norm is ``max_norm`` at most, as ``reef.clip_grad_norm_`` does
+        in one process, with the same bits; returns the norm that they had. All ranks call it alike. (A norm of
+        ``parameters()`` alone would be that of this rank's stages.)"""
+        return self._pipeline.clip_grad_norm_(max_norm)
 
     def modules(self) -> dict[str, torch.nn.Module]:
         """This rank's stages by their names."""
@@ -95,10 +116,10 @@ class Pipeline:
 
     def step(self, batch: Tensors, loss: Callable[..., torch.Tensor], *targets: torch.Tensor) -> torch.Tensor:
         """Runs forward and backward for all micro-batches, and adds this call's gradients to those that the parameters have.
-        ``batch``, a tensor or several, counts on the rank with the first stage, others may give None; it is cut along
-        dimension 0. ``loss(*outputs, *targets)`` gives the loss of a micro-batch, a single number, from the last stage's
-        outputs and its rows of ``targets``, on the rank with the last stage. Returns the mean (or sum) of the losses, on every
-        rank.
+        ``batch``, a tensor or several, counts on the ranks with the first stage, others may give None; each replica has its own,
+        which is cut along dimension 0. ``loss(*outputs, *targets)`` gives the loss of a micro-batch, a single number, from the last stage's
+        outputs and its rows of ``targets``, on the ranks with the last stage. Returns the mean (or sum) of the losses of all
+        replicas, on every rank.
 
         If a stage or the loss raises, its rank raises that, and the others torch.distributed.DistError, which says on which
         rank, in which chunk and for which micro-batch; gradients are then what they were."""
@@ -111,8 +132,8 @@ class Pipeline:
         return torch.ops.reef.pipeline_step(self._pipeline, _list_of(batch), number_of(of_micro_batch))
 
     def forward(self, batch: Tensors) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
-        """Runs forward only, without a graph. Returns the last stage's output for the whole batch on the rank that has it, and
-        None on the others."""
+        """Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on its rank with
+        that stage (in the first direction of the schedule), and None on the others."""
         outputs = torch.ops.reef.pipeline_forward(self._pipeline, _list_of(batch))
         if not outputs:
             return None
@@ -124,8 +145,8 @@ class Pipeline:
 def _maker(
     name: str, stage: torch.nn.Module | Maker, made: dict[str, torch.nn.Module]
 ) -> Callable[[], list[torch.Tensor]]:
-    """What the library calls for a stage that it needs here: a tensor of the number of the function that runs it, one of its
-    parameters' names, and these."""
+    """What the library calls for a stage that it needs here: tensors of the number of the function that runs it, of how many
+    parameters it has, of their names and its buffers', and all of them."""
 
     def make() -> list[torch.Tensor]:
         module = stage if isinstance(stage, torch.nn.Module) else stage()
@@ -133,8 +154,10 @@ def _maker(
             raise TypeError(f"Pipeline: what makes stage {name} returned {type(module).__name__}, not a torch.nn.Module")
         made[name] = module
         named = _named_parameters({name: module})
-        names = torch.tensor(list("\n".join(named).encode()), dtype=torch.uint8)
-        return [torch.tensor(number_of(_runner(module))), names, *named.values()]
+        buffers = {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
+        names = torch.tensor(list("\n".join([*named, *buffers]).encode()), dtype=torch.uint8)
+        runner = torch.tensor(number_of(_runner(module)))
+        return [runner, torch.tensor(len(named)), names, *named.values(), *buffers.values()]
 
     return make
 

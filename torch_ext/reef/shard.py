@@ -5,69 +5,50 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._function import number_of
-from .bytes import parse_bytes
-from .compression import Compression, as_compression
+from .compression import Compression
 from .nonfinite_gradients import NonFiniteElements, _elements_of, _refuse_step
 from .part import part_of, whole_shape_of
 from .price_exchange import ExchangePrices, _prices
 from .shard_module import Look
 from .shard_optimizer import refuse_whole_rules, rule_of
+from .shard_options import MixedPrecision, shard_options
 from .shard_state import communication_of, dict_of, held, is_extra, tensors_of, with_names
-
-STAGES = ("replicate", "optimizer", "gradients", "parameters")
-
-
-@dataclass(frozen=True)
-class MixedPrecision:
-    """Parameters that are computed with in 16 bits, and kept and stepped in float32."""
-
-    parameters: torch.dtype = torch.bfloat16
-    """What float32 parameters of the module become, frozen ones too: bfloat16 or float16. Inputs and buffers are left to
-    the program."""
-    sums: torch.dtype = torch.float32
-    """In what gradients are added up, over passes and over ranks, and travel: float32, or what the parameter is, which
-    sends half the bytes and rounds after each addition."""
-
+from .stepped import Stepped
 
 class _Native:
     """What is shared by the objects that stand for one module's shard; None once it has ended."""
 
     def __init__(self, shard: torch.ScriptObject, look: Look) -> None:
         self.shard: torch.ScriptObject | None = shard
-        self.compresses = shard.compression() != "none"  # and so may find a pass void
-        self._stepped: list[int] = []  # ids of what optimizers step, which lives as long as `shard`
-        weakref.finalize(self, _forget, self._stepped).atexit = False
+        self._compresses = shard.compression() != "none"  # and so may find a pass void
+        this = weakref.ref(self)
+        self._stepped = Stepped(lambda optimizer: (native := this()) and native.before_step(optimizer))
         self.take_up(look)
 
     def take_up(self, look: Look) -> None:
         """What the shard has now is what ``look`` has seen."""
         assert self.shard is not None
         self.look = look
-        _forget(self._stepped)
-        self._stepped.extend(id(p) for p in self.shard.parameters())
-        _shard_that_steps.update(dict.fromkeys(self._stepped, weakref.ref(self)))
+        self._stepped.take_up(self.shard.parameters())
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clears what the module's zero_grad() has cleared, and refuses a step of gradients that are void."""
+        if self.shard is None:
+            return
+        self.shard.clear_gradients()
+        self.look.check()  # all of its parameters may be others, which no pass has reduced
+        if self._compresses:
+            _refuse_step(optimizer, _elements_of(self.shard.nonfinite_gradients()))
 
     def end(self) -> None:
         self.shard = None
-        _forget(self._stepped)
-
-
-_shard_that_steps: dict[int, weakref.ref[_Native]] = {}
-"""By ``id`` of what optimizers step: a step of other tensors costs no more than that they are looked up."""
-
-
-def _forget(stepped: list[int]) -> None:
-    for number in stepped:
-        _shard_that_steps.pop(number, None)
-    stepped.clear()
+        self._stepped.end()
 
 
 class Shard:
@@ -350,21 +331,6 @@ class Shard:
         return self._shard.sent_bytes()
 
 
-def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Clears what the module's zero_grad() has cleared, and refuses a step of gradients that are void, and an optimizer that
-    would treat parts as if they were whole parameters."""
-    stepped = (_shard_that_steps.get(id(p)) for group in optimizer.param_groups for p in group["params"])
-    shards = {known for known in stepped if known is not None}
-    for native in (known() for known in shards):
-        if native is not None and native.shard is not None:
-            native.shard.clear_gradients()
-            native.look.check()  # all of its parameters may be others, which no pass has reduced
-            if native.compresses:
-                _refuse_step(optimizer, _elements_of(native.shard.nonfinite_gradients()))
-    if shards:
-        refuse_whole_rules(optimizer)
-
-
 def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """What steps, where a DelayedUpdate stands before it."""
     return getattr(optimizer, "_optimizer", optimizer)
@@ -372,7 +338,6 @@ def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 # What modules keep: they need not be told to keep what shard() returns.
 _of_module: weakref.WeakKeyDictionary[torch.nn.Module, _Native] = weakref.WeakKeyDictionary()
-_hooks: list[Any] = []  # of all optimizers, from the first shard on
 
 
 def _whole_name(part: torch.Tensor, name: str) -> str:
@@ -436,22 +401,14 @@ def shard(
         group = torch.distributed.group.WORLD
         if group is None:
             raise ValueError("reef.shard: there is no process group; make one with reef.init_process_group")
-    if isinstance(stage, int):
-        if not 0 <= stage < len(STAGES):
-            raise ValueError(f"reef.shard: stage is {stage}; give 0 to {len(STAGES) - 1}, or one of {', '.join(STAGES)}")
-        stage = STAGES[stage]
-    if isinstance(mixed_precision, torch.dtype):
-        mixed_precision = MixedPrecision(mixed_precision)
-    mixed = (mixed_precision.parameters, mixed_precision.sums) if mixed_precision else (None, torch.float32)
-    compression = as_compression(compression)
-    look = Look(module)
-    made = torch.ops.reef.shard(
-        *look.lists(), group.boxed(), stage, parse_bytes(bucket_bytes), reduction, sum_order, compression.method, *compression._options(), list(allow),
-        None if resident_bytes is None else parse_bytes(resident_bytes), shard_degree, buffers, list(ignored), *mixed, offload, *look.numbers(),
+    options = shard_options(
+        stage=stage, bucket_bytes=bucket_bytes, reduction=reduction, sum_order=sum_order, compression=compression, allow=allow,
+        resident_bytes=resident_bytes, shard_degree=shard_degree, buffers=buffers, ignored=ignored, mixed_precision=mixed_precision,
+        offload=offload,
     )  # fmt: skip
+    look = Look(module)
+    made = torch.ops.reef.shard(*look.lists(), group.boxed(), options, *look.numbers())
     _of_module[module] = _Native(made, look)
-    if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_before_step))
     return Shard(_of_module[module], module)
 
 

@@ -1,0 +1,42 @@
+#include "pipeline/segments.h"
+
+#include <algorithm>
+#include <set>
+
+namespace reef {
+
+std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule, std::uint32_t replicas) {
+  std::vector<PipelineSegment> segments;
+  for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
+    std::set<std::int64_t> owners;
+    for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
+      for (std::uint32_t replica = 0; replica < replicas; ++replica)
+        owners.insert(rank_in_group(rank_of[chunk], replica, replicas));
+    }
+    const std::vector<std::int64_t> ranks(owners.begin(), owners.end());
+    auto of_ranks = std::find_if(segments.begin(), segments.end(),
+                                 [&](const PipelineSegment& segment) { return segment.ranks == ranks; });
+    if (of_ranks == segments.end()) of_ranks = segments.insert(of_ranks, {{}, ranks});
+    of_ranks->chunks.push_back(chunk);
+  }
+  return segments;
+}
+
+PipelineSchedule serving_schedule(const PipelineSchedule& schedule) {
+  PipelineSchedule serving = schedule;
+  if (schedule.rank_of.size() == 1) {
+    for (std::vector<PipelineAction>& actions : serving.actions)
+      std::erase_if(actions, [](const auto& each) { return each.kind != PipelineAction::Kind::kForward; });
+    return serving;
+  }
+  serving.rank_of.resize(1);
+  for (std::vector<PipelineAction>& actions : serving.actions) actions.clear();
+  for (std::uint32_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
+    for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk)
+      serving.actions[serving.rank(chunk, micro_batch)].push_back(
+          {PipelineAction::Kind::kForward, chunk, micro_batch});
+  }
+  return serving;
+}
+
+}  // namespace reef
