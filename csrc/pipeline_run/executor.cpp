@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 using Kind = PipelineAction::Kind;
-using Message = PipelineMessage::Kind;
+using MessageKind = PipelineMessage::Kind;
 
 /// Something has failed on another rank, in these words.
 struct FailedElsewhere {
@@ -104,7 +104,7 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   if (kind == Kind::kForward) {
     TensorListMessage input;
     if (number > 0) {
-      input = take(Message::kOutput, number - 1, micro_batch, run.meanwhile);
+      input = take(MessageKind::kOutput, number - 1, micro_batch, run.meanwhile);
       for (Tensor& tensor : input.tensors) {
         if (tensor.defined()) tensor = tensor.to(chunk.device());
       }
@@ -120,16 +120,16 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   } else if (kind == Kind::kWeight) {
     chunk.backward_to_weights(micro_batch);
   } else {
-    const Tensors gradients = is_last
-                                  ? Tensors{at::ones({})}
-                                  : take(Message::kGradient, number + 1, micro_batch, run.meanwhile).tensors;
+    const Tensors gradients =
+        is_last ? Tensors{at::ones({})}
+                : take(MessageKind::kGradient, number + 1, micro_batch, run.meanwhile).tensors;
     made.tensors = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, gradients)
                                         : chunk.backward(micro_batch, gradients);
   }
   pass_on(action, std::move(made));
 }
 
-TensorListMessage PipelineExecutor::take(Message kind, std::uint32_t chunk, std::uint32_t micro_batch,
+TensorListMessage PipelineExecutor::take(MessageKind kind, std::uint32_t chunk, std::uint32_t micro_batch,
                                          const Meanwhile& meanwhile) {
   TensorListMessage taken;
   if (now_->schedule.rank(chunk, micro_batch) == rank_) {

@@ -6,10 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "clip_grad_norm.h"
-#include "distributed/bytes_over_ranks.h"
-#include "reef/error.h"
 #include "reef/part.h"
 #include "reef/subgroup.h"
+#include "shard/together.h"
 
 namespace reef {
 namespace {
@@ -17,63 +16,50 @@ namespace {
 using at::Tensor;
 using Named = PipelineParameters::Named;
 
-/// Adds those that are not there yet: stages may share parameters.
-void add_new(const Named& given, Named& all) {
+/// Those that stages share, once.
+Named without_repetition(const Named& given) {
+  Named once;
   for (const auto& each : given) {
     const auto is_same = [&](const auto& known) { return known.second.is_same(each.second); };
-    if (std::none_of(all.begin(), all.end(), is_same)) all.push_back(each);
+    if (std::none_of(once.begin(), once.end(), is_same)) once.push_back(each);
   }
+  return once;
 }
 
-/// Throws ConfigError on every rank if one of them has failed; there, what it has failed with.
-void agree(const std::exception_ptr& failed, const std::string& why, const ProcessGroupPtr& group) {
-  const std::vector<std::string> all = gather_texts(why, group, c10::kCPU);
-  if (failed) std::rethrow_exception(failed);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) throw ConfigError("rank " + std::to_string(rank) + ": " + all[rank]);
-  }
-}
+void append(const Named& more, Named& to) { to.insert(to.end(), more.begin(), more.end()); }
 
 }  // namespace
 
-PipelineParameters::PipelineParameters(const std::vector<PipelineSegment>& segments,
-                                       const std::map<std::uint32_t, OfChunk>& own,
-                                       const ProcessGroupPtr& group, ShardOptions options, bool in_one_order)
-    : group_(group) {
-  options.reduction = Reduction::kSum;
-  const bool keeps_others = options.stage != Stage::kReplicate || options.mixed_precision || options.offload;
-  const bool shards = keeps_others || segments.front().ranks.size() > 1;
-  std::vector<ProcessGroupPtr> groups;
-  for (const PipelineSegment& each : segments) {
-    ProcessGroupPtr ranks;
-    if (shards) {
-      const bool is_whole = each.ranks.size() == static_cast<std::size_t>(group->getSize());
-      ranks = is_whole ? group : subgroup(group, each.ranks);
-    }
-    if (!std::binary_search(each.ranks.begin(), each.ranks.end(), group->getRank())) continue;
-    Segment& segment = segments_.emplace_back();
-    segment.ranks = each.ranks;
-    groups.push_back(ranks);
-    for (const std::uint32_t chunk : each.chunks) {
-      add_new(own.at(chunk).parameters, segment.parameters);
-      add_new(own.at(chunk).buffers, segment.buffers);
-    }
+bool PipelineParameters::Segment::is_here(int rank) const {
+  return std::binary_search(place.ranks.begin(), place.ranks.end(), rank);
+}
+Named PipelineParameters::Segment::all_parameters() const {
+  Named all;
+  for (const OfStage& stage : stages) append(stage.parameters, all);
+  return all;
+}
+Named PipelineParameters::Segment::all_buffers() const {
+  Named all;
+  for (const OfStage& stage : stages) append(stage.buffers_now(), all);
+  return all;
+}
+
+PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments,
+                                       const std::map<std::uint32_t, OfChunk>& own, ProcessGroupPtr group,
+                                       const ShardOptions& options, bool in_one_order)
+    : group_(std::move(group)) {
+  bool shards = options.stage != Stage::kReplicate || options.mixed_precision || options.offload;
+  for (PipelineSegment& each : segments) {
+    shards = shards || each.ranks.size() > 1;
+    Segment& segment = segments_.emplace_back(Segment{std::move(each)});
+    if (!segment.is_here(group_->getRank())) continue;
+    for (const std::uint32_t chunk : segment.place.chunks)
+      segment.stages.insert(segment.stages.end(), own.at(chunk).begin(), own.at(chunk).end());
   }
-  if (shards) {
-    std::exception_ptr failed;
-    std::string why;
-    try {
-      for (std::size_t i = 0; i < segments_.size(); ++i)
-        shard(segments_[i], groups[i], options, in_one_order);
-    } catch (const ConfigError& error) {
-      failed = std::current_exception();
-      why = message_of(error);
-    }
-    agree(failed, why, group);
-  }
+  if (shards) make_shards(options, in_one_order);
   for (const Segment& segment : segments_) {
     if (!segment.shard) {
-      stepped_.insert(stepped_.end(), segment.parameters.begin(), segment.parameters.end());
+      append(without_repetition(segment.all_parameters()), stepped_);
       continue;
     }
     const std::vector<Tensor>& parameters = segment.shard->parameters();
@@ -82,18 +68,75 @@ PipelineParameters::PipelineParameters(const std::vector<PipelineSegment>& segme
   }
 }
 
-void PipelineParameters::shard(Segment& segment, const ProcessGroupPtr& ranks, const ShardOptions& options,
-                               bool in_one_order) const {
-  const bool trains = std::any_of(segment.parameters.begin(), segment.parameters.end(),
-                                  [](const auto& each) { return each.second.requires_grad(); });
-  segment.shard.emplace(segment.parameters, segment.buffers, ranks, options);
-  if (trains) segment.sums.emplace(*segment.shard, in_one_order);
+void PipelineParameters::make_shards(const ShardOptions& given, bool in_one_order) {
+  ShardOptions options = given;
+  options.reduction = Reduction::kSum;
+  Together together(group_, c10::kCPU);
+  for (Segment& segment : segments_) {
+    const bool is_whole = segment.place.ranks.size() == static_cast<std::size_t>(group_->getSize());
+    const ProcessGroupPtr ranks = is_whole ? group_ : subgroup(group_, segment.place.ranks);
+    if (!segment.is_here(group_->getRank())) continue;
+    together.here([&] {
+      const Named parameters = segment.all_parameters();
+      segment.shard.emplace(parameters, segment.all_buffers(), ranks, options,
+                            Shard::ModuleNow{{}, [&segment] { return segment.all_buffers(); }});
+      const bool trains = std::any_of(parameters.begin(), parameters.end(),
+                                      [](const auto& each) { return each.second.requires_grad(); });
+      if (trains) segment.sums.emplace(*segment.shard, in_one_order);
+    });
+  }
+  together.agree();
+}
+
+PipelineState& PipelineParameters::state() {
+  if (state_) return *state_;
+  const bool has_shards = std::any_of(segments_.begin(), segments_.end(),
+                                      [](const Segment& segment) { return segment.shard.has_value(); });
+  if (!has_shards) make_shards({}, /*in_one_order=*/true);
+  std::vector<PipelineState::Segment> segments;
+  PipelineState::OwnNames names;
+  for (Segment& segment : segments_) {
+    PipelineState::Segment& own = segments.emplace_back();
+    own.first_rank = segment.place.ranks.front();
+    if (!segment.shard) continue;
+    own.shard = &*segment.shard;
+    for (const OfStage& stage : segment.stages) {
+      Named all = stage.parameters;
+      append(stage.buffers_now(), all);
+      for (const auto& [name, tensor] : all) {
+        names.emplace_back(stage.number, name);
+        own.names.insert(name);
+        if (tensor.requires_grad()) own.trained.insert(name);
+      }
+    }
+  }
+  state_ = std::make_unique<PipelineState>(group_, std::move(segments), names);
+  return *state_;
+}
+
+StateDict PipelineParameters::sharded_state_dict() const {
+  StateDict all;
+  for (const Segment& segment : segments_) {
+    if (segment.shard) {
+      for (const auto& entry : segment.shard->sharded_state_dict()) all.insert(entry.key(), entry.value());
+      continue;
+    }
+    for (const auto& [name, tensor] : segment.all_parameters()) all.insert(name, tensor.detach());
+    for (const auto& [name, tensor] : segment.all_buffers()) all.insert(name, tensor.detach());
+  }
+  return all;
+}
+
+std::int64_t PipelineParameters::sent_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Segment& segment : segments_) bytes += segment.shard ? segment.shard->sent_bytes() : 0;
+  return bytes;
 }
 
 double PipelineParameters::clip_grad_norm_(double max_norm) {
   std::vector<GradientInNorm> gradients;
   for (const Segment& segment : segments_) {
-    const bool is_first = segment.ranks.front() == group_->getRank();
+    const bool is_first = segment.place.ranks.front() == group_->getRank();
     const auto add = [&](const Tensor& tensor) {
       const std::optional<Part> part = part_of(tensor);
       gradients.push_back({tensor, (part ? part->copy == 0 : is_first) ? GradientInNorm::Counts::kHere
@@ -102,7 +145,7 @@ double PipelineParameters::clip_grad_norm_(double max_norm) {
     if (segment.shard) {
       for (const Tensor& parameter : segment.shard->parameters()) add(parameter);
     } else {
-      for (const auto& [name, parameter] : segment.parameters) add(parameter);
+      for (const auto& [name, parameter] : without_repetition(segment.all_parameters())) add(parameter);
     }
   }
   return reef::clip_grad_norm_(gradients, max_norm, group_, /*device=*/c10::kCPU);
@@ -154,7 +197,8 @@ PipelineParameters::OfCall::OfCall(PipelineParameters& parameters) : parameters_
   for (const auto& [name, parameter] : parameters.stepped_) set_aside(parameter, stepped_);
   for (const Segment& segment : parameters.segments_) {
     if (!segment.sums || !segment.sums->has_parts()) continue;
-    for (const auto& [name, parameter] : segment.parameters) set_aside(parameter, modules_);
+    for (const auto& [name, parameter] : without_repetition(segment.all_parameters()))
+      set_aside(parameter, modules_);
   }
 }
 
@@ -172,7 +216,7 @@ PipelineParameters::OfCall::~OfCall() {
 void PipelineParameters::OfCall::add(std::int64_t divisor) {
   const at::NoGradGuard no_grad;
   for (Segment& segment : parameters_.segments_) {
-    if (segment.sums) segment.sums->reduce();
+    if (segment.reduces()) segment.sums->reduce();
   }
   for (auto& [tensor, before] : stepped_) {
     Tensor& made = tensor.mutable_grad();

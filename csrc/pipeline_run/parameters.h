@@ -6,12 +6,14 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "pipeline/segments.h"
+#include "pipeline_run/state.h"
 #include "reef/shard.h"
 #include "shard/sums_when_asked.h"
 
@@ -23,16 +25,19 @@ namespace reef {
 class PipelineParameters {
  public:
   using Named = Shard::Named;
-  struct OfChunk {
-    Named parameters, buffers;
+  struct OfStage {
+    std::uint32_t number;            ///< of the stage in the model
+    Named parameters;                ///< under every name
+    std::function<Named()> buffers;  ///< may be empty
+    Named buffers_now() const { return buffers ? buffers() : Named(); }
   };
+  using OfChunk = std::vector<OfStage>;
 
   /// `options` say everything but how gradients are added up: as sums. `in_one_order`: ranks of a segment use
-  /// its parameters in the same order. All ranks call it alike. Throws
-  /// ConfigError on every rank if one of them cannot shard its chunks, and RankFailed.
-  PipelineParameters(const std::vector<PipelineSegment>& segments,
-                     const std::map<std::uint32_t, OfChunk>& own, const ProcessGroupPtr& group,
-                     ShardOptions options, bool in_one_order);
+  /// its parameters in the same order. All ranks call it alike. Throws ConfigError on every rank if one of
+  /// them cannot shard its chunks, and RankFailed.
+  PipelineParameters(std::vector<PipelineSegment> segments, const std::map<std::uint32_t, OfChunk>& own,
+                     ProcessGroupPtr group, const ShardOptions& options, bool in_one_order);
 
   /// What optimizers step: see Shard::parameters().
   const Named& stepped() const { return stepped_; }
@@ -40,6 +45,10 @@ class PipelineParameters {
   /// See Pipeline.
   double clip_grad_norm_(double max_norm);
   void clear_gradients();
+  std::int64_t sent_bytes() const;
+  StateDict sharded_state_dict() const;
+  /// All ranks ask for it first alike: each segment is a Shard from then on.
+  PipelineState& state();
 
   /// Makes ranks settle what steps have made of the parameters. All ranks alike, before each call.
   void use();
@@ -74,17 +83,23 @@ class PipelineParameters {
 
  private:
   struct Segment {
-    std::vector<std::int64_t> ranks;
-    Named parameters, buffers;
+    PipelineSegment place;
+    std::vector<OfStage> stages = {};
     std::optional<Shard> shard = {};
     std::optional<SumsWhenAsked> sums = {};  ///< of a shard that trains something
+
+    bool is_here(int rank) const;
+    Named all_parameters() const;
+    Named all_buffers() const;
+    /// Gradients of several ranks are to be added up, or given to parts.
+    bool reduces() const { return sums && (place.ranks.size() > 1 || sums->has_parts()); }
   };
-  void shard(Segment& segment, const ProcessGroupPtr& ranks, const ShardOptions& options,
-             bool in_one_order) const;
+  void make_shards(const ShardOptions& options, bool in_one_order);
 
   ProcessGroupPtr group_;
-  std::deque<Segment> segments_;  ///< this rank's
+  std::deque<Segment> segments_;  ///< of all ranks; others' have nothing but their places
   Named stepped_;
+  std::unique_ptr<PipelineState> state_;
 };
 
 }  // namespace reef

@@ -2,26 +2,24 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
-#include <ios>
 #include <map>
 #include <optional>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "distributed/bytes_over_ranks.h"
 #include "distributed/group_tags.h"
 #include "distributed/members.h"
 #include "pipeline_run/executor.h"
+#include "pipeline_run/micro_batches.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/parameters.h"
 #include "reef/error.h"
+#include "shard/optimizer_names.h"
+#include "shard/together.h"
 
 namespace reef {
 namespace {
@@ -34,8 +32,11 @@ PipelineStage stage_of(const std::string& name, torch::nn::AnyModule module) {
   PipelineStage stage;
   for (const auto& each : module.ptr()->named_parameters())
     stage.parameters.emplace_back(name + "." + each.key(), each.value());
-  for (const auto& each : module.ptr()->named_buffers())
-    stage.buffers.emplace_back(name + "." + each.key(), each.value());
+  stage.buffers = [name, all = module.ptr()] {
+    Named buffers;
+    for (const auto& each : all->named_buffers()) buffers.emplace_back(name + "." + each.key(), each.value());
+    return buffers;
+  };
   stage.run = [module](const Tensors& inputs) mutable -> Tensors {
     if (inputs.size() != 1)
       throw ConfigError("reef::Pipeline: a stage of a Sequential takes one tensor, and was given " +
@@ -59,67 +60,20 @@ std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages)
   return makers;
 }
 
-/// Cuts tensors along dimension 0. Throws ConfigError if they differ in it, or have too few rows.
-std::vector<Tensors> micro_batches_of(const Tensors& batch, std::uint32_t count) {
-  std::vector<Tensors> parts(count);
-  std::int64_t rows = -1;
-  for (const Tensor& tensor : batch) {
-    if (!tensor.defined() || tensor.dim() == 0)
-      throw ConfigError(
-          "reef::Pipeline: the rank with the first stage needs a batch whose tensors have rows.");
-    if (rows < 0) rows = tensor.size(0);
-    if (tensor.size(0) != rows || rows < count)
-      throw ConfigError("reef::Pipeline: a batch of " + std::to_string(tensor.size(0)) +
-                        " rows cannot be cut into " + std::to_string(count) +
-                        " micro-batches: give one row for each at least, and as many in every tensor.");
-    const std::vector<Tensor> cut = tensor.tensor_split(count);
-    for (std::uint32_t part = 0; part < count; ++part) parts[part].push_back(cut[part]);
-  }
-  if (rows < 0) throw ConfigError("reef::Pipeline: the rank with the first stage was given no batch.");
-  return parts;
-}
-
-/// Returns a function that gives a batch's micro-batches, which is cut when the first of them is wanted: on
-/// the rank that has the first stage, in the run, so that what is wrong with the batch fails the run.
-std::function<Tensors(std::uint32_t)> cutter(const Tensors& batch, std::uint32_t count) {
-  return [given = batch, count, parts = std::vector<Tensors>()](std::uint32_t micro_batch) mutable {
-    if (parts.empty()) parts = micro_batches_of(std::exchange(given, {}), count);
-    return std::move(parts[micro_batch]);
-  };
-}
-
 bool trains(const PipelineSchedule& schedule) {
   return std::any_of(
       schedule.actions.front().begin(), schedule.actions.front().end(),
       [](const PipelineAction& action) { return action.kind != PipelineAction::Kind::kForward; });
 }
 
-/// The losses of a rank's micro-batches as text, for the other ranks.
-std::string text_of(const std::vector<Tensor>& losses, std::uint32_t first_number) {
-  std::ostringstream text;
-  text << std::hexfloat;
-  for (std::size_t i = 0; i < losses.size(); ++i) {
-    if (!losses[i].defined()) continue;
-    text << first_number + i << " " << static_cast<int>(losses[i].scalar_type()) << " "
-         << losses[i].item<double>() << "\n";
+SteppedNames stepped_names(const PipelineParameters& parameters) {
+  std::vector<Tensor> tensors;
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : parameters.stepped()) {
+    tensors.push_back(tensor);
+    names.push_back(name);
   }
-  return text.str();
-}
-
-/// Adds up the losses of all ranks in the order of micro-batches.
-Tensor sum_of_losses(const std::vector<std::string>& texts) {
-  std::map<std::size_t, Tensor> losses;
-  for (const std::string& text : texts) {
-    for (const std::string& line : lines_of(text)) {
-      char* rest = nullptr;
-      const std::size_t number = std::strtoull(line.c_str(), &rest, 10);
-      const long dtype = std::strtol(rest, &rest, 10);
-      losses[number] = at::full({}, std::strtod(rest, nullptr), static_cast<at::ScalarType>(dtype));
-    }
-  }
-  Tensor sum;
-  for (const auto& [number, loss] : losses) sum = sum.defined() ? sum + loss : loss;
-  return sum;
+  return {tensors, names};
 }
 
 }  // namespace
@@ -173,11 +127,8 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
       }
       if (!is_own) continue;
       PipelineParameters::OfChunk& of_chunk = parameters[chunk];
-      for (const PipelineStage& stage : own) {
-        of_chunk.parameters.insert(of_chunk.parameters.end(), stage.parameters.begin(),
-                                   stage.parameters.end());
-        of_chunk.buffers.insert(of_chunk.buffers.end(), stage.buffers.begin(), stage.buffers.end());
-      }
+      for (std::size_t i = 0; i < own.size(); ++i)
+        of_chunk.push_back({static_cast<std::uint32_t>(first + i), own[i].parameters, own[i].buffers});
       chunks.emplace(chunk, PipelineChunk(std::move(own), first));
     }
     check_apart(made);
@@ -204,7 +155,7 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
 PipelineExecutor::Run Pipeline::State::begin(const Tensors& batch) {
   PipelineExecutor::Run run;
   run.seed = {options.seed, calls++, executor->replica() * micro_batches()};
-  run.input = cutter(batch, micro_batches());
+  run.input = cut_into_micro_batches(batch, micro_batches());
   run.failed = [this] { parameters->tell_failed(); };
   run.meanwhile = parameters->while_waiting();
   return run;
@@ -251,6 +202,59 @@ double Pipeline::clip_grad_norm_(double max_norm) {
   return state_->parameters->clip_grad_norm_(max_norm);
 }
 void Pipeline::clear_gradients() { state_->parameters->clear_gradients(); }
+std::int64_t Pipeline::sent_bytes() const { return state_->parameters->sent_bytes(); }
+
+StateDict Pipeline::full_state_dict(bool rank0_only) {
+  note_call(*state_->group, "reef::Pipeline::full_state_dict");
+  return state_->parameters->state().full_state_dict(rank0_only);
+}
+StateDict Pipeline::sharded_state_dict() const { return state_->parameters->sharded_state_dict(); }
+void Pipeline::load_state_dict(const std::vector<StateDict>& given) {
+  note_call(*state_->group, "reef::Pipeline::load_state_dict");
+  state_->parameters->state().load_state_dict(given);
+}
+
+OptimizerState Pipeline::full_optimizer_state(const OptimizerState& own, bool rank0_only) {
+  note_call(*state_->group, "reef::Pipeline::full_optimizer_state");
+  return state_->parameters->state().full_optimizer_state(own, rank0_only);
+}
+OptimizerState Pipeline::own_optimizer_state(const OptimizerState& own,
+                                             const std::vector<OptimizerState>& given,
+                                             const std::string& rule) {
+  note_call(*state_->group, "reef::Pipeline::load_optimizer_state");
+  return state_->parameters->state().own_optimizer_state(own, given, rule);
+}
+OptimizerState Pipeline::full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only) {
+  Together together(state_->group, c10::kCPU);
+  OptimizerState own;
+  together.here([&] { own = sharded_optimizer_state(optimizer); });
+  together.agree_on("the optimizer", rule_of(optimizer));
+  return full_optimizer_state(own, rank0_only);
+}
+OptimizerState Pipeline::sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const {
+  return named_state_of(optimizer, stepped_names(*state_->parameters));
+}
+void Pipeline::load_optimizer_state(torch::optim::Optimizer& optimizer,
+                                    const std::vector<OptimizerState>& given) {
+  Together together(state_->group, c10::kCPU);
+  OptimizerState groups;
+  together.here([&] { groups = named_groups_of(optimizer, stepped_names(*state_->parameters)); });
+  together.agree_on("the optimizer", rule_of(optimizer));
+  const OptimizerState state = own_optimizer_state(groups, given, rule_of(optimizer));
+  const KeptByOptimizer before(optimizer);
+  together.here([&] { reef::load_optimizer_state(optimizer, state); });
+  try {
+    together.agree();
+  } catch (...) {
+    before.put_back(optimizer);
+    throw;
+  }
+}
+
+void Pipeline::agree_with_ranks(const std::string& failed, const std::string& rule) const {
+  note_call(*state_->group, "a state dict of reef::Pipeline");
+  reef::agree_with_ranks(state_->group, c10::kCPU, failed, rule);
+}
 
 Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   State& state = *state_;
@@ -270,7 +274,7 @@ Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   };
   run.report = [&] {
     state.parameters->check();
-    return text_of(losses, run.seed.first_micro_batch);
+    return text_of_losses(losses, run.seed.first_micro_batch);
   };
   note_call(*state.group, "reef::Pipeline::step");
   PipelineParameters::OfCall gradients(*state.parameters);

@@ -54,6 +54,8 @@ struct Shard::Parts {
   void make_alike(const ProcessGroupPtr& over);
   /// The shard's, without a look at the module.
   StateDict full_state_dict(bool rank0_only) const;
+  /// Checks what load_state_dict() is given, and returns what loads it. All ranks alike.
+  std::function<void()> prepared_load(const std::vector<StateDict>& given);
   /// Asks for parameters as a forward pass does, so that ranks settle what a step has made of them.
   void use_parameters() const;
   /// Until no update of parts is under way.

@@ -147,14 +147,16 @@ StateDict Shard::sharded_state_dict() const {
   return dict;
 }
 
-void Shard::load_state_dict(const std::vector<StateDict>& given) {
-  parts_->note("load_state_dict()");
+void Shard::load_state_dict(const std::vector<StateDict>& given) { parts_->prepared_load(given)(); }
+
+std::function<void()> Shard::Parts::prepared_load(const std::vector<StateDict>& given) {
+  note("load_state_dict()");
   const at::NoGradGuard no_grad;
-  agree(parts_->divided, [&] { parts_->check_module(); });
-  parts_->finish_update();
-  Parts& parts = *parts_;
-  const DividedParameters& frozen = parts.frozen16.divided();
-  const Known known(parts.all_parameters, parts.all_buffers, parts.divided, frozen);
+  Parts& parts = *this;
+  agree(divided, [&] { check_module(); });
+  finish_update();
+  const DividedParameters& rounded_here = parts.frozen16.divided();
+  const Known known(parts.all_parameters, parts.all_buffers, parts.divided, rounded_here);
   std::vector<NamedState> trained, rounded;
   NamedState alike;
   agree(parts.divided, [&] {
@@ -167,10 +169,10 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
       alike.insert(alike.end(), sorted.alike.begin(), sorted.alike.end());
     }
   });
-  DividedParameters whole_frozen = frozen;  // every rank has all of each, rounded
+  DividedParameters whole_frozen = rounded_here;  // every rank has all of each, rounded
   whole_frozen.divided = false;
   NamedState of_frozen, none;
-  if (!frozen.parameters.empty()) of_frozen = own_state(whole_frozen, rounded, none);
+  if (!rounded_here.parameters.empty()) of_frozen = own_state(whole_frozen, rounded, none);
   std::map<std::string, Tensor> found;
   for (const auto& [name, values] : own_state(parts.divided, trained, alike))
     found.emplace(name, values.front().second.toTensor());
@@ -191,14 +193,17 @@ void Shard::load_state_dict(const std::vector<StateDict>& given) {
     for (const auto& [name, tensor] : known.alike) need(name, found.count(name) > 0);
     loaded = parts.frozen16.prepared(of_frozen);
   });
-  if (parts.gatherer) parts.gatherer->expect_step();  // parts are written, as by an optimizer
-  for (std::size_t i = 0; i < parts.names.size(); ++i) {
-    if (const auto one = found.find(parts.names[i]); one != found.end())
-      parts.parameters[i].copy_(one->second);
-  }
-  parts.frozen16.load(loaded);
-  for (const auto& [name, tensor] : known.alike) tensor.copy_(found.at(name));
-  if (parts.begin_round) parts.begin_round();
+  return [&parts, found = std::move(found), loaded = std::move(loaded), alike_here = known.alike] {
+    const at::NoGradGuard no_grad_here;
+    if (parts.gatherer) parts.gatherer->expect_step();  // parts are written, as by an optimizer
+    for (std::size_t i = 0; i < parts.names.size(); ++i) {
+      if (const auto one = found.find(parts.names[i]); one != found.end())
+        parts.parameters[i].copy_(one->second);
+    }
+    parts.frozen16.load(loaded);
+    for (const auto& [name, tensor] : alike_here) tensor.copy_(found.at(name));
+    if (parts.begin_round) parts.begin_round();
+  };
 }
 
 }  // namespace reef

@@ -1,19 +1,15 @@
-#include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <optional>
-#include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <typeinfo>
 #include <utility>
 
 #include "reef/error.h"
 #include "reef/optimizer_state.h"
-#include "reef/part.h"
 #include "reef/shard.h"
+#include "shard/optimizer_names.h"
 #include "shard/optimizer_options.h"
 #include "shard/shard_parts.h"
 #include "shard/state_groups.h"
@@ -41,33 +37,6 @@ NamedState by_name(const OptimizerState& state) {
   return named;
 }
 
-// Ids are addresses of tensors: torch's files have them, and reef's.
-OptimizerState groups_of(const torch::optim::Optimizer& optimizer, const Shard& shard) {
-  std::map<const void*, std::string> names;
-  for (std::size_t i = 0; i < shard.names().size(); ++i)
-    names.emplace(shard.parameters()[i].unsafeGetTensorImpl(), shard.names()[i]);
-  OptimizerState state;
-  for (const auto& given : optimizer.param_groups()) {
-    Group& group = state.groups.emplace_back();
-    group.options = option_values(given.options());
-    for (const Tensor& tensor : given.params()) {
-      const auto name = names.find(tensor.unsafeGetTensorImpl());
-      if (name == names.end()) {
-        throw ConfigError(
-            "the optimizer has a tensor that is none of this shard's parameters(): give it those, "
-            "and others an optimizer of their own");
-      }
-      group.ids.push_back(std::to_string(reinterpret_cast<std::size_t>(tensor.unsafeGetTensorImpl())));
-      group.names.push_back(name->second);
-    }
-  }
-  return state;
-}
-
-std::string rule_of(const torch::optim::Optimizer& optimizer) {
-  return c10::demangle(typeid(optimizer).name());
-}
-
 void agree_on_rule(const DividedParameters& all, const torch::optim::Optimizer& optimizer) {
   Together(all.group, all.device()).agree_on("the optimizer", rule_of(optimizer));
 }
@@ -81,40 +50,11 @@ void check_steps_elements(const DividedParameters& all, const torch::optim::Opti
       "itself, or stage kReplicate");
 }
 
-// What load() replaces.
-class KeptByOptimizer {
- public:
-  explicit KeptByOptimizer(torch::optim::Optimizer& optimizer) {
-    for (const auto& [tensor, state] : optimizer.state()) states_.emplace_back(tensor, state->clone());
-    for (const auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
-  }
-  void put_back(torch::optim::Optimizer& optimizer) const {
-    optimizer.state().clear();
-    for (const auto& [tensor, state] : states_) optimizer.state()[tensor] = state->clone();
-    for (std::size_t g = 0; g < options_.size(); ++g)
-      optimizer.param_groups()[g].set_options(options_[g]->clone());
-  }
-
- private:
-  std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> states_;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
-};
-
 }  // namespace
 
 void Shard::agree_with_ranks(const std::string& failed, const std::string& rule) const {
   parts_->note("a state dict or param_groups()");
-  Together together(parts_->divided.group, parts_->divided.device());
-  together.here([&] {
-    if (!failed.empty()) throw ConfigError(failed);
-  });
-  try {
-    together.agree();
-  } catch (const ConfigError&) {
-    if (failed.empty()) throw;  // who has failed says it in its own words
-    return;
-  }
-  Together(parts_->divided.group, parts_->divided.device()).agree_on("the optimizer", rule);
+  reef::agree_with_ranks(parts_->divided.group, parts_->divided.device(), failed, rule);
 }
 
 OptimizerState Shard::full_optimizer_state(const OptimizerState& own, bool rank0_only) {
@@ -187,18 +127,7 @@ OptimizerState Shard::full_optimizer_state(const torch::optim::Optimizer& optimi
 OptimizerState Shard::sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const {
   check_steps_elements(parts_->divided, optimizer);
   parts_->wait_for_update();
-  OptimizerState state = optimizer_state(optimizer);
-  const OptimizerState groups = groups_of(optimizer, *this);
-  std::set<std::string> empty;  // ids: others keep these
-  for (std::size_t g = 0; g < groups.groups.size(); ++g) {
-    state.groups[g].names = groups.groups[g].names;
-    for (std::size_t i = 0; i < state.groups[g].ids.size(); ++i) {
-      const Tensor& part = optimizer.param_groups()[g].params()[i];
-      const std::optional<Part> place = part_of(part);
-      if (place && part.numel() == 0 && place->whole_elements > 0) empty.insert(state.groups[g].ids[i]);
-    }
-  }
-  std::erase_if(state.states, [&](const auto& one) { return empty.contains(one.first); });
+  OptimizerState state = named_state_of(optimizer, SteppedNames(parameters(), names()));
   state.communication = communication();
   for (auto& [rank, of_rank] : state.communication.of_ranks) of_rank = unpacked_state(packed_state(of_rank));
   return state;
@@ -210,7 +139,7 @@ void Shard::load_optimizer_state(torch::optim::Optimizer& optimizer, std::vector
   agree(parts_->divided, [&] {
     check_steps_elements(parts_->divided, optimizer);
     parts_->wait_for_update();
-    groups = groups_of(optimizer, *this);
+    groups = named_groups_of(optimizer, SteppedNames(parameters(), names()));
   });
   agree_on_rule(parts_->divided, optimizer);
   OptimizerState state = own_optimizer_state(groups, std::move(given), rule_of(optimizer));

@@ -157,4 +157,19 @@ void Together::agree_on(const std::string& what, const std::string& own) {
   agree();
 }
 
+void agree_with_ranks(const ProcessGroupPtr& group, c10::Device device, const std::string& failed,
+                      const std::string& rule) {
+  Together together(group, device);
+  together.here([&] {
+    if (!failed.empty()) throw ConfigError(failed);
+  });
+  try {
+    together.agree();
+  } catch (const ConfigError&) {
+    if (failed.empty()) throw;  // who has failed says it in its own words
+    return;
+  }
+  Together(group, device).agree_on("the optimizer", rule);
+}
+
 }  // namespace reef

@@ -43,4 +43,9 @@ class Together {
   std::string said_;  ///< by what has failed
 };
 
+/// Throws ConfigError on all ranks if any says that it has `failed` (empty: it has not), but on those that
+/// have; or if they do not give the same optimizer's `rule`.
+void agree_with_ranks(const ProcessGroupPtr& group, c10::Device device, const std::string& failed,
+                      const std::string& rule);
+
 }  // namespace reef

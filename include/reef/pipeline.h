@@ -30,8 +30,8 @@ struct PipelineStage {
   std::function<Tensors(const Tensors& inputs)> run;
   /// The stage's parameters, with their names in the whole model.
   std::vector<std::pair<std::string, at::Tensor>> parameters = {};
-  /// And its buffers (running statistics).
-  std::vector<std::pair<std::string, at::Tensor>> buffers = {};
+  /// Gives its buffers (running statistics) as they are now, with their names. Empty: it has none.
+  std::function<std::vector<std::pair<std::string, at::Tensor>>()> buffers = {};
 };
 
 struct PipelineOptions {
@@ -136,6 +136,37 @@ class REEF_API Pipeline {
   double clip_grad_norm_(double max_norm);
   /// As Shard::clear_gradients().
   void clear_gradients();
+  /// Bytes that this rank has sent for gradients and parameters, to the other ranks that have its chunks.
+  std::int64_t sent_bytes() const;
+
+  /// States of the whole model and of the optimizers of all ranks, each of which steps its parameters():
+  /// whole, as one process would have them, or what this rank keeps of them. Either is loaded by a pipeline
+  /// of any cut, schedule, stage and number of ranks or replicas, by a Shard and by one process, and theirs
+  /// here, bit for bit. All ranks call these alike, but for the sharded ones. What is wrong on one rank is
+  /// thrown on all: there as it was, on the others as ConfigError; nothing has changed then. They throw
+  /// RankFailed.
+
+  /// Copies on the CPU, in the model's order. rank0_only: an empty one on other ranks. Of running statistics
+  /// that replicas have each their own, those of the first. Rank 0 receives the others' chunks, one after
+  /// another, and passes them on; memory beside what is returned: two ranks' chunks.
+  StateDict full_state_dict(bool rank0_only = false);
+  /// What this rank keeps: see Shard::sharded_state_dict(). Shares its memory.
+  StateDict sharded_state_dict() const;
+  /// Of one full state dict, or of the sharded ones of all ranks of the run that saved them. If any rank
+  /// gives none, or empty ones, all are given what rank 0 has. Nothing may be missing, or be there besides.
+  void load_state_dict(const std::vector<StateDict>& given);
+
+  /// Groups of optimizers are the same on all ranks, in number and options; a group may be empty on some.
+  OptimizerState full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only = false);
+  OptimizerState sharded_optimizer_state(const torch::optim::Optimizer& optimizer) const;
+  void load_optimizer_state(torch::optim::Optimizer& optimizer, const std::vector<OptimizerState>& given);
+  /// The same of optimizers that are not LibTorch's: see Shard.
+  OptimizerState full_optimizer_state(const OptimizerState& own, bool rank0_only = false);
+  OptimizerState own_optimizer_state(const OptimizerState& own, const std::vector<OptimizerState>& given,
+                                     const std::string& rule = "");
+
+  /// As Shard::agree_with_ranks().
+  void agree_with_ranks(const std::string& failed, const std::string& rule = "") const;
 
  private:
   struct State;

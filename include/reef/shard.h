@@ -24,6 +24,7 @@ class Module;
 namespace reef {
 
 class LocalUpdates;   // local_updates.h
+class PreparedLoad;   // of pipelines
 class SumsWhenAsked;  // of pipelines
 class UpdateBeside;   // delayed_update.h
 
@@ -278,6 +279,7 @@ class REEF_API Shard {
 
  private:
   friend class LocalUpdates;
+  friend class PreparedLoad;
   friend class SumsWhenAsked;
   friend class UpdateBeside;
   std::unique_ptr<Parts> parts_;

@@ -195,6 +195,100 @@ def replicas(group, rank, size):
         raise AssertionError("an optimizer of whole parameters has stepped parts")
 
 
+class Statistics(nn.Module):
+    """A buffer that is assigned anew, and one that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.layer(x)
+
+
+def states():
+    """What one shape saves, another loads; and a Shard, and one process."""
+    group = reef.init_process_group()
+    rank, size = group.rank(), group.size()
+
+    def net(seed):
+        torch.manual_seed(seed)
+        layers = [nn.Linear(4, 5), nn.Tanh(), Statistics(), nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)]
+        return nn.Sequential(*layers)
+
+    shapes = [dict(schedule="1f1b"), dict(schedule="zbv", shard=dict(stage="optimizer"))]
+    shapes += [dict(replicas=size, shard=dict(stage=stage)) for stage in ("replicate", "gradients", "parameters")]
+    shapes += [dict(schedule="chimera", shard=dict(stage="parameters"))] if size % 2 == 0 else []
+    x, y = data(0)
+    first = None
+    for number, shape in enumerate(shapes):
+        pipeline = reef.Pipeline(net(3), group, micro_batches=4, **shape)
+        optimizer = reef.optim.AdamW8bit(pipeline.parameters(), lr=1e-2) if number == 1 else torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
+        for _ in range(2):
+            pipeline.step(x, nn.functional.cross_entropy, y)
+            optimizer.step()
+            optimizer.zero_grad()
+        model, own = pipeline.full_state_dict(), pipeline.full_optimizer_state_dict(optimizer)
+        assert model.keys() == net(0).state_dict().keys()
+        assert [name for group in own["param_groups"] for name in group["param_names"]] == [name for name, _ in net(0).named_parameters()]
+        assert model["2.calls"] == (4 if shape.get("schedule") == "chimera" else 8), (shape, model["2.calls"])
+        other = dict(shapes[(number + 1) % len(shapes)])
+        loaded = reef.Pipeline(net(4), group, micro_batches=2, **other)
+        kind = type(optimizer)
+        again = kind(loaded.parameters(), lr=1e-2)
+        loaded.load_state_dict(model if rank == 0 else {})
+        loaded.load_optimizer_state_dict(again, own)
+        for name, value in loaded.full_state_dict().items():
+            assert torch.equal(value, model[name]), (shape, other, name)
+        now = loaded.full_optimizer_state_dict(again)
+        assert str(now) == str(own), (shape, other)
+        # One process, and a Shard.
+        whole = net(5)
+        whole.load_state_dict(model)
+        alone_again = kind(whole.parameters(), lr=1e-2)
+        alone_again.load_state_dict(own)
+        module = net(6)
+        sharded = reef.shard(module, group, stage="optimizer")
+        of_shard = kind(sharded.parameters(), lr=1e-2)
+        sharded.load_state_dict(model)
+        sharded.load_optimizer_state_dict(of_shard, own)
+        assert str(sharded.full_optimizer_state_dict(of_shard)) == str(own)
+        # And what they save.
+        back = reef.Pipeline(net(7), group, micro_batches=2, **shape)
+        by_back = kind(back.parameters(), lr=1e-2)
+        back.load_state_dict(whole.state_dict())
+        back.load_optimizer_state_dict(by_back, alone_again.state_dict())
+        assert str(back.full_optimizer_state_dict(by_back)) == str(own)
+        # A step of each of them is the same.
+        if shape.get("replicas", 1) == 1 and shape.get("schedule") != "chimera":
+            first = first or own
+            back.step(x, nn.functional.cross_entropy, y)
+            by_back.step()
+            for xs, ys in zip(x.tensor_split(2), y.tensor_split(2), strict=True):
+                nn.functional.cross_entropy(whole(xs), ys).backward()
+            for parameter in whole.parameters():
+                parameter.grad.div_(2)
+            alone_again.step()
+            for name, value in back.full_state_dict().items():
+                assert torch.equal(value, whole.state_dict()[name]), (shape, name)
+    try:
+        pipeline.load_state_dict({**model, "nobody": torch.zeros(1)} if rank == 0 else model)
+    except ValueError as error:
+        assert "nobody" in str(error), error
+    else:
+        raise AssertionError("an unknown name was loaded")
+    pipeline = reef.Pipeline(net(1), group)
+    try:
+        torch.optim.LBFGS(pipeline.parameters()).step(lambda: torch.zeros(1))
+    except ValueError as error:
+        assert size > 1 and "LBFGS" in str(error), error
+    else:
+        assert size == 1
+
+
 def refusals(group, rank, size):
     def told(call, kind):
         try:
@@ -288,4 +382,4 @@ def fault(victim, at, backward):
         print("told:", str(error).splitlines()[0])
 
 
-{"face": face, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])
+{"face": face, "states": states, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])

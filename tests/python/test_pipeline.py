@@ -22,6 +22,12 @@ def test_all_of_it_from_python(ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_one_shape_saves_another_loads(ranks):
+    result = run(ranks, "states")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "optimizer_state.h"
 #include "python_function.h"
 #include "reduction.h"
 #include "shard_options.h"
@@ -16,21 +17,29 @@ namespace {
 
 using reef::bind::PythonFunction;
 
-/// Of a Python function that makes a stage: it returns the number of the function that runs the stage, how
-/// many parameters it has, the names of these and of its buffers as bytes, a line each, and all of them.
+/// Of a Python function that makes a stage: it returns the numbers of two functions, which run the stage and
+/// give its buffers, the names of its parameters and buffers as bytes, a line each, and the parameters.
 reef::PipelineStage stage_made_by(const PythonFunction& maker) {
   const std::vector<at::Tensor> made = maker({});
   reef::PipelineStage stage;
-  stage.run = PythonFunction(made.at(0).item<std::int64_t>());
-  const auto parameters = static_cast<std::size_t>(made.at(1).item<std::int64_t>());
-  const at::Tensor& bytes = made.at(2);
+  stage.run = PythonFunction(made.at(0)[0].item<std::int64_t>());
+  const at::Tensor& bytes = made.at(1);
   std::istringstream names(
       std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())));
-  for (std::size_t i = 0; i + 3 < made.size(); ++i) {
-    std::string name;
+  std::string name;
+  for (std::size_t i = 2; i < made.size(); ++i) {
     std::getline(names, name);
-    (i < parameters ? stage.parameters : stage.buffers).emplace_back(name, made[i + 3]);
+    stage.parameters.emplace_back(name, made[i]);
   }
+  std::vector<std::string> of_buffers;
+  while (std::getline(names, name)) of_buffers.push_back(name);
+  stage.buffers = [of_buffers, now = PythonFunction(made.at(0)[1].item<std::int64_t>())] {
+    std::vector<std::pair<std::string, at::Tensor>> buffers;
+    if (of_buffers.empty()) return buffers;
+    const std::vector<at::Tensor> tensors = now({});
+    for (std::size_t i = 0; i < of_buffers.size(); ++i) buffers.emplace_back(of_buffers[i], tensors.at(i));
+    return buffers;
+  };
   return stage;
 }
 
@@ -39,6 +48,11 @@ struct BoundPipeline final : torch::CustomClassHolder {
   reef::Pipeline pipeline;
 };
 using Self = c10::intrusive_ptr<BoundPipeline>;
+
+using reef::bind::data_of;
+const reef::OptimizerState& state_in(const c10::IValue& held) {
+  return held.toCustomClass<reef::bind::OptimizerState>()->state;
+}
 
 std::vector<std::uint32_t> numbers_of(const char* what, const std::vector<std::int64_t>& given) {
   std::vector<std::uint32_t> numbers;
@@ -68,6 +82,28 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
              return names;
            })
       .def("clear_gradients", [](const Self& self) { self->pipeline.clear_gradients(); })
+      .def("sent_bytes", [](const Self& self) { return self->pipeline.sent_bytes(); })
+      .def("agree", [](const Self& self, const std::string& failed,
+                       const std::string& rule) { self->pipeline.agree_with_ranks(failed, rule); })
+      .def("full_state_dict",
+           [](const Self& self, bool rank0_only) { return self->pipeline.full_state_dict(rank0_only); })
+      .def("sharded_state_dict", [](const Self& self) { return self->pipeline.sharded_state_dict(); })
+      .def("load_state_dict",
+           [](const Self& self, const std::vector<reef::StateDict>& given) {
+             self->pipeline.load_state_dict(given);
+           })
+      // Optimizers' states are data here: their class may not be known yet.
+      .def("full_optimizer_state",
+           [](const Self& self, const c10::IValue& own, bool rank0_only) {
+             return data_of(self->pipeline.full_optimizer_state(state_in(own), rank0_only));
+           })
+      .def("own_optimizer_state",
+           [](const Self& self, const c10::IValue& own, const std::vector<c10::IValue>& given,
+              const std::string& rule) {
+             std::vector<reef::OptimizerState> states;
+             for (const c10::IValue& one : given) states.push_back(state_in(one));
+             return data_of(self->pipeline.own_optimizer_state(state_in(own), states, rule));
+           })
       .def("clip_grad_norm_",
            [](const Self& self, double max_norm) { return self->pipeline.clip_grad_norm_(max_norm); });
   // Operators, through which what Python's stages raise arrives; not so through methods.

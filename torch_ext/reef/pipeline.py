@@ -10,16 +10,18 @@ import torch.distributed
 
 from . import _library  # noqa: F401  (the operators)
 from ._function import number_of
+from .optimizer_states import OptimizerStates
 from .pipeline_schedule import PipelineSchedule
 from .process_group import _boxed
 from .shard_options import shard_options
+from .shard_state import tensors_of
 from .stepped import Stepped
 
 Maker = Callable[[], torch.nn.Module]
 Tensors = torch.Tensor | Sequence[torch.Tensor] | None
 
 
-class Pipeline:
+class Pipeline(OptimizerStates):
     """A model that is a chain of stages, cut over the ranks of ``group``. ::
 
         pipeline = reef.Pipeline(model, group, micro_batches=16)
@@ -83,7 +85,7 @@ class Pipeline:
         ]
         self._modules = {name: made[name] for name in own}
         native = self._pipeline
-        self._stepped = Stepped(lambda _: native.clear_gradients())
+        self._stepped = Stepped(lambda optimizer: _before_step(native, optimizer, alone=group.size() == 1))
         self._stepped.take_up(self.parameters())
 
     def parameters(self) -> list[torch.Tensor]:
@@ -114,6 +116,34 @@ class Pipeline:
         """The first stage of each chunk but the first."""
         return self._pipeline.cuts()
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent for gradients and parameters, to the other ranks that have its stages."""
+        return self._pipeline.sent_bytes()
+
+    # ---- states: either kind is loaded by a pipeline of any cut, schedule, stage and number of ranks, by a Shard and by one process
+
+    def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, torch.Tensor]:
+        """The state dict of the whole model, with the names of ``named_parameters``, as copies on the CPU. All ranks call this;
+        ``rank0_only``: an empty one on the others. Of running statistics that replicas have each their own, those of the first.
+        Rank 0 receives the others' stages, one rank after another, and passes them on."""
+        return dict(self._pipeline.full_state_dict(rank0_only))
+
+    def sharded_state_dict(self) -> dict[str, torch.Tensor]:
+        """What this rank keeps: see ``Shard.sharded_state_dict``. Shares its memory."""
+        return dict(self._pipeline.sharded_state_dict())
+
+    def load_state_dict(self, *state_dicts: Mapping[str, torch.Tensor]) -> None:
+        """Of one full state dict, or of the sharded ones of all ranks of the run that saved them. All ranks call this; if any gives
+        nothing, all are given what rank 0 has. Raises ValueError on all ranks, before anything has changed, if something is
+        missing, unknown or of another shape on one of them."""
+        with self._on_all():
+            given = [tensors_of(each) for each in state_dicts if each]
+        self._pipeline.load_state_dict(given)
+
+    def _states(self) -> torch.ScriptObject:
+        return self._pipeline
+
     def step(self, batch: Tensors, loss: Callable[..., torch.Tensor], *targets: torch.Tensor) -> torch.Tensor:
         """Runs forward and backward for all micro-batches, and adds this call's gradients to those that the parameters have.
         ``batch``, a tensor or several, counts on the ranks with the first stage, others may give None; each replica has its own,
@@ -142,36 +172,36 @@ class Pipeline:
     __call__ = forward
 
 
+def _before_step(native: torch.ScriptObject, optimizer: torch.optim.Optimizer, *, alone: bool) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS) and not alone:
+        raise ValueError("LBFGS steps along one direction of all parameters, of which this rank has some: take another optimizer")
+    native.clear_gradients()
+
+
 def _maker(
     name: str, stage: torch.nn.Module | Maker, made: dict[str, torch.nn.Module]
 ) -> Callable[[], list[torch.Tensor]]:
-    """What the library calls for a stage that it needs here: tensors of the number of the function that runs it, of how many
-    parameters it has, of their names and its buffers', and all of them."""
+    """What the library calls for a stage that it needs here: tensors of the numbers of two functions, which run it and give its
+    buffers as they are, of the names of its parameters and buffers, and its parameters."""
 
     def make() -> list[torch.Tensor]:
         module = stage if isinstance(stage, torch.nn.Module) else stage()
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"Pipeline: what makes stage {name} returned {type(module).__name__}, not a torch.nn.Module")
         made[name] = module
-        named = _named_parameters({name: module})
-        buffers = {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
-        names = torch.tensor(list("\n".join([*named, *buffers]).encode()), dtype=torch.uint8)
-        runner = torch.tensor(number_of(_runner(module)))
-        return [runner, torch.tensor(len(named)), names, *named.values(), *buffers.values()]
+        named = {f"{name}.{own}": parameter for own, parameter in module.named_parameters(remove_duplicate=False)}
+        saved = module.state_dict().keys()
+        buffers = [own for own, _ in module.named_buffers(remove_duplicate=False) if own in saved]
+
+        def buffers_now() -> list[torch.Tensor]:
+            return [module.get_buffer(own) for own in buffers]
+
+        names = [*named, *(f"{name}.{own}" for own in buffers)]
+        text = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
+        functions = torch.tensor([number_of(_runner(module)), number_of(buffers_now)])
+        return [functions, text, *named.values()]
 
     return make
-
-
-def _named_parameters(modules: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """By their names in the whole model; those that modules share, once."""
-    named: dict[str, torch.nn.Parameter] = {}
-    known: set[int] = set()
-    for name, module in modules.items():
-        for own, parameter in module.named_parameters():
-            if id(parameter) not in known:
-                known.add(id(parameter))
-                named[f"{name}.{own}"] = parameter
-    return named
 
 
 def _places(stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker]) -> list[tuple[str, torch.nn.Module | Maker]]:

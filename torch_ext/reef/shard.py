@@ -13,13 +13,14 @@ import torch.distributed
 from ._function import number_of
 from .compression import Compression
 from .nonfinite_gradients import NonFiniteElements, _elements_of, _refuse_step
+from .optimizer_states import OptimizerStates
 from .part import part_of, whole_shape_of
 from .price_exchange import ExchangePrices, _prices
 from .shard_module import Look
-from .shard_optimizer import refuse_whole_rules, rule_of
 from .shard_options import MixedPrecision, shard_options
-from .shard_state import communication_of, dict_of, held, is_extra, tensors_of, with_names
+from .shard_state import is_extra, tensors_of
 from .stepped import Stepped
+
 
 class _Native:
     """What is shared by the objects that stand for one module's shard; None once it has ended."""
@@ -51,7 +52,7 @@ class _Native:
         self._stepped.end()
 
 
-class Shard:
+class Shard(OptimizerStates):
     """What the ranks of a group keep of one module; made by ``shard``. The module keeps it until ``end``, whether or not the
     program keeps this object."""
 
@@ -236,69 +237,17 @@ class Shard:
             if extra := {k: v for each in state_dicts for k, v in each.items() if is_extra(k)}:
                 self._module.load_state_dict(extra, strict=False)
 
-    def full_optimizer_state_dict(
-        self, optimizer: torch.optim.Optimizer, *, rank0_only: bool = False
-    ) -> dict[str, Any]:
-        """What the ``state_dict()`` of an optimizer over the module's parameters that require a gradient would be, in the
-        module's order, with their ``param_names`` and, with a ``compression``, what each rank holds back of gradients
-        (``communication``). As ``full_state_dict``."""
-        with self._on_all(_stepping(optimizer)):
-            refuse_whole_rules(_stepping(optimizer))
-            own = held(self.sharded_optimizer_state_dict(optimizer))
-        whole = self._shard.full_optimizer_state(own, rank0_only)
-        return dict_of(whole, named=True) if whole[0] else {}
+    def _states(self) -> torch.ScriptObject:
+        return self._shard
 
-    def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """``optimizer.state_dict()``, with ``param_names`` and, with a ``compression``, what this rank holds back of
-        gradients (``communication``)."""
+    def _wait_for_states(self) -> None:
         self._shard.wait_for_update()
-        return {**with_names(optimizer, self._names(), states=True), **communication_of(self._shard.communication())}
 
-    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, *state_dicts: Mapping[str, Any]) -> None:
-        """As ``load_state_dict``. One without ``param_names`` (torch's own) has the parameters that require a gradient, in
-        the module's order. Of an optimizer of the same rule, by its options and states. What is held back of gradients is
-        loaded with it, by any number of ranks; one without ``communication`` begins with nothing held back, and of another
-        ``compression`` it is refused."""
-        self._load_optimizer_state_dicts(optimizer, state_dicts, communication=True)
+    def _communication(self) -> Any:
+        return self._shard.communication()
 
-    def _load_optimizer_state_dicts(
-        self, optimizer: torch.optim.Optimizer, state_dicts: Iterable[Mapping[str, Any]], *, communication: bool
-    ) -> None:
-        steps = _stepping(optimizer)
-        with self._on_all(steps):
-            refuse_whole_rules(steps)
-            own = held(with_names(optimizer, self._names(), states=False))
-            given = [held(dict(each)) for each in state_dicts]
-        data = self._shard.own_optimizer_state(own, given, rule_of(steps))
-        before = {"state": steps.state, "param_groups": steps.param_groups}
-        options = [dict(group) for group in optimizer.param_groups]
-        held_back = self._shard.communication()
-        try:
-            with self._on_all():
-                found = dict_of(data, named=False)
-                found.pop("communication", None)
-                optimizer.load_state_dict(found)
-                if communication:
-                    self._shard.load_communication(data[2])
-        except BaseException:
-            self._shard.load_communication(held_back)
-            steps.__setstate__(before)
-            for group, own_options in zip(optimizer.param_groups, options, strict=True):
-                group.update(own_options)
-            raise
-
-    @contextlib.contextmanager
-    def _on_all(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-        """What is raised on one rank is raised on all, and so are optimizers of different classes."""
-        try:
-            yield
-        except Exception as error:
-            self._shard.agree(f"{type(error).__name__}: {error}", "")
-            raise
-        self._shard.agree("", "" if optimizer is None else type(optimizer).__qualname__)
-
-    def _names(self) -> dict[int, str]:
-        return {id(p): name for p, name in zip(self.parameters(), self.names(), strict=True)}
+    def _load_communication(self, data: Any) -> None:
+        self._shard.load_communication(data)
 
     def nonfinite_gradients(self) -> list[NonFiniteElements]:
         """Whose gradients were not finite in the last pass that was reduced, by parameter, in the module's order and that of
@@ -329,11 +278,6 @@ class Shard:
     def sent_bytes(self) -> int:
         """What this rank has sent for gradients and parameters."""
         return self._shard.sent_bytes()
-
-
-def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What steps, where a DelayedUpdate stands before it."""
-    return getattr(optimizer, "_optimizer", optimizer)
 
 
 # What modules keep: they need not be told to keep what shard() returns.
