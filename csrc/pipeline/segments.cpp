@@ -5,15 +5,20 @@
 
 namespace reef {
 
+std::vector<std::int64_t> ranks_of_chunk(const PipelineSchedule& schedule, std::uint32_t replicas,
+                                         std::uint32_t chunk) {
+  std::set<std::int64_t> ranks;
+  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
+    for (std::uint32_t replica = 0; replica < replicas; ++replica)
+      ranks.insert(rank_in_group(rank_of[chunk], replica, replicas));
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
 std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule, std::uint32_t replicas) {
   std::vector<PipelineSegment> segments;
   for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-    std::set<std::int64_t> owners;
-    for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
-      for (std::uint32_t replica = 0; replica < replicas; ++replica)
-        owners.insert(rank_in_group(rank_of[chunk], replica, replicas));
-    }
-    const std::vector<std::int64_t> ranks(owners.begin(), owners.end());
+    const std::vector<std::int64_t> ranks = ranks_of_chunk(schedule, replicas, chunk);
     auto of_ranks = std::find_if(segments.begin(), segments.end(),
                                  [&](const PipelineSegment& segment) { return segment.ranks == ranks; });
     if (of_ranks == segments.end()) of_ranks = segments.insert(of_ranks, {{}, ranks});

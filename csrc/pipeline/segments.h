@@ -21,6 +21,10 @@ constexpr std::uint32_t rank_in_group(std::uint32_t rank, std::uint32_t replica,
   return rank * replicas + replica;
 }
 
+/// Returns the ranks of the group that have a chunk, ascending.
+std::vector<std::int64_t> ranks_of_chunk(const PipelineSchedule& schedule, std::uint32_t replicas,
+                                         std::uint32_t chunk);
+
 /// Returns the segments of so many pipelines that each run the schedule, in the order of their first chunks.
 std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule, std::uint32_t replicas);
 

@@ -111,22 +111,6 @@ PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::ui
   return cuts;
 }
 
-void check_apart(const StagesOfChunks& stages_of_chunks) {
-  std::map<const c10::StorageImpl*, std::pair<std::uint32_t, std::string>> seen;
-  for (const auto& [chunk, stage] : stages_of_chunks) {
-    for (const auto& [name, parameter] : stage.parameters) {
-      if (!parameter.has_storage()) continue;
-      const auto [at, is_new] = seen.try_emplace(parameter.storage().unsafeGetStorageImpl(), chunk, name);
-      if (is_new || at->second.first == chunk) continue;
-      throw ConfigError("reef::Pipeline: parameter " + name + " of chunk " + std::to_string(chunk) +
-                        " shares memory with " + at->second.second + " of chunk " +
-                        std::to_string(at->second.first) +
-                        ", and tied weights of different chunks are not trained yet: cut so that both are in "
-                        "one chunk, or untie them.");
-    }
-  }
-}
-
 std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
                      const PipelineOptions& options) {
   std::ostringstream text;
@@ -134,8 +118,12 @@ std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts,
   for (const std::uint32_t cut : cuts) text << " " << cut;
   text << "\nreplicas " << options.replicas << ", seed " << options.seed << ", reduction "
        << (options.reduction == Reduction::kMean ? "mean" : "sum")
-       << "\nshard: " << options_text(options.shard) << "\nschedule " << schedule.name << " of "
-       << schedule.micro_batches << " micro-batches\n"
+       << "\nshard: " << options_text(options.shard);
+  for (const std::vector<std::string>& names : options.tied) {
+    text << "\ntied";
+    for (const std::string& name : names) text << " " << name;
+  }
+  text << "\nschedule " << schedule.name << " of " << schedule.micro_batches << " micro-batches\n"
        << schedule.text();
   return text.str();
 }

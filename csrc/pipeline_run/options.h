@@ -22,11 +22,6 @@ PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks
 /// do not make so many chunks.
 PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks);
 
-/// Throws ConfigError if two chunks have a parameter in common, or parameters that share memory: its gradient
-/// would be added up in another order, or on two ranks.
-using StagesOfChunks = std::vector<std::pair<std::uint32_t, PipelineStage>>;
-void check_apart(const StagesOfChunks& stages_of_chunks);
-
 /// Returns what must be the same on all ranks, in lines.
 std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
                      const PipelineOptions& options);

@@ -44,19 +44,32 @@ Named PipelineParameters::Segment::all_buffers() const {
   return all;
 }
 
-PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments,
-                                       const std::map<std::uint32_t, OfChunk>& own, ProcessGroupPtr group,
+PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, std::vector<TiedSegment> tied,
+                                       std::map<std::uint32_t, OfChunk> own, ProcessGroupPtr group,
                                        const ShardOptions& options, bool in_one_order)
-    : group_(std::move(group)) {
-  bool shards = options.stage != Stage::kReplicate || options.mixed_precision || options.offload;
+    : group_(std::move(group)),
+      keeps_others_(options.stage != Stage::kReplicate || options.mixed_precision || options.offload),
+      tied_(std::move(tied)) {
+  for (const auto& [chunk, stages] : own) {
+    for (const OfStage& stage : stages) {
+      for (const auto& [name, parameter] : stage.parameters) names_.emplace_back(stage.number, name);
+      for (const auto& [name, buffer] : stage.buffers_now()) names_.emplace_back(stage.number, name);
+    }
+  }
+  std::deque<Segment> of_tied;
+  for (const TiedSegment& each : tied_) {
+    Segment& segment = of_tied.emplace_back(Segment{{{}, each.ranks}, /*in_one_order=*/false});
+    for (const TiedNames& names : each.parameters) take_out(names, own, segment.stages);
+  }
   for (PipelineSegment& each : segments) {
-    shards = shards || each.ranks.size() > 1;
-    Segment& segment = segments_.emplace_back(Segment{std::move(each)});
+    Segment& segment = segments_.emplace_back(Segment{std::move(each), in_one_order});
     if (!segment.is_here(group_->getRank())) continue;
     for (const std::uint32_t chunk : segment.place.chunks)
       segment.stages.insert(segment.stages.end(), own.at(chunk).begin(), own.at(chunk).end());
   }
-  if (shards) make_shards(options, in_one_order);
+  for (Segment& each : of_tied) segments_.push_back(std::move(each));
+  make_shards(options,
+              [&](const Segment& segment) { return keeps_others_ || segment.place.ranks.size() > 1; });
   for (const Segment& segment : segments_) {
     if (!segment.shard) {
       append(without_repetition(segment.all_parameters()), stepped_);
@@ -68,11 +81,30 @@ PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments,
   }
 }
 
-void PipelineParameters::make_shards(const ShardOptions& given, bool in_one_order) {
+/// Moves a parameter, which this rank's stages have under some of the names or not at all, to a stage of its
+/// own.
+void PipelineParameters::take_out(const TiedNames& names, std::map<std::uint32_t, OfChunk>& from,
+                                  std::vector<OfStage>& to) {
+  Named found;
+  for (auto& [chunk, stages] : from) {
+    for (OfStage& stage : stages) {
+      std::erase_if(stage.parameters, [&](const auto& each) {
+        const bool is_it = std::find(names.begin(), names.end(), each.first) != names.end();
+        if (is_it) found = {{names.front(), each.second}};
+        return is_it;
+      });
+    }
+  }
+  if (!found.empty()) to.push_back({0, found, {}});
+}
+
+void PipelineParameters::make_shards(const ShardOptions& given,
+                                     const std::function<bool(const Segment&)>& is_wanted) {
   ShardOptions options = given;
   options.reduction = Reduction::kSum;
   Together together(group_, c10::kCPU);
   for (Segment& segment : segments_) {
+    if (!is_wanted(segment)) continue;
     const bool is_whole = segment.place.ranks.size() == static_cast<std::size_t>(group_->getSize());
     const ProcessGroupPtr ranks = is_whole ? group_ : subgroup(group_, segment.place.ranks);
     if (!segment.is_here(group_->getRank())) continue;
@@ -82,7 +114,7 @@ void PipelineParameters::make_shards(const ShardOptions& given, bool in_one_orde
                             Shard::ModuleNow{{}, [&segment] { return segment.all_buffers(); }});
       const bool trains = std::any_of(parameters.begin(), parameters.end(),
                                       [](const auto& each) { return each.second.requires_grad(); });
-      if (trains) segment.sums.emplace(*segment.shard, in_one_order);
+      if (trains) segment.sums.emplace(*segment.shard, segment.in_one_order);
     });
   }
   together.agree();
@@ -90,27 +122,27 @@ void PipelineParameters::make_shards(const ShardOptions& given, bool in_one_orde
 
 PipelineState& PipelineParameters::state() {
   if (state_) return *state_;
-  const bool has_shards = std::any_of(segments_.begin(), segments_.end(),
-                                      [](const Segment& segment) { return segment.shard.has_value(); });
-  if (!has_shards) make_shards({}, /*in_one_order=*/true);
+  make_shards({}, [&](const Segment& segment) { return !keeps_others_ && segment.place.ranks.size() == 1; });
   std::vector<PipelineState::Segment> segments;
-  PipelineState::OwnNames names;
   for (Segment& segment : segments_) {
     PipelineState::Segment& own = segments.emplace_back();
     own.first_rank = segment.place.ranks.front();
     if (!segment.shard) continue;
     own.shard = &*segment.shard;
-    for (const OfStage& stage : segment.stages) {
-      Named all = stage.parameters;
-      append(stage.buffers_now(), all);
-      for (const auto& [name, tensor] : all) {
-        names.emplace_back(stage.number, name);
-        own.names.insert(name);
-        if (tensor.requires_grad()) own.trained.insert(name);
-      }
+    Named all = segment.all_parameters();
+    append(segment.all_buffers(), all);
+    for (const auto& [name, tensor] : all) {
+      own.names.insert(name);
+      if (tensor.requires_grad()) own.trained.insert(name);
     }
   }
-  state_ = std::make_unique<PipelineState>(group_, std::move(segments), names);
+  std::map<std::string, std::string> aliases;
+  for (const TiedSegment& segment : tied_) {
+    for (const TiedNames& names : segment.parameters) {
+      for (std::size_t i = 1; i < names.size(); ++i) aliases[names[i]] = names.front();
+    }
+  }
+  state_ = std::make_unique<PipelineState>(group_, std::move(segments), names_, std::move(aliases));
   return *state_;
 }
 

@@ -14,6 +14,7 @@
 
 #include "pipeline/segments.h"
 #include "pipeline_run/state.h"
+#include "pipeline_run/tied.h"
 #include "reef/shard.h"
 #include "shard/sums_when_asked.h"
 
@@ -36,8 +37,9 @@ class PipelineParameters {
   /// `options` say everything but how gradients are added up: as sums. `in_one_order`: ranks of a segment use
   /// its parameters in the same order. All ranks call it alike. Throws ConfigError on every rank if one of
   /// them cannot shard its chunks, and RankFailed.
-  PipelineParameters(std::vector<PipelineSegment> segments, const std::map<std::uint32_t, OfChunk>& own,
-                     ProcessGroupPtr group, const ShardOptions& options, bool in_one_order);
+  PipelineParameters(std::vector<PipelineSegment> segments, std::vector<TiedSegment> tied,
+                     std::map<std::uint32_t, OfChunk> own, ProcessGroupPtr group, const ShardOptions& options,
+                     bool in_one_order);
 
   /// What optimizers step: see Shard::parameters().
   const Named& stepped() const { return stepped_; }
@@ -84,6 +86,7 @@ class PipelineParameters {
  private:
   struct Segment {
     PipelineSegment place;
+    bool in_one_order;
     std::vector<OfStage> stages = {};
     std::optional<Shard> shard = {};
     std::optional<SumsWhenAsked> sums = {};  ///< of a shard that trains something
@@ -94,11 +97,17 @@ class PipelineParameters {
     /// Gradients of several ranks are to be added up, or given to parts.
     bool reduces() const { return sums && (place.ranks.size() > 1 || sums->has_parts()); }
   };
-  void make_shards(const ShardOptions& options, bool in_one_order);
+  static void take_out(const TiedNames& names, std::map<std::uint32_t, OfChunk>& from,
+                       std::vector<OfStage>& to);
+  /// Of segments for which `is_wanted` says so.
+  void make_shards(const ShardOptions& options, const std::function<bool(const Segment&)>& is_wanted);
 
   ProcessGroupPtr group_;
   std::deque<Segment> segments_;  ///< of all ranks; others' have nothing but their places
+  bool keeps_others_;             ///< all segments are shards, since what is stepped is not the model's own
   Named stepped_;
+  std::vector<TiedSegment> tied_;
+  PipelineState::OwnNames names_;
   std::unique_ptr<PipelineState> state_;
 };
 

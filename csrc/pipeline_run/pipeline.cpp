@@ -17,6 +17,7 @@
 #include "pipeline_run/micro_batches.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/parameters.h"
+#include "pipeline_run/tied.h"
 #include "reef/error.h"
 #include "shard/optimizer_names.h"
 #include "shard/together.h"
@@ -109,20 +110,22 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
   PipelineSchedule schedule;
   std::map<std::uint32_t, PipelineChunk> chunks;
   std::map<std::uint32_t, PipelineParameters::OfChunk> parameters;
+  std::vector<std::uint32_t> first_stages;  // of each chunk
+  MadeStages made;
+  std::vector<TiedNames> tied = options.tied;
   try {
     schedule = schedule_of(options, static_cast<std::uint32_t>(group->getSize()));
     state->cuts = cuts_of(options, stages.size(), schedule.chunks());
     facts = facts_of(schedule, state->cuts, stages.size(), options);
     const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
-    StagesOfChunks made;
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-      const std::uint32_t first = chunk == 0 ? 0 : state->cuts[chunk - 1];
+      const std::uint32_t first = first_stages.emplace_back(chunk == 0 ? 0 : state->cuts[chunk - 1]);
       const std::size_t end = chunk + 1 == schedule.chunks() ? stages.size() : state->cuts[chunk];
       const bool is_own = std::any_of(schedule.rank_of.begin(), schedule.rank_of.end(),
                                       [&](const auto& rank_of) { return rank_of[chunk] == rank; });
       std::vector<PipelineStage> own;
       for (std::size_t stage = first; stage < end && (is_own || whole); ++stage) {
-        made.emplace_back(chunk, stages[stage]());
+        made.emplace_back(static_cast<std::uint32_t>(stage), stages[stage]());
         if (is_own) own.push_back(made.back().second);
       }
       if (!is_own) continue;
@@ -131,7 +134,9 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
         of_chunk.push_back({static_cast<std::uint32_t>(first + i), own[i].parameters, own[i].buffers});
       chunks.emplace(chunk, PipelineChunk(std::move(own), first));
     }
-    check_apart(made);
+    check_tied(made, tied);
+    const std::vector<TiedNames> found = find_tied(made);
+    if (whole) tied = found;
   } catch (const std::exception& error) {
     failed = std::current_exception();
     wrong = message_of(error);
@@ -142,8 +147,9 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
     if (failed) std::rethrow_exception(failed);
     throw;
   }
-  state->parameters.emplace(pipeline_segments(schedule, options.replicas), parameters, group, options.shard,
-                            schedule.rank_of.size() == 1);
+  state->parameters.emplace(pipeline_segments(schedule, options.replicas),
+                            tied_segments(tied, made, first_stages, schedule, options.replicas, group),
+                            parameters, group, options.shard, schedule.rank_of.size() == 1);
   state->numbers = GroupTags::take(group, 1, c10::kCPU);
   state->executor = std::make_unique<PipelineExecutor>(
       std::move(schedule), group, options.replicas,

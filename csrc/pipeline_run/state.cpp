@@ -136,8 +136,9 @@ OptimizerState part_of_state(const OptimizerState& state,
 
 }  // namespace
 
-PipelineState::PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names)
-    : group_(std::move(group)), segments_(std::move(segments)) {
+PipelineState::PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names,
+                             std::map<std::string, std::string> aliases)
+    : group_(std::move(group)), segments_(std::move(segments)), aliases_(std::move(aliases)) {
   std::string own;
   for (const auto& [stage, name] : own_names) own += std::to_string(stage) + " " + name + "\n";
   std::map<std::uint32_t, std::vector<std::string>> by_stage;
@@ -173,6 +174,10 @@ StateDict PipelineState::full_state_dict(bool rank0_only) {
   for (const StateDict& dict : gathered(segments_, std::move(own), group_, rank0_only)) {
     for (const auto& entry : dict) in_order[places_.at(entry.key())] = {entry.key(), entry.value()};
   }
+  if (!in_order.empty()) {
+    for (const auto& [alias, name] : aliases_)
+      in_order[places_.at(alias)] = {alias, in_order.at(places_.at(name)).second};
+  }
   StateDict all;
   for (const auto& [place, entry] : in_order) all.insert(entry.first, entry.second);
   return all;
@@ -194,8 +199,11 @@ void PipelineState::load_state_dict(std::vector<StateDict> given) {
     for (const StateDict& dict : given) {
       StateDict& own = of_segment.emplace_back();
       for (const auto& entry : dict) {
-        if (segment.names.contains(entry.key()) || segment.names.contains(whole_name(entry.key())))
-          own.insert(entry.key(), entry.value());
+        const auto alias = aliases_.find(entry.key());
+        if (alias != aliases_.end() && dict.contains(alias->second)) continue;
+        const std::string& name = alias != aliases_.end() ? alias->second : entry.key();
+        if (segment.names.contains(name) || segment.names.contains(whole_name(name)))
+          own.insert(name, entry.value());
       }
     }
     prepared.emplace_back(*segment.shard, of_segment);

@@ -30,8 +30,9 @@ class PipelineState {
   /// them.
   using OwnNames = std::vector<std::pair<std::uint32_t, std::string>>;
 
-  /// Throws RankFailed.
-  PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names);
+  /// `aliases`: other names of parameters, by which models know them, too. Throws RankFailed.
+  PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names,
+                std::map<std::string, std::string> aliases);
 
   StateDict full_state_dict(bool rank0_only);
   void load_state_dict(std::vector<StateDict> given);
@@ -49,6 +50,7 @@ class PipelineState {
   ProcessGroupPtr group_;
   std::vector<Segment> segments_;
   std::map<std::string, std::size_t> places_;  ///< by name
+  std::map<std::string, std::string> aliases_;
 };
 
 }  // namespace reef

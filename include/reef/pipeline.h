@@ -53,6 +53,9 @@ struct PipelineOptions {
   /// what is divided among them, and whatever else reef::shard does. It works with one replica, too. Not for
   /// pipelines: reduction, ignored and compression.
   ShardOptions shard = {};
+  /// Where stages are made by makers: names of parameters that are one, for each such parameter a list.
+  /// Stages that are given show by themselves which parameters they share.
+  std::vector<std::vector<std::string>> tied = {};
   /// kMean divides gradients by the number of micro-batches of all replicas when all of them are added up;
   /// kSum does not.
   Reduction reduction = Reduction::kMean;
@@ -73,9 +76,11 @@ struct PipelineOptions {
 ///
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
 /// another, adds the gradients up, for each replica and direction, adds these sums up in the order of ranks,
-/// and then divides them. All ranks make the same calls in the same order.
-/// Messages say what they hold, so shapes may change from call to call; they travel by gloo, by way of the
-/// host's memory where stages are on a device. Not thread-safe; the group must outlive it.
+/// and then divides them. Weights that chunks of different ranks share are a parameter of each of these
+/// ranks, whose own sums, in the order of its passes, are added up in the order of ranks, too. All ranks make
+/// the same calls in the same order. Messages say what they hold, so shapes may change from call to call;
+/// they travel by gloo, by way of the host's memory where stages are on a device. Not thread-safe; the group
+/// must outlive it.
 class REEF_API Pipeline {
  public:
   using Tensors = PipelineStage::Tensors;
@@ -86,8 +91,8 @@ class REEF_API Pipeline {
   using LossOfList = std::function<at::Tensor(const Tensors& outputs, std::uint32_t micro_batch)>;
 
   /// A stage for each module; this rank keeps those of its own chunks only, and shares them. Throws
-  /// ConfigError on every rank if the ranks' options or numbers of stages differ, if chunks share weights, or
-  /// if the schedule cannot be run; RankFailed.
+  /// ConfigError on every rank if the ranks' options or numbers of stages differ, or if the schedule cannot
+  /// be run; RankFailed.
   Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
            const PipelineOptions& options = {});
   /// The same of stages of any kind.
@@ -95,7 +100,8 @@ class REEF_API Pipeline {
            const PipelineOptions& options = {});
   /// The same of stages that are made here, each on the rank that has it: the whole model need not fit on one
   /// rank. Throws what a maker throws; the other ranks throw ConfigError with its sentence. Weights that
-  /// chunks of different ranks share cannot be noticed here, and would not stay the same: share none.
+  /// chunks of different ranks share cannot be noticed here, and would not stay the same: say which
+  /// (PipelineOptions::tied).
   Pipeline(const std::vector<Maker>& stages, const ProcessGroupPtr& group,
            const PipelineOptions& options = {});
   ~Pipeline();

@@ -289,6 +289,53 @@ def states():
         assert size == 1
 
 
+class Head(nn.Module):
+    """The head of a language model, whose weight is the embedding's."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+def tied():
+    """Found where modules are given, named where they are made; trained as one weight, and saved under both names."""
+    group = reef.init_process_group()
+    rank, size = group.rank(), group.size()
+
+    def net(seed=3):
+        torch.manual_seed(seed)
+        embedding = nn.Embedding(10, 6)
+        return [embedding, nn.Linear(6, 6), nn.Tanh(), Head(embedding)]
+
+    torch.manual_seed(1)
+    tokens, targets = torch.randint(0, 10, (8,)), torch.randint(0, 10, (8,))
+    expected = None
+    for options in [{}, dict(schedule="gpipe"), dict(shard=dict(stage="optimizer")), dict(made=True)]:
+        made = options.pop("made", False)
+        modules = net(3 + rank) if made else net()
+        stages = [lambda module=module: module for module in modules] if made else modules
+        names = dict(tied=[["0.weight", "3.weight"]]) if made else {}
+        pipeline = reef.Pipeline(stages, group, micro_batches=2, **options, **names)
+        optimizer = torch.optim.AdamW([{"params": pipeline.parameters()}], lr=0.1)  # some rank may have none
+        for _ in range(3):
+            pipeline.step(tokens, nn.functional.cross_entropy, targets)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(pipeline.full_optimizer_state_dict(optimizer)["param_groups"][0]["param_names"]) == 3
+        state = pipeline.full_state_dict()
+        assert list(state) == ["0.weight", "1.weight", "1.bias", "3.weight"], list(state)
+        assert torch.equal(state["0.weight"], state["3.weight"])
+        nn.Sequential(*net()).load_state_dict(state)
+        if made:
+            continue  # the middle has begun otherwise on each rank
+        expected = expected or state
+        for name, value in state.items():
+            assert torch.equal(value, expected[name]), (options, name)
+
+
 def refusals(group, rank, size):
     def told(call, kind):
         try:
@@ -382,4 +429,4 @@ def fault(victim, at, backward):
         print("told:", str(error).splitlines()[0])
 
 
-{"face": face, "states": states, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])
+{"face": face, "states": states, "tied": tied, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])

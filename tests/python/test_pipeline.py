@@ -28,6 +28,12 @@ def test_what_one_shape_saves_another_loads(ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_that_stages_share(ranks):
+    result = run(ranks, "tied")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()

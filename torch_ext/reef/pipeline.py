@@ -43,6 +43,10 @@ class Pipeline(OptimizerStates):
     ``dict(stage="optimizer", mixed_precision=torch.bfloat16)``. It works with one replica, too. Not for pipelines:
     ``reduction``, ``ignored`` and ``compression``.
 
+    Stages may share weights, also where they are on different ranks (an embedding and the head of a language model, say): each of
+    these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made
+    by functions, ``tied`` names it: ``[["0.weight", "11.weight"]]``.
+
     ``reduction`` is ``"mean"``, which divides gradients by the number of micro-batches of all replicas when all are added up,
     or ``"sum"``. Random numbers in a stage depend on ``seed``, and on the numbers of the call, the micro-batch and the stage,
     and on nothing else.
@@ -63,6 +67,7 @@ class Pipeline(OptimizerStates):
         cuts: Iterable[int] = (),
         replicas: int = 1,
         shard: Mapping[str, Any] | None = None,
+        tied: Iterable[Iterable[str]] = (),
         reduction: str = "mean",
         seed: int = 0,
     ) -> None:
@@ -73,7 +78,8 @@ class Pipeline(OptimizerStates):
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
-            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), reduction, seed,
+            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), [list(names) for names in tied],
+            reduction, seed,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
         firsts = [0, *self.cuts, len(places)]

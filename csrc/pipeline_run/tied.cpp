@@ -1,0 +1,115 @@
+#include "pipeline_run/tied.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "distributed/bytes_over_ranks.h"
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+
+std::map<std::string, std::pair<std::uint32_t, Tensor>> by_name(const MadeStages& made) {
+  std::map<std::string, std::pair<std::uint32_t, Tensor>> all;
+  for (const auto& [number, stage] : made) {
+    for (const auto& [name, parameter] : stage.parameters) all.try_emplace(name, number, parameter);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<TiedNames> find_tied(const MadeStages& made) {
+  struct Use {
+    Tensor parameter;
+    std::set<std::uint32_t> stages;
+    TiedNames names;
+  };
+  std::vector<Use> uses;
+  std::map<const c10::TensorImpl*, std::size_t> known;
+  std::map<const c10::StorageImpl*, std::size_t> in_memory;
+  for (const auto& [number, stage] : made) {
+    for (const auto& [name, parameter] : stage.parameters) {
+      const auto [at, is_new] = known.try_emplace(parameter.unsafeGetTensorImpl(), uses.size());
+      if (is_new) uses.push_back({parameter, {}, {}});
+      Use& use = uses[at->second];
+      use.stages.insert(number);
+      use.names.push_back(name);
+      if (!is_new || !parameter.has_storage()) continue;
+      const auto [other, is_apart] =
+          in_memory.try_emplace(parameter.storage().unsafeGetStorageImpl(), at->second);
+      if (is_apart || uses[other->second].stages == use.stages) continue;
+      throw ConfigError(
+          "reef::Pipeline: parameter " + name + " shares memory with " + uses[other->second].names.front() +
+          " of another stage, and is not the same tensor: tie weights by giving both stages the "
+          "same parameter.");
+    }
+  }
+  std::vector<TiedNames> tied;
+  for (Use& use : uses) {
+    if (use.stages.size() > 1) tied.push_back(std::move(use.names));
+  }
+  return tied;
+}
+
+void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied) {
+  const auto all = by_name(made);
+  for (const TiedNames& names : tied) {
+    Tensor one;
+    for (const std::string& name : names) {
+      const auto own = all.find(name);
+      if (own == all.end()) continue;
+      if (one.defined() && !one.is_same(own->second.second)) {
+        throw ConfigError("reef::Pipeline: " + name + " is tied to " + names.front() +
+                          ", and is another tensor on a rank that has both: give both stages the same "
+                          "parameter.");
+      }
+      one = own->second.second;
+    }
+  }
+}
+
+std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied, const MadeStages& made,
+                                       const std::vector<std::uint32_t>& first_stages,
+                                       const PipelineSchedule& schedule, std::uint32_t replicas,
+                                       const ProcessGroupPtr& group) {
+  std::vector<TiedSegment> segments;
+  if (tied.empty()) return segments;
+  std::string own;
+  for (const auto& [name, place] : by_name(made)) own += std::to_string(place.first) + " " + name + "\n";
+  std::map<std::string, std::uint32_t> stage_of;
+  for (const std::string& text : gather_texts(own, group, c10::kCPU)) {
+    for (const std::string& line : lines_of(text))
+      stage_of[line.substr(line.find(' ') + 1)] = static_cast<std::uint32_t>(std::stoul(line));
+  }
+  for (TiedNames names : tied) {
+    for (const std::string& name : names) {
+      if (!stage_of.contains(name))
+        throw ConfigError("reef::Pipeline: a tied parameter is named " + name +
+                          ", and no stage has one of this name.");
+    }
+    std::stable_sort(names.begin(), names.end(),
+                     [&](const std::string& a, const std::string& b) { return stage_of[a] < stage_of[b]; });
+    std::set<std::int64_t> all;
+    bool is_of_one_segment = true;
+    for (const std::string& name : names) {
+      const auto after = std::upper_bound(first_stages.begin(), first_stages.end(), stage_of[name]);
+      const auto chunk = static_cast<std::uint32_t>(after - first_stages.begin() - 1);
+      const std::vector<std::int64_t> ranks = ranks_of_chunk(schedule, replicas, chunk);
+      is_of_one_segment = is_of_one_segment && (all.empty() || std::ranges::equal(all, ranks));
+      all.insert(ranks.begin(), ranks.end());
+    }
+    if (is_of_one_segment) continue;
+    const std::vector<std::int64_t> ranks(all.begin(), all.end());
+    auto segment = std::find_if(segments.begin(), segments.end(),
+                                [&](const TiedSegment& each) { return each.ranks == ranks; });
+    if (segment == segments.end()) segment = segments.insert(segment, {ranks, {}});
+    segment->parameters.push_back(std::move(names));
+  }
+  return segments;
+}
+
+}  // namespace reef
