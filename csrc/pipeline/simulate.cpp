@@ -23,7 +23,10 @@ class RankMemory {
     const PipelineChunkCost& cost = costs_.chunks[action.chunk];
     const std::uint64_t input = action.chunk == 0 ? 0 : costs_.chunks[action.chunk - 1].output_bytes;
     const std::uint64_t output = action.chunk + 1 == costs_.chunks.size() ? 0 : cost.output_bytes;
-    const std::uint64_t at_input = cost.kept_bytes - cost.kept_after_input_bytes;
+    // I frees what only it has needed, and keeps the gradients with which W begins.
+    const std::uint64_t in_both = std::min(cost.kept_bytes, cost.kept_after_input_bytes);
+    const std::uint64_t at_input = cost.kept_bytes - in_both;
+    const std::uint64_t from_input = cost.kept_after_input_bytes - in_both;
     pass(begin_seconds);
     arrive_at(begin_seconds);
     switch (action.kind) {
@@ -33,7 +36,8 @@ class RankMemory {
       case Kind::kBackward:
         return during(end_seconds, input + cost.working_bytes, cost.working_bytes + cost.kept_bytes + output);
       case Kind::kInput:
-        return during(end_seconds, input + cost.working_bytes, cost.working_bytes + at_input + output);
+        return during(end_seconds, input + from_input + cost.working_bytes,
+                      cost.working_bytes + at_input + output);
       case Kind::kWeight:
         return during(end_seconds, cost.working_bytes, cost.working_bytes + cost.kept_after_input_bytes);
       case Kind::kUpdate:

@@ -32,8 +32,6 @@ void check_costs(const PipelineCosts& costs, std::size_t ranks) {
     const PipelineChunkCost& cost = costs.chunks[chunk];
     for (const double seconds : {cost.forward_seconds, cost.input_seconds, cost.weight_seconds})
       check_seconds(seconds, "passes of chunk " + to_string(chunk));
-    if (cost.kept_after_input_bytes > cost.kept_bytes)
-      refuse("chunk " + to_string(chunk) + " keeps more after I than before");
   }
   for (std::size_t rank = 0; rank < costs.speeds.size(); ++rank) {
     if (!(costs.speeds[rank] > 0 && std::isfinite(costs.speeds[rank])))

@@ -24,6 +24,7 @@
 #include "reef/local_updates.h"
 #include "reef/measure_exchange_work.h"
 #include "reef/measure_link.h"
+#include "reef/measure_pipeline.h"
 #include "reef/nonfinite_gradients.h"
 #include "reef/numerics.h"
 #include "reef/optim.h"

@@ -336,6 +336,30 @@ def tied():
             assert torch.equal(value, expected[name]), (options, name)
 
 
+def planned():
+    """A profile is the same on all ranks, and its plan runs with the bits of any other."""
+    group = reef.init_process_group()
+    modules = chain()
+    before = [p.detach().clone() for module in modules for p in module.parameters()]
+    profile = reef.measure_pipeline(modules, data(0)[0] if group.rank() == 0 else None, group, repeats=1, rank_bytes="1GiB")
+    for now, then in zip((p for module in modules for p in module.parameters()), before, strict=True):
+        assert torch.equal(now, then) and now.grad is None
+    assert len(profile.stages) == 8 and profile.rank_bytes == (1 << 30,) * group.size()
+    assert [stage.output_bytes for stage in profile.stages[:2]] == [9 * 5 * 4] * 2
+    numbers = torch.tensor([stage.forward_seconds for stage in profile.stages], dtype=torch.float64)
+    of_first = numbers.clone()
+    reef.broadcast([of_first], group)
+    assert torch.equal(numbers, of_first)
+    plan = reef.plan_pipeline(profile, group.size(), 4)
+    check_training(group, chain(), schedule=plan.schedule, cuts=plan.cuts)
+    try:
+        reef.measure_pipeline(modules, None, group, repeats=0)
+    except ValueError as error:
+        assert "0 repeats" in str(error)
+    else:
+        raise AssertionError("0 repeats were measured")
+
+
 def refusals(group, rank, size):
     def told(call, kind):
         try:
@@ -429,4 +453,4 @@ def fault(victim, at, backward):
         print("told:", str(error).splitlines()[0])
 
 
-{"face": face, "states": states, "tied": tied, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])
+{"face": face, "states": states, "tied": tied, "planned": planned, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])

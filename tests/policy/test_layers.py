@@ -17,7 +17,7 @@ LAYER_0 = {
 }  # fmt: skip
 LAYER_0_FOLDERS = {"csrc/async_updates", "csrc/chain", "csrc/pipeline", "csrc/swap", "csrc/timeline"}
 CAPABILITIES = {"budget", "checkpoint", "optim", "parameter_server", "pipeline_run", "shard"}
-PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard", "pipeline": "pipeline_run"}  # headers beside their capability's own
+PARTS = {"chain": "checkpoint", "gradient_release": "optim", "optimizer_state": "shard", "ddp_hook": "shard", "delayed_update": "shard", "local_updates": "shard", "measure_exchange_work": "shard", "measure_pipeline": "pipeline_run", "pipeline": "pipeline_run"}  # headers beside their capability's own
 BUILT_OF = {"pipeline_run": "shard"}  # ranks that have the same chunks of a pipeline keep them as a Shard
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

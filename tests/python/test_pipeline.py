@@ -34,6 +34,12 @@ def test_weights_that_stages_share(ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_is_measured_can_be_planned_for_and_run(ranks):
+    result = run(ranks, "planned")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()

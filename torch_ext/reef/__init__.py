@@ -30,6 +30,7 @@ from .ledger import CATEGORIES, Ledger, Peak, Timeline, allocator_live_bytes, ca
 from .linear_scaling import LinearScaling
 from .link import Link, LinkFit, LinkSample, bound_link, fit_link, measure_link
 from .local_updates import LocalUpdates
+from .measure_pipeline import measure_pipeline
 from .nonfinite_gradients import NonFiniteElements
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
@@ -186,6 +187,7 @@ __all__ = [
     "isend",
     "measure_exchange_work",
     "measure_link",
+    "measure_pipeline",
     "optim",
     "parse_bytes",
     "part_of",

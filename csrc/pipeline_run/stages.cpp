@@ -1,0 +1,50 @@
+#include "pipeline_run/stages.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+#include <utility>
+
+#include "reef/error.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using Tensors = PipelineStage::Tensors;
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+PipelineStage stage_of(const std::string& name, torch::nn::AnyModule module) {
+  PipelineStage stage;
+  for (const auto& each : module.ptr()->named_parameters())
+    stage.parameters.emplace_back(name + "." + each.key(), each.value());
+  stage.buffers = [name, all = module.ptr()] {
+    Named buffers;
+    for (const auto& each : all->named_buffers()) buffers.emplace_back(name + "." + each.key(), each.value());
+    return buffers;
+  };
+  stage.run = [module](const Tensors& inputs) mutable -> Tensors {
+    if (inputs.size() != 1)
+      throw ConfigError("reef::Pipeline: a stage of a Sequential takes one tensor, and was given " +
+                        std::to_string(inputs.size()) + "; make stages of your own for more.");
+    return {module.forward(inputs.front())};
+  };
+  return stage;
+}
+
+}  // namespace
+
+std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules) {
+  std::vector<PipelineStage> stages;
+  const auto children = modules->named_children();
+  auto module = modules->begin();
+  for (std::size_t i = 0; i < modules->size(); ++i) stages.push_back(stage_of(children[i].key(), *module++));
+  return stages;
+}
+
+std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages) {
+  std::vector<Pipeline::Maker> makers;
+  for (const PipelineStage& stage : stages) makers.emplace_back([stage] { return stage; });
+  return makers;
+}
+
+}  // namespace reef
