@@ -6,10 +6,12 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "compat.h"
+#include "reef/checkpoint.h"
 #include "surroundings.h"
 
 namespace reef {
@@ -51,9 +53,11 @@ void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed,
 
 }  // namespace
 
-PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage)
-    : stages_(std::move(stages)), first_stage_(first_stage) {
-  for (const PipelineStage& stage : stages_) {
+PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, bool recomputes)
+    : stages_(std::make_shared<const std::vector<PipelineStage>>(std::move(stages))),
+      first_stage_(first_stage),
+      recomputes_(recomputes) {
+  for (const PipelineStage& stage : *stages_) {
     if (stage.parameters.empty()) continue;
     device_ = stage.parameters.front().second.device();
     break;
@@ -73,13 +77,28 @@ PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkIn
   const std::vector<c10::Device> devices =
       device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_};
   const SurroundingsScope generators_are_kept{Surroundings(devices)};
-  Tensors tensors = std::move(input.tensors);
-  for (std::uint32_t i = 0; i < stages_.size(); ++i) {
-    seed_generators(devices, seed, micro_batch, first_stage_ + i);
-    tensors = stages_[i].run(tensors);
+  const auto run = [stages = stages_, first = first_stage_, devices, seed, micro_batch](Tensors tensors) {
+    for (std::uint32_t i = 0; i < stages->size(); ++i) {
+      seed_generators(devices, seed, micro_batch, first + i);
+      tensors = (*stages)[i].run(tensors);
+    }
+    return tensors;
+  };
+  Tensors outputs;
+  if (recomputes_ && at::GradMode::is_enabled()) {
+    // Stages may modify their inputs, which are to be there once more.
+    const auto run_again = [run](const Tensors& given) {
+      Tensors copies;
+      for (const Tensor& tensor : given) copies.push_back(tensor.defined() ? tensor.clone() : tensor);
+      return run(std::move(copies));
+    };
+    const CheckpointRegion region(run_again, input.tensors, {.devices = devices});
+    outputs = run_again(input.tensors);
+  } else {
+    outputs = run(std::move(input.tensors));
   }
   if (at::GradMode::is_enabled()) graphs_[micro_batch] = std::move(graph);
-  return tensors;
+  return outputs;
 }
 
 void PipelineChunk::keep(std::uint32_t micro_batch, const Tensors& ends) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,8 @@ struct PipelineSeed {
 class PipelineChunk {
  public:
   using Tensors = PipelineStage::Tensors;
-  PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage);
+  /// `recomputes`: see PipelineOptions::recompute.
+  PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, bool recomputes = false);
 
   /// Runs the stages, each with generators that are seeded for it; afterwards generators are what they were.
   Tensors forward(std::uint32_t micro_batch, ChunkInput input, PipelineSeed seed);
@@ -63,8 +65,9 @@ class PipelineChunk {
   };
   Graph take(std::uint32_t micro_batch);
 
-  std::vector<PipelineStage> stages_;
+  std::shared_ptr<const std::vector<PipelineStage>> stages_;
   std::uint32_t first_stage_;
+  bool recomputes_;
   c10::Device device_ = c10::kCPU;
   std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch
   std::map<std::uint32_t, SplitBackward> halves_;  ///< of backward passes, by micro-batch

@@ -117,7 +117,7 @@ std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts,
   text << stages << " stages, cut before";
   for (const std::uint32_t cut : cuts) text << " " << cut;
   text << "\nreplicas " << options.replicas << ", seed " << options.seed << ", reduction "
-       << (options.reduction == Reduction::kMean ? "mean" : "sum")
+       << (options.reduction == Reduction::kMean ? "mean" : "sum") << (options.recompute ? ", recompute" : "")
        << "\nshard: " << options_text(options.shard);
   for (const std::vector<std::string>& names : options.tied) {
     text << "\ntied";

@@ -100,7 +100,7 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
       PipelineParameters::OfChunk& of_chunk = parameters[chunk];
       for (std::size_t i = 0; i < own.size(); ++i)
         of_chunk.push_back({static_cast<std::uint32_t>(first + i), own[i].parameters, own[i].buffers});
-      chunks.emplace(chunk, PipelineChunk(std::move(own), first));
+      chunks.emplace(chunk, PipelineChunk(std::move(own), first, options.recompute));
     }
     check_tied(made, tied);
     const std::vector<TiedNames> found = find_tied(made);

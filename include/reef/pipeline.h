@@ -53,6 +53,9 @@ struct PipelineOptions {
   /// what is divided among them, and whatever else reef::shard does. It works with one replica, too. Not for
   /// pipelines: reduction, ignored and compression.
   ShardOptions shard = {};
+  /// Keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
+  /// pass, as reef::checkpoint() does: they must compute the same again. No bit changes.
+  bool recompute = false;
   /// Where stages are made by makers: names of parameters that are one, for each such parameter a list.
   /// Stages that are given show by themselves which parameters they share.
   std::vector<std::vector<std::string>> tied = {};

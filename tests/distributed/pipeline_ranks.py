@@ -113,6 +113,7 @@ def face():
     check_training(group, chain(), schedule="gpipe", cuts=[2, 5, 7][: size - 1])
     check_training(group, chain(), schedule="1f1b", hops=[2])
     check_training(group, chain(), schedule="zero_bubble")
+    check_training(group, chain(), schedule="zero_bubble", recompute=True)
     check_training(group, chain(), schedule=reef.pipeline_schedule("1f1b", ranks=size, micro_batches=4))
     if size in (2, 3, 4):
         check_training(group, chain(), schedule="interleaved", chunks_per_rank=2)

@@ -71,6 +71,7 @@ PipelineOptions options_of(const Row& row, Stage stage, std::uint32_t micro_batc
   options.shard.stage = stage;
   options.shard.bucket_bytes = 200;
   if (stage == Stage::kParameters) options.shard.resident_bytes = 0;
+  options.recompute = row.schedule == "gpipe";
   return options;
 }
 std::string text_of(const Row& row, Stage stage) {

@@ -182,6 +182,41 @@ TEST(Pipeline, RandomNumbersDoNotDependOnTheCut) {
   EXPECT_FALSE(same(other.step(batch(9, 0), loss_of), losses[0]));
 }
 
+TEST(Pipeline, RecomputingChangesNoBit) {
+  const std::uint32_t micro_batches = 2 * static_cast<std::uint32_t>(size());
+  for (const Row& row : rows()) {
+    torch::nn::Sequential plain = net(true), again = net(true);
+    PipelineOptions options = options_of(row, micro_batches);
+    options.seed = 3;
+    Pipeline one(plain, world(), options);
+    options.recompute = true;
+    Pipeline other(again, world(), options);
+    for (std::int64_t step = 0; step < 2; ++step) {
+      const Tensor input = batch(2 * micro_batches + 3, step);
+      EXPECT_TRUE(same(other.step(input, loss_of), one.step(input, loss_of))) << row.schedule;
+      expect_part_of(gradients_of(one.named_parameters()), other, " " + row.schedule);
+      const auto buffers = plain->named_buffers();
+      for (const auto& buffer : again->named_buffers())
+        EXPECT_TRUE(same(buffer.value(), buffers[buffer.key()])) << buffer.key() << " " << row.schedule;
+    }
+  }
+  for (const bool recompute : {false, true}) {
+    std::uint32_t runs = 0;
+    std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+    for (PipelineStage& stage : stages) {
+      const Tensor weight = torch::ones({2, 2}).set_requires_grad(true);
+      stage.parameters = {{std::to_string(&stage - stages.data()), weight}};
+      stage.run = [&runs, weight](const Tensors& given) -> Tensors {
+        ++runs;
+        return {given[0].mm(weight).tanh()};
+      };
+    }
+    Pipeline pipeline(stages, world(), {.micro_batches = 3, .recompute = recompute});
+    pipeline.step(torch::ones({3, 2}), loss_of);
+    EXPECT_EQ(runs, recompute ? 6U : 3U);
+  }
+}
+
 TEST(Pipeline, GradientsThatAreThereAreAddedTo) {
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
     torch::nn::Sequential cut = net(), one = net();

@@ -85,12 +85,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
       "micro_batches, str schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
-      "Any shard, str[][] tied, str reduction, int seed) -> __torch__.torch.classes.reef.Pipeline",
+      "Any shard, bool recompute, str[][] tied, str reduction, int seed) -> "
+      "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
          const std::vector<std::int64_t>& hops, const std::string& actions,
          const std::vector<std::int64_t>& cuts, std::int64_t replicas, const c10::IValue& shard,
-         const std::vector<std::vector<std::string>>& tied, const std::string& reduction, std::int64_t seed) {
+         bool recompute, const std::vector<std::vector<std::string>>& tied, const std::string& reduction,
+         std::int64_t seed) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
@@ -100,6 +102,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.cuts = numbers_of("cuts", cuts);
         options.replicas = numbers_of("replicas", {replicas}).front();
         options.shard = reef::bind::shard_options_of(shard);
+        options.recompute = recompute;
         options.tied = tied;
         options.reduction = reef::bind::reduction_of(reduction);
         options.seed = static_cast<std::uint64_t>(seed);

@@ -43,6 +43,9 @@ class Pipeline(OptimizerStates):
     ``dict(stage="optimizer", mixed_precision=torch.bfloat16)``. It works with one replica, too. Not for pipelines:
     ``reduction``, ``ignored`` and ``compression``.
 
+    With ``recompute`` a rank keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
+    pass, as ``reef.checkpoint`` does: they must compute the same again. No bit changes.
+
     Stages may share weights, also where they are on different ranks (an embedding and the head of a language model, say): each of
     these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made
     by functions, ``tied`` names it: ``[["0.weight", "11.weight"]]``.
@@ -67,6 +70,7 @@ class Pipeline(OptimizerStates):
         cuts: Iterable[int] = (),
         replicas: int = 1,
         shard: Mapping[str, Any] | None = None,
+        recompute: bool = False,
         tied: Iterable[Iterable[str]] = (),
         reduction: str = "mean",
         seed: int = 0,
@@ -78,7 +82,7 @@ class Pipeline(OptimizerStates):
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
-            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), [list(names) for names in tied],
+            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute, [list(names) for names in tied],
             reduction, seed,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
