@@ -40,6 +40,12 @@ def test_what_is_measured_can_be_planned_for_and_run(ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_autocast_scaled_losses_budgets_and_states_of_8_bits(ranks):
+    result = run(ranks, "together")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()

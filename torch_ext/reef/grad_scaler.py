@@ -21,6 +21,11 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device, *args, **kwargs)
         self._group = group
 
+    def _check_scale_growth_tracker(self, funcname: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._scale is None:  # another rank has the loss
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+        return super()._check_scale_growth_tracker(funcname)
+
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
