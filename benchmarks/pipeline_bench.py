@@ -39,7 +39,7 @@ class Sleeps(torch.autograd.Function):
     def forward(ctx, x, seconds):
         ctx.seconds = seconds
         time.sleep(seconds)
-        return x.view_as(x)
+        return x.clone()  # torch splits no backward pass at a view
 
     @staticmethod
     def backward(ctx, gradient):
@@ -166,7 +166,8 @@ def hosts(limited: bool) -> contextlib.AbstractContextManager[list[str]]:
 
 
 def run_mode(names: list[str], library: str, mode: str, ratio: float) -> tuple[str, float, float | None] | None:
-    """The schedule's name, seconds of a step, and those that are expected; None if ranks were still waiting after MOST_SECONDS."""
+    """The schedule's name, seconds of a step, and those that are expected; None if ranks have failed, or were still waiting after
+    MOST_SECONDS."""
     common = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
               "GLOO_SOCKET_IFNAME": "cable", "RATIO": str(ratio), "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
     ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, str(Path(__file__).resolve()), "--rank", library, mode],
@@ -180,7 +181,8 @@ def run_mode(names: list[str], library: str, mode: str, ratio: float) -> tuple[s
         for rank in ranks:
             rank.kill()
             rank.wait()
-    return json.loads(next(line for line in printed[0].splitlines() if line.startswith("[")))
+    found = next((line for line in printed[0].splitlines() if line.startswith("[")), None)
+    return found and json.loads(found)
 
 
 def measure(ratio: float) -> None:
@@ -192,7 +194,7 @@ def measure(ratio: float) -> None:
     ideal = MICRO_BATCHES * 3 * FORWARD_SECONDS
     for (library, mode), run in found.items():
         if run is None:
-            print(f"{library} {mode}, {ratio:g}: its ranks still waited after {MOST_SECONDS} s", file=sys.stderr)
+            print(f"{library} {mode}, {ratio:g}: its ranks have failed, or still waited after {MOST_SECONDS} s", file=sys.stderr)
             continue
         name, seconds, expected = run
         context = f"median of {STEPS} steps; {seconds / ideal:.3f} times a rank's work"

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "reef/collectives.h"
@@ -18,6 +19,22 @@ struct GradientInNorm {
   };
   at::Tensor parameter;
   Counts counts;
+};
+
+/// Parameters of which other ranks have others, as those of a pipeline's ranks, as long as this lives. Their
+/// norm is not that of the model, so clip_grad_norm_(TensorList) refuses them.
+class ParametersApart {
+ public:
+  ParametersApart() = default;
+  ~ParametersApart();
+  ParametersApart(const ParametersApart&) = delete;
+  ParametersApart& operator=(const ParametersApart&) = delete;
+
+  /// `instead`: what is to be called in its place.
+  void add(const at::Tensor& parameter, const std::string& instead);
+
+ private:
+  std::vector<const c10::TensorImpl*> parameters_;
 };
 
 /// As clip_grad_norm_(TensorList), where it is known who counts what. Ranks tell each other by way of

@@ -51,7 +51,13 @@ void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed,
   for (const c10::Device device : devices) set(device);
 }
 
+thread_local std::optional<std::uint32_t> micro_batch_now;
+
 }  // namespace
+
+std::optional<std::uint32_t> pipeline_micro_batch() { return micro_batch_now; }
+MicroBatchScope::MicroBatchScope(std::uint32_t number) : before_(std::exchange(micro_batch_now, number)) {}
+MicroBatchScope::~MicroBatchScope() { micro_batch_now = before_; }
 
 PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, bool recomputes)
     : stages_(std::make_shared<const std::vector<PipelineStage>>(std::move(stages))),
@@ -77,7 +83,9 @@ PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkIn
   const std::vector<c10::Device> devices =
       device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_};
   const SurroundingsScope generators_are_kept{Surroundings(devices)};
-  const auto run = [stages = stages_, first = first_stage_, devices, seed, micro_batch](Tensors tensors) {
+  const auto run = [stages = stages_, first = first_stage_, devices, seed, micro_batch,
+                    told = pipeline_micro_batch().value_or(micro_batch)](Tensors tensors) {
+    const MicroBatchScope again(told);  // on the thread that computes it once more
     for (std::uint32_t i = 0; i < stages->size(); ++i) {
       seed_generators(devices, seed, micro_batch, first + i);
       tensors = (*stages)[i].run(tensors);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,18 @@ struct PipelineSeed {
   std::uint64_t seed = 0;
   std::uint64_t call = 0;
   std::uint32_t first_micro_batch = 0;  ///< the number of a replica's first one among those of all replicas
+};
+
+/// Makes pipeline_micro_batch() say this on this thread.
+class MicroBatchScope {
+ public:
+  explicit MicroBatchScope(std::uint32_t number);
+  ~MicroBatchScope();
+  MicroBatchScope(const MicroBatchScope&) = delete;
+  MicroBatchScope& operator=(const MicroBatchScope&) = delete;
+
+ private:
+  std::optional<std::uint32_t> before_;
 };
 
 /// A run of consecutive stages, with the graphs of the micro-batches between their forward and backward

@@ -9,6 +9,7 @@
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/members.h"
 #include "pipeline/progress.h"
+#include "pipeline/segments.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -38,30 +39,20 @@ constexpr char kDone = 'd', kFailed = 'f', kFailedElsewhere = 'e';
 PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, std::uint32_t replicas,
                                    int tag)
     : group_(std::move(group)),
-      replicas_(replicas),
       replica_(static_cast<std::uint32_t>(group_->getRank()) % replicas),
       rank_(static_cast<std::uint32_t>(group_->getRank()) / replicas),
-      training_(plan(std::move(schedule))),
-      serving_(plan(serving_schedule(training_.schedule))),
+      training_(std::move(schedule), replica_, replicas),
+      serving_(serving_schedule(training_.schedule()), replica_, replicas),
       mail_(group_, tag) {}
 
-PipelineExecutor::Plan PipelineExecutor::plan(PipelineSchedule schedule) const {
-  std::vector<PipelineMessage> messages = pipeline_messages(schedule);
-  for (PipelineMessage& message : messages) {
-    message.from = rank_in_group(message.from, replica_, replicas_);
-    message.to = rank_in_group(message.to, replica_, replicas_);
-  }
-  return {std::move(schedule), std::move(messages)};
-}
-
 std::vector<std::string> PipelineExecutor::run(const Run& run) {
-  now_ = run.trains ? &training_ : &serving_;
+  now_ = run.course;
   handed_over_.clear();
   sent_.clear();
-  mail_.begin(now_->messages);
+  mail_.begin(now_->messages());
   std::exception_ptr failed;
   std::string why;
-  for (const PipelineAction& action : now_->schedule.actions[rank_]) {
+  for (const PipelineAction& action : now_->schedule().actions[rank_]) {
     if (why.empty()) {
       try {
         perform(action, run);
@@ -99,20 +90,13 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
 void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   const auto [kind, number, micro_batch] = action;
   PipelineChunk& chunk = chunks_.at(number);
-  const bool is_last = number + 1 == schedule().chunks();
+  const bool is_last = number + 1 == now_->schedule().chunks();
   TensorListMessage made;
   if (kind == Kind::kForward) {
-    TensorListMessage input;
-    if (number > 0) {
-      input = take(MessageKind::kOutput, number - 1, micro_batch, run.meanwhile);
-      for (Tensor& tensor : input.tensors) {
-        if (tensor.defined()) tensor = tensor.to(chunk.device());
-      }
-    } else {
-      input.tensors = run.input(micro_batch);
-      input.requires_grad.resize(input.tensors.size());
-    }
-    made.tensors = chunk.forward(micro_batch, {std::move(input.tensors), input.requires_grad}, run.seed);
+    ChunkInput input = input_of(action, run);
+    if (run.ends && input.tensors.empty()) return pass_on(action, {});
+    const MicroBatchScope told(run.lanes == 0 ? micro_batch : micro_batch % run.lanes);
+    made.tensors = chunk.forward(micro_batch, std::move(input), run.seed);
     if (is_last) made.tensors = run.finish(micro_batch, made.tensors);
     if (run.trains) chunk.keep(micro_batch, made.tensors);
     for (const Tensor& tensor : made.tensors)
@@ -122,36 +106,53 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   } else {
     const Tensors gradients =
         is_last ? Tensors{at::ones({})}
-                : take(MessageKind::kGradient, number + 1, micro_batch, run.meanwhile).tensors;
+                : take({MessageKind::kGradient, number + 1, micro_batch}, run.meanwhile).tensors;
     made.tensors = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, gradients)
                                         : chunk.backward(micro_batch, gradients);
   }
   pass_on(action, std::move(made));
 }
 
-TensorListMessage PipelineExecutor::take(MessageKind kind, std::uint32_t chunk, std::uint32_t micro_batch,
-                                         const Meanwhile& meanwhile) {
-  TensorListMessage taken;
-  if (now_->schedule.rank(chunk, micro_batch) == rank_) {
-    taken = std::move(handed_over_.extract({kind, chunk, micro_batch}).mapped());
+ChunkInput PipelineExecutor::input_of(const PipelineAction& action, const Run& run) {
+  const auto [kind, number, micro_batch] = action;
+  const std::optional<PipelineMessage> before =
+      number > 0 ? PipelineMessage{MessageKind::kOutput, number - 1, micro_batch}
+                 : now_->leads_to(micro_batch);
+  TensorListMessage given;
+  if (before) {
+    given = take(*before, run.meanwhile);
+    for (Tensor& tensor : given.tensors) {
+      if (tensor.defined()) tensor = tensor.to(chunks_.at(number).device());
+    }
   } else {
-    taken = mail_.receive({kind, chunk, micro_batch}, meanwhile);
+    given.tensors = run.input(micro_batch);
+  }
+  given.requires_grad.resize(given.tensors.size());
+  return {std::move(given.tensors), std::move(given.requires_grad)};
+}
+
+TensorListMessage PipelineExecutor::take(const PipelineMessage& message, const Meanwhile& meanwhile) {
+  const PipelineMail::Key key{message.kind, message.chunk, message.micro_batch};
+  TensorListMessage taken;
+  if (now_->schedule().rank(message.chunk, message.micro_batch) == rank_) {
+    taken = std::move(handed_over_.extract(key).mapped());
+  } else {
+    taken = mail_.receive(message, meanwhile);
   }
   if (!taken.failed.empty()) throw FailedElsewhere{taken.failed};
   return taken;
 }
 
 void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
-  std::optional<PipelineMessage> message = message_of(now_->schedule, rank_, action);
+  const std::optional<PipelineMessage> message = now_->message_of(action);
   if (!message) return;
-  if (message->to == rank_) {
+  if (message->to == message->from) {
     for (Tensor& tensor : content.tensors) {
       if (tensor.defined()) tensor = without_graph(tensor);
     }
     handed_over_[{message->kind, message->chunk, message->micro_batch}] = std::move(content);
     return;
   }
-  message->to = rank_in_group(message->to, replica_, replicas_);
   content.check("reef::Pipeline, " + place_of(action));
   for (const Tensor& tensor : content.tensors) {
     if (!tensor.defined() || tensor.is_inference()) continue;

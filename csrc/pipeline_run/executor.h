@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/segments.h"
+#include "pipeline/course.h"
 #include "pipeline_run/chunk.h"
 #include "pipeline_run/mail.h"
 
@@ -23,11 +23,14 @@ class PipelineExecutor {
   using Tensors = PipelineStage::Tensors;
   /// What a run computes besides the chunks.
   struct Run {
-    bool trains = false;  ///< or runs forward only
+    const PipelineCourse* course = nullptr;  ///< what is run
+    bool trains = false;                     ///< or runs forward only
     PipelineSeed seed;
     std::function<Tensors(std::uint32_t micro_batch)> input;  ///< of the first chunk
     /// Is given the last chunk's outputs. Returns what backward begins at.
     std::function<Tensors(std::uint32_t micro_batch, const Tensors& outputs)> finish;
+    bool ends = false;        ///< what has no tensors is not computed
+    std::uint32_t lanes = 0;  ///< stages are told the lane: the micro-batch modulo this; 0: the micro-batch
     std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
     std::function<void()> failed;         ///< is called at once if this rank has failed
     Meanwhile meanwhile;
@@ -41,7 +44,8 @@ class PipelineExecutor {
   std::vector<std::string> run(const Run& run);
 
   std::map<std::uint32_t, PipelineChunk>& chunks() { return chunks_; }  ///< this rank's
-  const PipelineSchedule& schedule() const { return training_.schedule; }
+  const PipelineCourse& training() const { return training_; }
+  const PipelineCourse& serving() const { return serving_; }
   std::uint32_t replica() const { return replica_; }  ///< this rank's
 
  private:
@@ -53,26 +57,19 @@ class PipelineExecutor {
   };
 
   void perform(const PipelineAction& action, const Run& run);
-  TensorListMessage take(PipelineMessage::Kind kind, std::uint32_t chunk, std::uint32_t micro_batch,
-                         const Meanwhile& meanwhile);
+  TensorListMessage take(const PipelineMessage& message, const Meanwhile& meanwhile);
+  ChunkInput input_of(const PipelineAction& action, const Run& run);
   void pass_on(const PipelineAction& action, TensorListMessage content);
   std::string place_of(const PipelineAction& action) const;
   void check_sent() const;
   std::vector<std::string> agree(const std::string& own, const std::exception_ptr& failed,
                                  const Meanwhile& meanwhile);
 
-  /// A schedule, and its messages between ranks of the group.
-  struct Plan {
-    PipelineSchedule schedule;
-    std::vector<PipelineMessage> messages;
-  };
-  Plan plan(PipelineSchedule schedule) const;
-
   ProcessGroupPtr group_;
-  std::uint32_t replicas_, replica_;
+  std::uint32_t replica_;
   std::uint32_t rank_;  ///< of the pipeline
-  Plan training_, serving_;
-  const Plan* now_ = nullptr;  ///< that of this run
+  PipelineCourse training_, serving_;
+  const PipelineCourse* now_ = nullptr;  ///< that of this run
   PipelineMail mail_;
   std::map<std::uint32_t, PipelineChunk> chunks_;
   /// What chunks of this rank have made for each other.

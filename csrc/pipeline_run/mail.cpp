@@ -50,7 +50,7 @@ std::future<Result> start(MessageQueue& queue, const std::shared_ptr<void>& owne
 
 /// Messages of one kind from one chunk are mostly alike.
 std::int64_t stream_of(const PipelineMessage& message) {
-  return 2 * std::int64_t{message.chunk} + (message.kind == PipelineMessage::Kind::kGradient ? 1 : 0);
+  return 3 * std::int64_t{message.chunk} + static_cast<std::int64_t>(message.kind);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "clip_grad_norm.h"
 #include "reef/part.h"
 #include "reef/subgroup.h"
 #include "shard/together.h"
@@ -79,6 +78,8 @@ PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, st
     for (std::size_t i = 0; i < parameters.size(); ++i)
       stepped_.emplace_back(segment.shard->names()[i], parameters[i]);
   }
+  if (group_->getSize() == 1) return;
+  for (const auto& [name, parameter] : stepped_) apart_.add(parameter, "clip_grad_norm_() of the pipeline");
 }
 
 /// Moves a parameter, which this rank's stages have under some of the names or not at all, to a stage of its

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "clip_grad_norm.h"
 #include "pipeline/segments.h"
 #include "pipeline_run/state.h"
 #include "pipeline_run/tied.h"
@@ -104,8 +105,9 @@ class PipelineParameters {
 
   ProcessGroupPtr group_;
   std::deque<Segment> segments_;  ///< of all ranks; others' have nothing but their places
-  bool keeps_others_;             ///< all segments are shards, since what is stepped is not the model's own
+  bool keeps_others_;             ///< all segments are shards from the start, by the options
   Named stepped_;
+  ParametersApart apart_;  ///< these, where there are several ranks
   std::vector<TiedSegment> tied_;
   PipelineState::OwnNames names_;
   std::unique_ptr<PipelineState> state_;

@@ -59,7 +59,8 @@ struct Pipeline::State {
   std::optional<PipelineParameters> parameters;
   std::uint64_t calls = 0;
 
-  std::uint32_t micro_batches() const { return executor->schedule().micro_batches; }
+  const PipelineSchedule& schedule() const { return executor->training().schedule(); }
+  std::uint32_t micro_batches() const { return schedule().micro_batches; }
   PipelineExecutor::Run begin(const Tensors& batch);
   std::vector<std::string> run(const PipelineExecutor::Run& run);
 };
@@ -128,6 +129,7 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
 
 PipelineExecutor::Run Pipeline::State::begin(const Tensors& batch) {
   PipelineExecutor::Run run;
+  run.course = &executor->serving();
   run.seed = {options.seed, calls++, executor->replica() * micro_batches()};
   run.input = cut_into_micro_batches(batch, micro_batches());
   run.failed = [this] { parameters->tell_failed(); };
@@ -168,7 +170,7 @@ std::vector<Tensor> Pipeline::parameters() const {
   return all;
 }
 const Named& Pipeline::named_parameters() const { return state_->parameters->stepped(); }
-const PipelineSchedule& Pipeline::schedule() const { return state_->executor->schedule(); }
+const PipelineSchedule& Pipeline::schedule() const { return state_->schedule(); }
 const PipelineCuts& Pipeline::cuts() const { return state_->cuts; }
 
 double Pipeline::clip_grad_norm_(double max_norm) {
@@ -238,6 +240,7 @@ Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   const at::AutoGradMode records(true);
   std::vector<Tensor> losses(state.micro_batches());
   PipelineExecutor::Run run = state.begin(batch);
+  run.course = &state.executor->training();
   run.trains = true;
   run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) -> Tensors {
     const Tensor value = loss(outputs, micro_batch);
@@ -288,6 +291,31 @@ Tensors Pipeline::forward(const Tensors& batch) {
     whole.push_back(at::cat(rows));
   }
   return whole;
+}
+
+void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps, const Next& next) {
+  const at::NoGradGuard no_grad;
+  State& state = *state_;
+  const std::uint32_t lanes = state.micro_batches();
+  const PipelineCourse course(repeated(state.executor->serving().schedule(), steps),
+                              state.executor->replica(), state.options.replicas, lanes);
+  PipelineExecutor::Run run = state.begin({});
+  run.course = &course;
+  run.ends = true;
+  run.lanes = lanes;
+  run.input = [&](std::uint32_t lane) {
+    if (starts.size() != lanes)
+      throw ConfigError("reef::Pipeline::generate was given " + std::to_string(starts.size()) +
+                        " lanes, and the pipeline has " + std::to_string(lanes) +
+                        " micro-batches: give as many.");
+    return starts[lane];
+  };
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return next(outputs, micro_batch % lanes, micro_batch / lanes);
+  };
+  run.report = [] { return std::string(); };
+  note_call(*state.group, "reef::Pipeline::generate");
+  state.run(run);
 }
 
 Tensor Pipeline::forward(const Tensor& batch) {

@@ -1,5 +1,6 @@
 #include "pipeline_run/state.h"
 
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/serialize/archive.h>
 
@@ -189,6 +190,12 @@ void PipelineState::load_state_dict(std::vector<StateDict> given) {
   together.here([&] {
     for (const StateDict& dict : given) {
       for (const auto& entry : dict) place_of(entry.key());
+      for (const auto& [alias, name] : aliases_) {
+        if (!dict.contains(alias) || !dict.contains(name) || at::equal(dict.at(alias), dict.at(name)))
+          continue;
+        throw ConfigError(alias + " and " + name +
+                          " are one parameter here, and differ in the state that is loaded; leave one out");
+      }
     }
     if (given.empty()) throw ConfigError("no rank has given a state to load: give one of the whole model");
   });

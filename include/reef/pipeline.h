@@ -139,6 +139,19 @@ class REEF_API Pipeline {
   at::Tensor forward(const at::Tensor& batch);
   Tensors forward(const Tensors& batch);
 
+  /// What follows from a lane's output: the first stage's next inputs, or nothing, which ends the lane.
+  /// Called on the rank that has the last chunk; steps are counted from 0.
+  using Next = std::function<Tensors(const Tensors& outputs, std::uint32_t lane, std::uint32_t step)>;
+  /// Runs forward again and again, without a graph, for as many lanes at once as there are micro-batches:
+  /// sequences that are generated, say. Lane i begins with starts[i], and goes on with what `next` gives,
+  /// which travels from the last rank to the first, until that is nothing or so many steps are over. While a
+  /// lane waits for what follows, ranks compute others: with a lane for each rank, and one more for each hop
+  /// of a slow link, none waits. Stages learn by pipeline_micro_batch() for which lane they compute, so that
+  /// they can keep what they need from step to step (keys and values of attention). `starts` count on the
+  /// rank that has the first chunk, of each replica its own. All ranks call it alike. Throws as forward()
+  /// does.
+  void generate(const std::vector<Tensors>& starts, std::uint32_t steps, const Next& next);
+
   /// Scales the gradients of all ranks so that their joint 2-norm is `max_norm` at most, as
   /// reef::clip_grad_norm_ does in one process, with the same bits; returns the norm that they had. All ranks
   /// call it alike. (A norm of parameters() alone would be that of this rank's chunks.)
@@ -181,5 +194,9 @@ class REEF_API Pipeline {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// The micro-batch for which this thread computes a stage of a pipeline, or the lane of generate(); nothing
+/// outside of stages.
+REEF_API std::optional<std::uint32_t> pipeline_micro_batch();
 
 }  // namespace reef

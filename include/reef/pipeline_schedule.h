@@ -94,6 +94,7 @@ struct PipelineMessage {
   enum class Kind : std::uint8_t {
     kOutput,    ///< of `chunk`, for the next chunk
     kGradient,  ///< of the input of `chunk`, for the chunk before
+    kNext,      ///< what follows from the last chunk's output, for the first one: see Pipeline::generate()
   };
   Kind kind = Kind::kOutput;
   std::uint32_t chunk = 0;  ///< that has made it

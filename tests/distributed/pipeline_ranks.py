@@ -424,6 +424,64 @@ def together():
     assert limited == unlimited, (limited, unlimited)
 
 
+class Attention(nn.Module):
+    """Of one head, which keeps keys and values for each lane."""
+
+    def __init__(self, lane):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.lane, self.cache = lane, {}
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        lane = self.lane()
+        if lane in self.cache:
+            k, v = torch.cat([self.cache[lane][0], k]), torch.cat([self.cache[lane][1], v])
+        self.cache[lane] = k, v
+        return x + self.out(torch.softmax(q @ k.t(), -1) @ v)
+
+
+def generation():
+    """Tokens of several lanes, one of which ends early, with keys and values in flight."""
+    group = reef.init_process_group()
+    rank, size = group.rank(), group.size()
+
+    def net(lane):
+        torch.manual_seed(2)
+        return [nn.Embedding(11, 8), Attention(lane), Attention(lane), Attention(lane), nn.Linear(8, 11)]
+
+    def generated(run, lanes):
+        tokens = {lane: [] for lane in range(lanes)}
+
+        def following(lane, step, logits):
+            tokens[lane].append(int(logits[-1].argmax()))
+            return None if lane == 1 and step == 3 else torch.tensor(tokens[lane][-1:])
+
+        run(following)
+        return tokens
+
+    for lanes in (1, 3, size + 1):
+        now = [0]
+        one = net(lambda: now[0])
+
+        @torch.no_grad()
+        def alone(following):
+            for lane in range(lanes):
+                now[0] = lane
+                x = torch.tensor([lane + 1])
+                for step in range(6):
+                    x = following(lane, step, through(one, x))
+                    if x is None:
+                        break
+
+        expected = generated(alone, lanes)
+        pipeline = reef.Pipeline(net(reef.pipeline_micro_batch), group, micro_batches=lanes)
+        starts = [torch.tensor([lane + 1]) for lane in range(lanes)] if rank == 0 else None
+        found = generated(lambda following: pipeline.generate(starts, 6, following), lanes)
+        assert found == (expected if rank == size - 1 else {lane: [] for lane in range(lanes)}), (found, expected)
+    assert reef.pipeline_micro_batch() is None
+
+
 def refusals(group, rank, size):
     def told(call, kind):
         try:
@@ -514,4 +572,4 @@ def fault(victim, at, backward):
         print("told:", str(error).splitlines()[0])
 
 
-{"face": face, "states": states, "tied": tied, "planned": planned, "together": together, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])
+{"face": face, "states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "by_torch": by_torch, "fault": fault}[sys.argv[1]](*sys.argv[2:])

@@ -238,6 +238,9 @@ TEST(PipelineReplicas, TheNormIsThatOfAllRanks) {
       const double norm = clip_grad_norm_(one->parameters(), 0.01);
       EXPECT_GT(norm, 0.01);
       EXPECT_EQ(pipeline.clip_grad_norm_(0.01), norm) << where;
+      if (size() > 1 && !pipeline.parameters().empty())
+        expect_words(config_error([&] { clip_grad_norm_(pipeline.parameters(), 0.01, world()); }),
+                     {"other ranks have others", "clip_grad_norm_() of the pipeline"});
       for (auto& [name, parameter] : named_of(one)) expected.at(name) = parameter.grad();
       expect_gradients(pipeline, expected, where);
     }

@@ -211,6 +211,11 @@ TEST(PipelineTied, MakersSayWhichWeightsAreOne) {
     EXPECT_NE(name, "7.weight");
     EXPECT_NE(name, "5.weight");
   }
+  StateDict apart_in_state;
+  for (const auto& entry : state) apart_in_state.insert(entry.key(), entry.value());
+  apart_in_state.insert_or_assign("7.weight", state.at("7.weight") + 1);
+  expect_words(config_error([&] { pipeline.load_state_dict({apart_in_state}); }),
+               {"7.weight and 0.weight are one parameter", "differ"});
   options.tied = {{"0.weight", "9.weight"}};
   expect_words(config_error([&] { const Pipeline wrong(makers, world(), options); }),
                {"9.weight", "no stage"});

@@ -46,6 +46,12 @@ def test_with_autocast_scaled_losses_budgets_and_states_of_8_bits(ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_lanes_that_are_generated(ranks):
+    result = run(ranks, "generation")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()

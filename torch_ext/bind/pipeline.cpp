@@ -4,6 +4,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -130,6 +131,26 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                 return call(given).at(0);
               });
         });
+  m.def(
+      "pipeline_generate(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[][] starts, int steps, int "
+      "next) "
+      "-> ()",
+      [](const Self& self, const std::vector<std::vector<at::Tensor>>& starts, std::int64_t steps,
+         std::int64_t next) {
+        self->pipeline.generate(starts, numbers_of("steps", {steps}).front(),
+                                [call = PythonFunction(next)](const std::vector<at::Tensor>& outputs,
+                                                              std::uint32_t lane, std::uint32_t step) {
+                                  std::vector<at::Tensor> given = {
+                                      at::scalar_tensor(static_cast<std::int64_t>(lane), at::kLong),
+                                      at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong)};
+                                  given.insert(given.end(), outputs.begin(), outputs.end());
+                                  return call(given);
+                                });
+      });
+  m.def("pipeline_micro_batch() -> int?", []() -> std::optional<std::int64_t> {
+    const std::optional<std::uint32_t> number = reef::pipeline_micro_batch();
+    return number ? std::optional<std::int64_t>(*number) : std::nullopt;
+  });
   m.def("pipeline_forward(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[] batch) -> Tensor[]",
         [](const Self& self, const std::vector<at::Tensor>& batch) { return self->pipeline.forward(batch); });
 }

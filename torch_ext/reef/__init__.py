@@ -35,7 +35,7 @@ from .nonfinite_gradients import NonFiniteElements
 from .numerics import count_nonfinite
 from .parameter_server import AsyncWorker, ParameterServer
 from .part import Part, part_of, set_part, whole_shape_of
-from .pipeline import Pipeline
+from .pipeline import Pipeline, pipeline_micro_batch
 from .pipeline_schedule import (
     PIPELINE_SCHEDULES,
     PipelineChunkCost,
@@ -194,6 +194,7 @@ __all__ = [
     "pin",
     "pinned_tier",
     "pipeline_from_block",
+    "pipeline_micro_batch",
     "pipeline_schedule",
     "plan_chain",
     "plan_of",

@@ -14,7 +14,7 @@ from .optimizer_states import OptimizerStates
 from .pipeline_schedule import PipelineSchedule
 from .process_group import _boxed
 from .shard_options import shard_options
-from .shard_state import tensors_of
+from .shard_state import is_extra, tensors_of
 from .stepped import Stepped
 
 Maker = Callable[[], torch.nn.Module]
@@ -137,6 +137,10 @@ class Pipeline(OptimizerStates):
         """The state dict of the whole model, with the names of ``named_parameters``, as copies on the CPU. All ranks call this;
         ``rank0_only``: an empty one on the others. Of running statistics that replicas have each their own, those of the first.
         Rank 0 receives the others' stages, one rank after another, and passes them on."""
+        with self._on_all():
+            for name, module in self._modules.items():
+                if extra := next((key for key in module.state_dict() if is_extra(key)), None):
+                    raise ValueError(f"stage {name} has {extra}, which is no tensor, and a pipeline's state dict has tensors only")
         return dict(self._pipeline.full_state_dict(rank0_only))
 
     def sharded_state_dict(self) -> dict[str, torch.Tensor]:
@@ -149,6 +153,8 @@ class Pipeline(OptimizerStates):
         missing, unknown or of another shape on one of them."""
         with self._on_all():
             given = [tensors_of(each) for each in state_dicts if each]
+            if extra := next((key for each in state_dicts for key in each if is_extra(key)), None):
+                raise ValueError(f"the state that is loaded has {extra}, and a pipeline's state dict has tensors only")
         self._pipeline.load_state_dict(given)
 
     def _states(self) -> torch.ScriptObject:
@@ -180,6 +186,33 @@ class Pipeline(OptimizerStates):
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     __call__ = forward
+
+    def generate(self, starts: Sequence[Tensors] | None, steps: int, next: Callable[..., Tensors]) -> None:
+        """Runs forward again and again, without a graph, for as many lanes at once as there are micro-batches: sequences that are
+        generated, say. Lane i begins with ``starts[i]``, a tensor or several, and goes on with what ``next(lane, step, *outputs)``
+        gives on the rank with the last stage, which travels to the rank with the first one, until that is None or so many ``steps``
+        are over. While a lane waits for what follows, ranks compute others: with a lane for each rank, and one more for each hop of
+        a slow link, none waits. Modules learn by ``reef.pipeline_micro_batch()`` for which lane they compute, so that they can keep
+        what they need from step to step (keys and values of attention). ``starts`` count on the rank with the first stage, others may
+        give None. All ranks call this alike. Raises as ``forward`` does. ::
+
+            def following(lane, step, logits):
+                token = logits[-1:].argmax(-1)
+                texts[lane].append(token)
+                return None if token == end else token
+
+            pipeline.generate(prompts, 100, following)"""
+
+        def call(lane: torch.Tensor, step: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
+            return _list_of(next(int(lane), int(step), *outputs))
+
+        lanes = [_list_of(start) for start in starts or ()]
+        torch.ops.reef.pipeline_generate(self._pipeline, lanes, steps, number_of(call))
+
+
+def pipeline_micro_batch() -> int | None:
+    """The micro-batch for which this thread computes a stage of a pipeline, or the lane of ``generate``; None outside of stages."""
+    return torch.ops.reef.pipeline_micro_batch()
 
 
 def _before_step(native: torch.ScriptObject, optimizer: torch.optim.Optimizer, *, alone: bool) -> None:
