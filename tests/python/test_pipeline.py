@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from ranks import beside_each_other, run_ranks
 
-PROGRAM = str(Path(__file__).resolve().parents[1] / "distributed" / "pipeline_ranks.py")
+PROGRAMS = Path(__file__).resolve().parents[1] / "distributed"
 
 
-def run(ranks, *scene):
-    result = run_ranks([PROGRAM, *scene], ranks)
+def run(ranks, *scene, program="pipeline_ranks.py"):
+    result = run_ranks([str(PROGRAMS / program), *scene], ranks)
     assert not [rank for rank in result.ranks if rank.stopped_by in ("deadline", "grace")], result.report()
     return result
 
@@ -24,31 +24,31 @@ def test_all_of_it_from_python(ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_one_shape_saves_another_loads(ranks):
-    result = run(ranks, "states")
+    result = run(ranks, "states", program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_weights_that_stages_share(ranks):
-    result = run(ranks, "tied")
+    result = run(ranks, "tied", program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_is_measured_can_be_planned_for_and_run(ranks):
-    result = run(ranks, "planned")
+    result = run(ranks, "planned", program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_with_autocast_scaled_losses_budgets_and_states_of_8_bits(ranks):
-    result = run(ranks, "together")
+    result = run(ranks, "together", program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_lanes_that_are_generated(ranks):
-    result = run(ranks, "generation")
+    result = run(ranks, "generation", program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
