@@ -31,7 +31,8 @@ LINK_BYTES_PER_SECOND = 1e8 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES
 RATIOS = (0.0, 1.0, 2.0)
 """Seconds of a message over those of a rank's forward pass."""
 OURS = ("chosen", "1f1b", "1f1b hops", "gpipe", "zero_bubble", "zero_bubble hops", "interleaved", "zbv")
-TORCHS = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+TORCHS = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS")
+"""Not those that split backward passes: torch makes their weights' gradients without AccumulateGrad, whose hook is what sleeps here."""
 
 
 class Sleeps(torch.autograd.Function):
