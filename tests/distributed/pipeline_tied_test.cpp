@@ -195,6 +195,16 @@ TEST(PipelineTied, StepsAndStatesAreThoseOfOneWeight) {
   }
 }
 
+TEST(PipelineTied, WhatIsWrongInOneSegmentIsToldToAll) {
+  Model model;
+  const Tensor gaps = torch::ones({4, 2}).narrow(1, 0, 1).detach().set_requires_grad(true);
+  model.stages.front().parameters.emplace_back("0.gaps", gaps);
+  PipelineOptions options{.micro_batches = 2};
+  options.shard.stage = Stage::kOptimizer;
+  expect_words(config_error([&] { const Pipeline pipeline(model.stages, world(), options); }),
+               {"0.gaps", "sparse or has gaps"});
+}
+
 TEST(PipelineTied, MakersSayWhichWeightsAreOne) {
   // Each rank makes weights of its own, which become those of the first rank that has them.
   const Model mine(/*apart=*/false, 7 + static_cast<std::uint64_t>(rank()));
