@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,7 +21,6 @@
 #include "kernels/sum_of_squares.h"
 #include "reef/error.h"
 #include "reef/part.h"
-#include "table_at_fork.h"
 #include "typed_operator.h"
 
 namespace reef {
@@ -118,32 +116,7 @@ struct Squares {
   }
 };
 
-using InsteadOf = std::unordered_map<const c10::TensorImpl*, std::string>;
-TableAtFork<InsteadOf>& parameters_apart() {
-  static auto* const all = new TableAtFork<InsteadOf>;
-  return *all;
-}
-
-void refuse_apart(const Tensor& parameter) {
-  const auto all = parameters_apart().lock();
-  const auto found = all->find(parameter.unsafeGetTensorImpl());
-  if (found == all->end()) return;
-  throw ConfigError(
-      "clip_grad_norm_ was given a parameter of which other ranks have others, so this norm would "
-      "be that of a part of the model: call " +
-      found->second + ".");
-}
-
 }  // namespace
-
-ParametersApart::~ParametersApart() {
-  const auto all = parameters_apart().lock();
-  for (const c10::TensorImpl* const parameter : parameters_) all->erase(parameter);
-}
-void ParametersApart::add(const Tensor& parameter, const std::string& instead) {
-  parameters_.push_back(parameter.unsafeGetTensorImpl());
-  (*parameters_apart().lock())[parameters_.back()] = instead;
-}
 
 double clip_grad_norm_(const std::vector<GradientInNorm>& gradients, double max_norm,
                        const ProcessGroupPtr& group, c10::Device device) {
@@ -173,7 +146,11 @@ double clip_grad_norm_(at::TensorList parameters, double max_norm, const Process
   std::vector<GradientInNorm> gradients;
   for (const Tensor& parameter : parameters) {
     using Counts = GradientInNorm::Counts;
-    refuse_apart(parameter);
+    if (ParametersOfOneRank::find(parameter))
+      throw ConfigError(
+          "clip_grad_norm_ was given a parameter of which other ranks have others, so this norm would be "
+          "that of "
+          "a part of the model: call clip_grad_norm_() of the pipeline.");
     const std::optional<Part> part = part_of(parameter);
     gradients.push_back({parameter, !part            ? Counts::kEverywhere
                                     : part->copy > 0 ? Counts::kElsewhere

@@ -4,22 +4,13 @@
 #include <torch/library.h>
 
 #include <string>
-#include <unordered_map>
-#include <utility>
 
 #include "reef/error.h"
-#include "table_at_fork.h"
 #include "tier/hash.h"
 #include "typed_operator.h"
 
 namespace reef {
 namespace {
-
-using Table = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<GivenMomentum>>;
-TableAtFork<Table>& with_momentum() {
-  static auto* const all = new TableAtFork<Table>;
-  return *all;
-}
 
 // An operator, so that whoever watches operators (a budget) sees that it reads.
 std::int64_t hash_of_gradient(const at::Tensor& dense) {
@@ -53,20 +44,8 @@ void GivenMomentum::go_on_from(const GivenMomentum& before, const std::vector<at
   }
 }
 
-void ParametersOfMomentum::add(const at::Tensor& parameter, std::shared_ptr<GivenMomentum> momentum) {
-  parameters_.push_back(parameter.unsafeGetTensorImpl());
-  (*with_momentum().lock())[parameters_.back()] = std::move(momentum);
-}
-
-ParametersOfMomentum::~ParametersOfMomentum() {
-  const auto all = with_momentum().lock();
-  for (const c10::TensorImpl* const parameter : parameters_) all->erase(parameter);
-}
-
 std::shared_ptr<GivenMomentum> given_momentum_of(const at::Tensor& parameter) {
-  const auto all = with_momentum().lock();
-  const auto found = all->find(parameter.unsafeGetTensorImpl());
-  return found == all->end() ? nullptr : found->second;
+  return ParametersOfMomentum::find(parameter).value_or(nullptr);
 }
 
 void refuse_momentum(const char* who, const at::Tensor& parameter) {

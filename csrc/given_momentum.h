@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "noted_parameters.h"
+
 namespace reef {
 
 /// A record that the exchange of one_bit_adam shares with the optimizer of its parameters, which must know
@@ -30,20 +32,8 @@ class GivenMomentum {
   std::unordered_map<const c10::TensorImpl*, std::uint64_t> noted_;  ///< hashes of gradients
 };
 
-/// Parameters whose gradients are exchanged by one_bit_adam, as long as this lives. It keeps nothing of them:
-/// its owner does.
-class ParametersOfMomentum {
- public:
-  ParametersOfMomentum() = default;
-  ~ParametersOfMomentum();
-  ParametersOfMomentum(const ParametersOfMomentum&) = delete;
-  ParametersOfMomentum& operator=(const ParametersOfMomentum&) = delete;
-
-  void add(const at::Tensor& parameter, std::shared_ptr<GivenMomentum> momentum);
-
- private:
-  std::vector<const c10::TensorImpl*> parameters_;
-};
+/// Parameters whose gradients are exchanged by one_bit_adam.
+using ParametersOfMomentum = NotedParameters<std::shared_ptr<GivenMomentum>>;
 
 /// Gives the record of a parameter, or nothing if its gradients are gradients only.
 std::shared_ptr<GivenMomentum> given_momentum_of(const at::Tensor& parameter);

@@ -125,7 +125,7 @@ void check_options(const std::string& caller, const Shard::Named& parameters, co
     }
     if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
       throw ConfigError(which + "is sparse or has gaps: make it dense.");
-    if (tensor.requires_grad() && ClaimedParameters::has(tensor)) {
+    if (tensor.requires_grad() && ClaimedParameters::find(tensor)) {
       throw ConfigError(
           which +
           "another Shard has already, or a DdpHook: shard a module once, or end that one first (C++: destroy "

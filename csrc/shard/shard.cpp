@@ -24,7 +24,6 @@
 #include "shard/reducer.h"
 #include "shard/shard_parts.h"
 #include "shard/shared_memory.h"
-#include "table_at_fork.h"
 
 namespace reef {
 
@@ -69,24 +68,7 @@ void broadcast_all(const Shard::Named& parameters, const Shard::Named& buffers,
   broadcast(tensors, group);
 }
 
-TableAtFork<std::unordered_set<const c10::TensorImpl*>>& claims() {
-  static auto* const all = new TableAtFork<std::unordered_set<const c10::TensorImpl*>>;
-  return *all;
-}
-
 }  // namespace
-
-bool ClaimedParameters::has(const Tensor& parameter) {
-  return claims().lock()->contains(parameter.unsafeGetTensorImpl());
-}
-void ClaimedParameters::add(const Tensor& parameter) {
-  parameters_.push_back(parameter.unsafeGetTensorImpl());
-  claims().lock()->insert(parameters_.back());
-}
-ClaimedParameters::~ClaimedParameters() {
-  const auto all = claims().lock();
-  for (const c10::TensorImpl* const parameter : parameters_) all->erase(parameter);
-}
 
 void Shard::Parts::wait_for_update() const {
   if (update != nullptr) update->wait();

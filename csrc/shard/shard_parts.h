@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "given_momentum.h"
+#include "noted_parameters.h"
 #include "reef/shard.h"
 #include "shard/agreement.h"
 #include "shard/frozen16.h"
@@ -19,20 +20,9 @@
 
 namespace reef {
 
-/// Parameters that are some Shard's, as long as this lives.
-class ClaimedParameters {
- public:
-  ClaimedParameters() = default;
-  ~ClaimedParameters();
-  ClaimedParameters(const ClaimedParameters&) = delete;
-  ClaimedParameters& operator=(const ClaimedParameters&) = delete;
-
-  static bool has(const at::Tensor& parameter);
-  void add(const at::Tensor& parameter);
-
- private:
-  std::vector<const c10::TensorImpl*> parameters_;
-};
+/// Parameters that a Shard or a DdpHook has already.
+struct ClaimedByShard {};
+using ClaimedParameters = NotedParameters<ClaimedByShard>;
 
 struct Shard::Parts {
   Parts() = default;
