@@ -12,12 +12,13 @@ namespace reef {
 /// group.
 class PipelineCourse {
  public:
-  /// `lanes`: of so many micro-batches each leads to another one. The last chunk's result for micro-batch m
-  /// is the first chunk's input for micro-batch m + lanes. 0: none does.
+  /// With `lanes` above 0, what the last chunk gives for micro-batch m is the input of the first chunk for
+  /// micro-batch m + lanes.
   PipelineCourse(PipelineSchedule schedule, std::uint32_t replica, std::uint32_t replicas,
                  std::uint32_t lanes = 0);
 
   const PipelineSchedule& schedule() const { return schedule_; }
+  std::uint32_t lanes() const { return lanes_; }
   /// In the order in which each rank sends them.
   const std::vector<PipelineMessage>& messages() const { return messages_; }
   /// Returns what an action makes for another one, which may be on the same rank.

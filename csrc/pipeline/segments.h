@@ -11,8 +11,6 @@ namespace reef {
 struct PipelineSegment {
   std::vector<std::uint32_t> chunks;  ///< ascending
   std::vector<std::int64_t> ranks;    ///< of the group, ascending
-
-  friend bool operator==(const PipelineSegment&, const PipelineSegment&) = default;
 };
 
 /// Gives the rank in the group of a rank of one of the replicas of a pipeline. Ranks that have the same

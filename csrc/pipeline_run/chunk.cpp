@@ -94,7 +94,7 @@ PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkIn
   };
   Tensors outputs;
   if (recomputes_ && at::GradMode::is_enabled()) {
-    // Stages may modify their inputs, which are to be there once more.
+    // Stages may modify their inputs, and the recomputation needs them as they were.
     const auto run_again = [run](const Tensors& given) {
       Tensors copies;
       for (const Tensor& tensor : given) copies.push_back(tensor.defined() ? tensor.clone() : tensor);

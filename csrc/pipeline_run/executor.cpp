@@ -94,8 +94,9 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   TensorListMessage made;
   if (kind == Kind::kForward) {
     ChunkInput input = input_of(action, run);
-    if (run.ends && input.tensors.empty()) return pass_on(action, {});
-    const MicroBatchScope told(run.lanes == 0 ? micro_batch : micro_batch % run.lanes);
+    const std::uint32_t lanes = now_->lanes();
+    if (lanes > 0 && input.tensors.empty()) return pass_on(action, {});  // the lane has ended
+    const MicroBatchScope told(lanes == 0 ? micro_batch : micro_batch % lanes);
     made.tensors = chunk.forward(micro_batch, std::move(input), run.seed);
     if (is_last) made.tensors = run.finish(micro_batch, made.tensors);
     if (run.trains) chunk.keep(micro_batch, made.tensors);

@@ -29,8 +29,6 @@ class PipelineExecutor {
     std::function<Tensors(std::uint32_t micro_batch)> input;  ///< of the first chunk
     /// Is given the last chunk's outputs. Returns what backward begins at.
     std::function<Tensors(std::uint32_t micro_batch, const Tensors& outputs)> finish;
-    bool ends = false;        ///< what has no tensors is not computed
-    std::uint32_t lanes = 0;  ///< stages are told the lane: the micro-batch modulo this; 0: the micro-batch
     std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
     std::function<void()> failed;         ///< is called at once if this rank has failed
     Meanwhile meanwhile;

@@ -9,20 +9,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ios>
 #include <limits>
 #include <map>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "distributed/bytes_over_ranks.h"
 #include "pipeline_run/chunk.h"
 #include "pipeline_run/stages.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/measure_link.h"
 #include "reef/subgroup.h"
+#include "shard/together.h"
 
 namespace reef {
 namespace {
@@ -53,25 +51,34 @@ class Watch {
 /// Gives a stage's parameters gradients to be added to, and puts back what these, and its buffers, were.
 class LeftAsItWas {
  public:
-  explicit LeftAsItWas(const PipelineStage& stage) {
+  explicit LeftAsItWas(const PipelineStage& stage) : stage_(stage) {
     const at::NoGradGuard no_grad;
     for (const auto& [name, parameter] : stage.parameters) {
       gradients_.emplace_back(parameter, parameter.grad());
       if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
     }
-    if (!stage.buffers) return;
-    for (const auto& [name, buffer] : stage.buffers()) buffers_.emplace_back(buffer, buffer.clone());
+    for (const Tensor& buffer : buffers()) buffers_.push_back(buffer.clone());
   }
   ~LeftAsItWas() {
     const at::NoGradGuard no_grad;
     for (const auto& [parameter, before] : gradients_) parameter.mutable_grad() = before;
-    for (const auto& [buffer, before] : buffers_) buffer.copy_(before);
+    const Tensors now = buffers();  // the stage may have assigned others
+    for (std::size_t i = 0; i < now.size(); ++i) now[i].copy_(buffers_[i]);
   }
   LeftAsItWas(const LeftAsItWas&) = delete;
   LeftAsItWas& operator=(const LeftAsItWas&) = delete;
 
  private:
-  std::vector<std::pair<Tensor, Tensor>> gradients_, buffers_;
+  Tensors buffers() const {
+    Tensors now;
+    if (!stage_.buffers) return now;
+    for (const auto& [name, buffer] : stage_.buffers()) now.push_back(buffer);
+    return now;
+  }
+
+  const PipelineStage& stage_;
+  std::vector<std::pair<Tensor, Tensor>> gradients_;  ///< parameters, and their gradients before
+  Tensors buffers_;                                   ///< copies
 };
 
 std::uint64_t bytes_of(const Tensors& tensors) {
@@ -97,7 +104,6 @@ std::uint64_t fixed_bytes_of(const PipelineStage& stage, double state_bytes_per_
 PipelineChunkCost measure_stage(const PipelineStage& stage, std::uint32_t number, const Tensors& inputs,
                                 const MeasurePipelineOptions& options) {
   const at::AutoGradMode records(true);
-  const LeftAsItWas left(stage);
   PipelineChunk chunk({stage}, number);
   const c10::Device device = chunk.device();
   Ledger ledger;
@@ -174,28 +180,12 @@ double seconds_of_work(c10::Device device) {
   return median(std::move(seconds));
 }
 
-/// Numbers of each rank, in lines, on every rank.
-std::vector<std::vector<std::vector<double>>> shared(const std::vector<std::vector<double>>& own,
-                                                     const ProcessGroupPtr& group) {
-  std::ostringstream text;
-  text << std::hexfloat;
-  for (const std::vector<double>& row : own) {
-    for (const double number : row) text << number << " ";
-    text << "\n";
-  }
-  std::vector<std::vector<std::vector<double>>> all;
-  for (const std::string& of_rank : gather_texts(text.str(), group, c10::kCPU)) {
-    auto& rows = all.emplace_back();
-    for (const std::string& line : lines_of(of_rank)) {
-      auto& row = rows.emplace_back();
-      char* rest = nullptr;
-      const char* begin = line.c_str();
-      for (double number = std::strtod(begin, &rest); rest != begin; number = std::strtod(begin, &rest)) {
-        row.push_back(number);
-        begin = rest;
-      }
-    }
-  }
+/// Rows of numbers that each rank has, on every rank.
+using Rows = std::vector<std::vector<double>>;
+std::vector<Rows> shared(const Rows& own, const ProcessGroupPtr& group) {
+  std::vector<Rows> all;
+  for (const c10::IValue& of_rank : Together(group, c10::kCPU).gather([&] { return c10::IValue(own); }))
+    all.push_back(of_rank.to<Rows>());
   return all;
 }
 
@@ -219,7 +209,7 @@ std::vector<Link> measure_links(const ProcessGroupPtr& group, bool each) {
   const int ranks = group->getSize();
   if (ranks == 1) return {};
   if (!each || ranks == 2) return {measure_link(group).link};
-  std::vector<std::vector<double>> own;
+  Rows own;
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
       const std::int64_t both[] = {a, b};
@@ -258,8 +248,8 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
       PipelineStage wrapped;
       wrapped.parameters = stage.parameters;  // which say where it computes
       wrapped.run = [&, number, stage](const Tensors& inputs) {
-        own[number] = measure_stage(stage, number, inputs, options);
         const LeftAsItWas left(stage);
+        own[number] = measure_stage(stage, number, inputs, options);
         return stage.run(inputs);
       };
       return wrapped;
@@ -269,7 +259,7 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
   PipelineProfile profile;
   profile.speeds = measure_speeds(device, group);
   profile.links = measure_links(group, options.each_link);
-  std::vector<std::vector<double>> rows = {{static_cast<double>(options.rank_bytes)}};
+  Rows rows = {{static_cast<double>(options.rank_bytes)}};
   for (const auto& [number, cost] : own)
     rows.push_back({static_cast<double>(number), cost.forward_seconds, cost.input_seconds,
                     cost.weight_seconds, static_cast<double>(cost.output_bytes),

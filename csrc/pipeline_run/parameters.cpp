@@ -3,10 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "reef/error.h"
 #include "reef/part.h"
 #include "reef/subgroup.h"
 #include "shard/together.h"
@@ -81,7 +79,7 @@ PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, st
       stepped_.emplace_back(segment.shard->names()[i], parameters[i]);
   }
   if (group_->getSize() == 1) return;
-  for (const auto& [name, parameter] : stepped_) apart_.add(parameter, "clip_grad_norm_() of the pipeline");
+  for (const auto& [name, parameter] : stepped_) of_one_rank_.add(parameter);
 }
 
 /// Moves a parameter, which this rank's stages have under some of the names or not at all, to a stage of its
@@ -105,27 +103,22 @@ void PipelineParameters::make_shards(const ShardOptions& given,
                                      const std::function<bool(const Segment&)>& is_wanted) {
   ShardOptions options = given;
   options.reduction = Reduction::kSum;
-  std::exception_ptr failed;  // in a segment, on all of its ranks: others wait for this one in the next
+  if (std::none_of(segments_.begin(), segments_.end(), is_wanted)) return;
+  Together together(group_, c10::kCPU);
   for (Segment& segment : segments_) {
     if (!is_wanted(segment)) continue;
     const bool is_whole = segment.place.ranks.size() == static_cast<std::size_t>(group_->getSize());
     const ProcessGroupPtr ranks = is_whole ? group_ : subgroup(group_, segment.place.ranks);
     if (!segment.is_here(group_->getRank())) continue;
-    try {
+    together.here_in_any_case([&] {
       const Named parameters = segment.all_parameters();
       segment.shard.emplace(parameters, segment.all_buffers(), ranks, options,
                             Shard::ModuleNow{{}, [&segment] { return segment.all_buffers(); }});
       const bool trains = std::any_of(parameters.begin(), parameters.end(),
                                       [](const auto& each) { return each.second.requires_grad(); });
       if (trains) segment.sums.emplace(*segment.shard, segment.in_one_order);
-    } catch (const ConfigError&) {
-      if (!failed) failed = std::current_exception();
-    }
+    });
   }
-  Together together(group_, c10::kCPU);
-  together.here([&] {
-    if (failed) std::rethrow_exception(failed);
-  });
   together.agree();
 }
 

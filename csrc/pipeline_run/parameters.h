@@ -21,9 +21,9 @@
 
 namespace reef {
 
-/// The parameters of this rank's chunks, and their gradients. Where other ranks have the same chunks, as
-/// replicas or in the other direction, or where something is divided, kept in other precision or elsewhere,
-/// each segment is a Shard, which reduces gradients when a call has succeeded on all ranks.
+/// The parameters of this rank's chunks, and their gradients. A segment becomes a Shard if several ranks have
+/// its chunks, or if the options shard them, keep masters or offload. Its gradients are reduced when a call
+/// has succeeded on all ranks.
 class PipelineParameters {
  public:
   using Named = Shard::Named;
@@ -57,10 +57,12 @@ class PipelineParameters {
   void use();
   /// Throws ConfigError if this rank's gradients cannot be reduced.
   void check() const;
-  /// To be called while this rank waits for others: they may gather what it has a part of. Empty: never.
+  /// Returns what this rank must call now and then while it waits for other ranks, since they may gather
+  /// parameters of which it has a part. Empty if they never do.
   std::function<void()> while_waiting();
-  /// This rank has failed in a call; and some rank has, of which all ranks have heard.
+  /// Is called at once on a rank that has failed in a call.
   void tell_failed();
+  /// Is called on all ranks when all know that one has failed.
   void leave_out();
 
   /// The gradients that a call makes, apart from those that there were. All ranks make one alike, and then
@@ -107,9 +109,9 @@ class PipelineParameters {
   std::deque<Segment> segments_;  ///< of all ranks; others' have nothing but their places
   bool keeps_others_;             ///< all segments are shards from the start, by the options
   Named stepped_;
-  ParametersApart apart_;  ///< these, where there are several ranks
+  ParametersOfOneRank of_one_rank_;  ///< stepped_, if there are other ranks
   std::vector<TiedSegment> tied_;
-  PipelineState::OwnNames names_;
+  StageNames names_;
   std::unique_ptr<PipelineState> state_;
 };
 

@@ -301,8 +301,6 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
                               state.executor->replica(), state.options.replicas, lanes);
   PipelineExecutor::Run run = state.begin({});
   run.course = &course;
-  run.ends = true;
-  run.lanes = lanes;
   run.input = [&](std::uint32_t lane) {
     if (starts.size() != lanes)
       throw ConfigError("reef::Pipeline::generate was given " + std::to_string(starts.size()) +

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "distributed/bytes_over_ranks.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -45,6 +46,20 @@ std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages)
   std::vector<Pipeline::Maker> makers;
   for (const PipelineStage& stage : stages) makers.emplace_back([stage] { return stage; });
   return makers;
+}
+
+std::map<std::uint32_t, std::vector<std::string>> names_on_all_ranks(const StageNames& own,
+                                                                     const ProcessGroupPtr& group) {
+  std::string text;
+  for (const auto& [stage, name] : own) text += std::to_string(stage) + " " + name + "\n";
+  std::map<std::uint32_t, std::vector<std::string>> all;
+  for (const std::string& of_one : gather_texts(text, group, c10::kCPU)) {
+    std::map<std::uint32_t, std::vector<std::string>> of_rank;
+    for (const std::string& line : lines_of(of_one))
+      of_rank[static_cast<std::uint32_t>(std::stoul(line))].push_back(line.substr(line.find(' ') + 1));
+    all.merge(of_rank);  // replicas have the same
+  }
+  return all;
 }
 
 }  // namespace reef

@@ -61,8 +61,8 @@ State state_in(const Tensor& bytes) {
   }
 }
 
-/// Gives each segment's state, which its first rank has, to rank 0, and to all ranks unless `rank0_only`.
-/// Memory: two segments.
+/// Sends the state of each segment from its first rank to rank 0 and, unless `rank0_only`, to all ranks.
+/// `own` has the states of this rank's segments. Memory: two segments.
 template <class State>
 std::vector<State> gathered(const std::vector<PipelineState::Segment>& segments, std::vector<State> own,
                             const ProcessGroupPtr& group, bool rank0_only) {
@@ -137,21 +137,10 @@ OptimizerState part_of_state(const OptimizerState& state,
 
 }  // namespace
 
-PipelineState::PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names,
-                             std::map<std::string, std::string> aliases)
+PipelineState::PipelineState(ProcessGroupPtr group, std::vector<Segment> segments,
+                             const StageNames& own_names, std::map<std::string, std::string> aliases)
     : group_(std::move(group)), segments_(std::move(segments)), aliases_(std::move(aliases)) {
-  std::string own;
-  for (const auto& [stage, name] : own_names) own += std::to_string(stage) + " " + name + "\n";
-  std::map<std::uint32_t, std::vector<std::string>> by_stage;
-  for (const std::string& text : gather_texts(own, group_, c10::kCPU)) {
-    std::map<std::uint32_t, std::vector<std::string>> of_rank;
-    for (const std::string& line : lines_of(text)) {
-      const std::size_t space = line.find(' ');
-      of_rank[static_cast<std::uint32_t>(std::stoul(line))].push_back(line.substr(space + 1));
-    }
-    by_stage.merge(of_rank);  // replicas have the same
-  }
-  for (const auto& [stage, names] : by_stage) {
+  for (const auto& [stage, names] : names_on_all_ranks(own_names, group_)) {
     for (const std::string& name : names) places_.emplace(name, places_.size());
   }
 }
@@ -296,24 +285,12 @@ OptimizerState PipelineState::own_optimizer_state(const OptimizerState& own,
   return found;
 }
 
-/// Does it for this rank's segments, and throws on all ranks if it has failed on any: each of them fails on
-/// all ranks of the segment, and others must not be left waiting.
+/// Does it for this rank's segments, and throws on all ranks if it has failed on any.
 void PipelineState::of_each_segment(Together& together,
                                     const std::function<void(const Segment&)>& work) const {
-  std::exception_ptr failed;
   for (const Segment& segment : segments_) {
-    if (segment.shard == nullptr) continue;
-    try {
-      work(segment);
-    } catch (const RankFailed&) {
-      throw;
-    } catch (...) {
-      if (!failed) failed = std::current_exception();
-    }
+    if (segment.shard != nullptr) together.here_in_any_case([&] { work(segment); });
   }
-  together.here([&] {
-    if (failed) std::rethrow_exception(failed);
-  });
   together.agree();
 }
 

@@ -9,14 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline_run/stages.h"
 #include "reef/shard.h"
 
 namespace reef {
 
 class Together;  // of what ranks do together
 
-/// States of a pipeline, whose segments are shards: whole, as one process would have them, or of this rank.
-/// See Pipeline, whose functions have the same names. All ranks call each of these alike.
+/// Saves and loads the model and the optimizers of a pipeline whose segments are shards. Pipeline documents
+/// the functions of the same names. All ranks call each of them alike.
 class PipelineState {
  public:
   /// Ranks that have the same chunks.
@@ -26,12 +27,9 @@ class PipelineState {
     std::set<std::string> names = {};    ///< of parameters and buffers, where there is a shard
     std::set<std::string> trained = {};  ///< of those that require a gradient
   };
-  /// Names of this rank's parameters and buffers, in their order, with the numbers of the stages that have
-  /// them.
-  using OwnNames = std::vector<std::pair<std::uint32_t, std::string>>;
 
   /// `aliases`: other names of parameters, by which models know them, too. Throws RankFailed.
-  PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const OwnNames& own_names,
+  PipelineState(ProcessGroupPtr group, std::vector<Segment> segments, const StageNames& own_names,
                 std::map<std::string, std::string> aliases);
 
   StateDict full_state_dict(bool rank0_only);

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "distributed/bytes_over_ranks.h"
+#include "pipeline_run/stages.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -78,12 +78,11 @@ std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied, const
                                        const ProcessGroupPtr& group) {
   std::vector<TiedSegment> segments;
   if (tied.empty()) return segments;
-  std::string own;
-  for (const auto& [name, place] : by_name(made)) own += std::to_string(place.first) + " " + name + "\n";
+  StageNames own;
+  for (const auto& [name, place] : by_name(made)) own.emplace_back(place.first, name);
   std::map<std::string, std::uint32_t> stage_of;
-  for (const std::string& text : gather_texts(own, group, c10::kCPU)) {
-    for (const std::string& line : lines_of(text))
-      stage_of[line.substr(line.find(' ') + 1)] = static_cast<std::uint32_t>(std::stoul(line));
+  for (const auto& [stage, names] : names_on_all_ranks(own, group)) {
+    for (const std::string& name : names) stage_of.emplace(name, stage);
   }
   for (TiedNames names : tied) {
     for (const std::string& name : names) {

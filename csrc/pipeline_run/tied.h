@@ -12,10 +12,11 @@ namespace reef {
 
 /// Weights that stages of different chunks share (an embedding and the head of a language model, say).
 
-/// The names of one parameter, in the order of stages. The first one is its own.
+/// All names of one parameter, in the order of the stages that use it. Its gradients and states have the
+/// first.
 using TiedNames = std::vector<std::string>;
 
-/// Parameters whose ranks are those of several segments.
+/// Tied parameters that the same ranks have, which belong to several segments.
 struct TiedSegment {
   std::vector<std::int64_t> ranks;  ///< of the group, ascending
   std::vector<TiedNames> parameters;
@@ -24,16 +25,17 @@ struct TiedSegment {
 /// Stages that have been made on this rank, with their numbers.
 using MadeStages = std::vector<std::pair<std::uint32_t, PipelineStage>>;
 
-/// Returns the names of parameters that several of the stages have. Throws ConfigError if stages have
+/// Finds the parameters that several stages share, and returns their names. Throws ConfigError if stages have
 /// parameters that share memory otherwise, since their gradients would be added up in another order.
 std::vector<TiedNames> find_tied(const MadeStages& made);
 
-/// Throws ConfigError unless what is named alike here is one tensor.
+/// Throws ConfigError unless all names of a tied parameter that this rank has are of one tensor.
 void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied);
 
-/// Returns those parameters that ranks of one segment do not have among themselves. `first_stages`: of each
-/// chunk. All ranks of the group call it alike, with what they have made. Throws ConfigError on every rank if
-/// there is no parameter of a name, and RankFailed.
+/// Returns the tied parameters whose uses are in several segments, grouped by the ranks that have them. Those
+/// of one segment need nothing. `first_stages` has the number of each chunk's first stage. All ranks of the
+/// group call it alike, with what they have made. Throws ConfigError on every rank if there is no parameter
+/// of a name, and RankFailed.
 std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied, const MadeStages& made,
                                        const std::vector<std::uint32_t>& first_stages,
                                        const PipelineSchedule& schedule, std::uint32_t replicas,

@@ -75,14 +75,14 @@ class Reducer final : public ExchangedParameters {
   /// A pass of this rank's that adds nothing, for the passes of those that still have batches. False: no rank
   /// has one, and nothing has changed. Throws what the end of a pass throws.
   bool pass_without_batch();
-  /// From now on passes are not heard of: gradients are each rank's own, where autograd puts them, until
-  /// reduce_own(). Nothing of it is left on the parameters' graphs.
+  /// Stops listening to backward passes, and removes its hooks from the parameters. From now on gradients are
+  /// reduced by reduce_own() only.
   void reduce_when_asked();
   /// Reduces the gradients that parameters have now, as at the end of a pass. All ranks call it alike.
   void reduce_own();
-  /// In place of reduce_own(), where some rank has failed. All ranks call it alike.
+  /// Ends a step in place of reduce_own() after a pass has failed on any rank. All ranks call it alike.
   void leave_own_out();
-  /// This rank has failed before reduce_own(): others need not wait for what it would have gathered.
+  /// Tells the other ranks that this one has failed, so they do not wait for its gathers.
   void tell_failed();
   /// Clears the gradients of parts whose parameters' the program has cleared, which the next pass would do.
   void clear_as_the_module();

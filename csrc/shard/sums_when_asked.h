@@ -4,10 +4,10 @@
 
 namespace reef {
 
-/// The gradients of a shard that are reduced when that is asked for, and not by each pass of backward: for
-/// programs whose passes are many and small, as those of a pipeline. Until then they are each rank's own
-/// sums, where autograd puts them. From the constructor on, for good. The shard must outlive it. All ranks
-/// call each of these alike, but for tell_failed(), check() and answer().
+/// Reduces the gradients of a shard when reduce() is called, instead of in each backward pass: for programs
+/// of many small backward passes, as a pipeline's. Between the calls each rank adds up its own gradients, in
+/// .grad of the module's parameters. The constructor changes the shard for good. The shard must outlive it.
+/// All ranks call each of these alike, but for tell_failed(), check() and answer().
 class SumsWhenAsked {
  public:
   /// `in_one_order`: all ranks use parameters in the same order. If not, whoever waits for parameters of
@@ -21,10 +21,10 @@ class SumsWhenAsked {
   void check() const;
   /// Gives parameters() the sums over the ranks. Throws as a pass of backward does at its end.
   void reduce();
-  /// In place of reduce(), where passes of some rank have failed: the sums of no rank count. Throws
+  /// Drops the sums of all ranks. Call it instead of reduce() if a pass has failed on any rank. Throws
   /// RankFailed.
   void leave_out();
-  /// This rank's passes have failed, so it will not come to what other ranks gather.
+  /// Tells the other ranks that a pass has failed here, so they do not wait for this rank's gathers.
   void tell_failed();
   /// Takes part in what other ranks gather. False: they never ask.
   bool answer();

@@ -53,20 +53,28 @@ Tensor bytes_of(const std::string& text) {
 }  // namespace
 
 void Together::here(const std::function<void()>& work) noexcept {
-  if (failed_) return;
+  if (!failed_) here_in_any_case(work);
+}
+
+void Together::here_in_any_case(const std::function<void()>& work) noexcept {
+  std::exception_ptr failed;
+  std::string said;
   try {
     work();
+    return;
   } catch (const std::exception& error) {
-    failed_ = std::current_exception();
+    failed = std::current_exception();
     try {
-      said_ = message_of(error);
+      said = message_of(error);
     } catch (const std::exception&) {
       // There is no memory even for that.
     }
   } catch (...) {
-    failed_ = std::current_exception();
+    failed = std::current_exception();
   }
-  if (failed_ && said_.empty()) said_ = "out of memory";  // in the string itself
+  if (failed_) return;  // the first error counts
+  failed_ = failed;
+  said_ = said.empty() ? "out of memory" : std::move(said);  // in the string itself
 }
 
 std::vector<std::int64_t> Together::tell(std::int64_t own) {

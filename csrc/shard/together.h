@@ -22,6 +22,9 @@ class Together {
 
   /// Does it on this rank, unless something has failed here before.
   void here(const std::function<void()>& work) noexcept;
+  /// Does it on this rank, even if something has failed here before, because other ranks wait for this one in
+  /// it.
+  void here_in_any_case(const std::function<void()>& work) noexcept;
   /// Throws if any rank has failed: there what was thrown, on the others ConfigError, which says which rank
   /// it is and why.
   void agree() { tell(0); }

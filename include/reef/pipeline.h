@@ -46,18 +46,19 @@ struct PipelineOptions {
   std::optional<PipelineSchedule> actions = {};
   /// Empty: each chunk has as many stages as the others, the first ones one more where they do not divide.
   PipelineCuts cuts = {};
-  /// So many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
-  /// schedule, which have the same chunks and follow each other.
+  /// The number of copies of the pipeline that train together, each on batches of its own (data parallel).
+  /// The group has `replicas` times as many ranks as the schedule. Ranks with the same chunks follow each
+  /// other: rank s of replica r is rank s * replicas + r of the group.
   std::uint32_t replicas = 1;
-  /// How ranks that have the same chunks (replicas, or the two directions of chimera and dualpipe) keep them:
-  /// what is divided among them, and whatever else reef::shard does. It works with one replica, too. Not for
-  /// pipelines: reduction, ignored and compression.
+  /// The options with which ranks that have the same chunks shard them: the replicas, and the two directions
+  /// of chimera and dualpipe. With one replica they choose mixed precision and offload. ConfigError for
+  /// reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
-  /// Keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
-  /// pass, as reef::checkpoint() does: they must compute the same again. No bit changes.
+  /// Keeps only the inputs of a chunk for its backward pass, and recomputes the rest, as reef::checkpoint()
+  /// does. The stages must compute the same again. Gradients are bit for bit the same.
   bool recompute = false;
-  /// Where stages are made by makers: names of parameters that are one, for each such parameter a list.
-  /// Stages that are given show by themselves which parameters they share.
+  /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
+  /// stages are given, the parameters that they share are found.
   std::vector<std::vector<std::string>> tied = {};
   /// kMean divides gradients by the number of micro-batches of all replicas when all of them are added up;
   /// kSum does not.
@@ -78,12 +79,11 @@ struct PipelineOptions {
 ///     optimizer.step();
 ///
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
-/// another, adds the gradients up, for each replica and direction, adds these sums up in the order of ranks,
-/// and then divides them. Weights that chunks of different ranks share are a parameter of each of these
-/// ranks, whose own sums, in the order of its passes, are added up in the order of ranks, too. All ranks make
-/// the same calls in the same order. Messages say what they hold, so shapes may change from call to call;
-/// they travel by gloo, by way of the host's memory where stages are on a device. Not thread-safe; the group
-/// must outlive it.
+/// another and adds the gradients up, for each replica and direction, then adds these sums up in the order of
+/// ranks, and divides the result. Each rank that has a tied weight adds up its own gradients of it in the
+/// order of its passes; these sums are added up in the order of ranks, too. All ranks make the same calls in
+/// the same order. Messages say what they hold, so shapes may change from call to call; they travel by gloo,
+/// by way of the host's memory where stages are on a device. Not thread-safe; the group must outlive it.
 class REEF_API Pipeline {
  public:
   using Tensors = PipelineStage::Tensors;
@@ -113,8 +113,8 @@ class REEF_API Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// What this rank's optimizer steps: the parameters of its chunks, or what reef::shard makes of them (see
-  /// Shard::parameters()), and their names in the whole model.
+  /// What this rank's optimizer steps, and the names in the whole model: the parameters of its chunks or,
+  /// where they are sharded, its parts or masters of them (see Shard::parameters()).
   std::vector<at::Tensor> parameters() const;
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
   const PipelineSchedule& schedule() const;
@@ -161,12 +161,12 @@ class REEF_API Pipeline {
   /// Bytes that this rank has sent for gradients and parameters, to the other ranks that have its chunks.
   std::int64_t sent_bytes() const;
 
-  /// States of the whole model and of the optimizers of all ranks, each of which steps its parameters():
-  /// whole, as one process would have them, or what this rank keeps of them. Either is loaded by a pipeline
-  /// of any cut, schedule, stage and number of ranks or replicas, by a Shard and by one process, and theirs
-  /// here, bit for bit. All ranks call these alike, but for the sharded ones. What is wrong on one rank is
-  /// thrown on all: there as it was, on the others as ConfigError; nothing has changed then. They throw
-  /// RankFailed.
+  /// States of the whole model, and of the optimizers with which each rank steps its parameters(). Full
+  /// states are those that one process would have; sharded ones are what this rank keeps. Either is loaded by
+  /// a pipeline of any cut, schedule, stage and number of ranks or replicas, by a Shard and by one process,
+  /// and theirs here, bit for bit. All ranks call these alike, but for the sharded ones. What is wrong on one
+  /// rank is thrown on all: there as it was, on the others as ConfigError; nothing has changed then. They
+  /// throw RankFailed.
 
   /// Copies on the CPU, in the model's order. rank0_only: an empty one on other ranks. Of running statistics
   /// that replicas have each their own, those of the first. Rank 0 receives the others' chunks, one after

@@ -13,7 +13,7 @@ namespace {
 
 using namespace pipeline_tests;
 
-/// Eight stages, each of which remembers for each lane what it has seen.
+/// Eight stages, each of which keeps all inputs that it has had for each lane.
 struct Remembering {
   Remembering() {
     torch::manual_seed(7);

@@ -40,11 +40,7 @@ Tensor batch_of(std::uint32_t replica, std::int64_t rows, std::int64_t step = 0)
   return torch::randn({rows, 4});
 }
 
-struct Row {
-  std::string schedule;
-  std::uint32_t replicas = 1;
-  std::uint32_t chunks_per_rank = 0;
-};
+using Row = ReplicasRow;
 /// All that fill the group, with another rank beside each.
 std::vector<Row> rows() {
   const auto ranks = static_cast<std::uint32_t>(size());
@@ -64,19 +60,10 @@ std::vector<Row> rows() {
   return rows;
 }
 PipelineOptions options_of(const Row& row, Stage stage, std::uint32_t micro_batches = 4) {
-  PipelineOptions options{.micro_batches = micro_batches,
-                          .schedule = row.schedule,
-                          .chunks_per_rank = row.chunks_per_rank,
-                          .replicas = row.replicas};
-  options.shard.stage = stage;
-  options.shard.bucket_bytes = 200;
+  PipelineOptions options = pipeline_tests::options_of(row, stage, micro_batches, 200);
   if (stage == Stage::kParameters) options.shard.resident_bytes = 0;
   options.recompute = row.schedule == "gpipe";
   return options;
-}
-std::string text_of(const Row& row, Stage stage) {
-  return " " + row.schedule + " x " + std::to_string(row.replicas) + ", stage " +
-         std::to_string(static_cast<int>(stage));
 }
 
 /// What the pipeline must give, made by one process: for each rank of the group that has a chunk, in order,

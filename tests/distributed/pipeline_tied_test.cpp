@@ -60,11 +60,7 @@ Tensor batch_of(std::uint32_t replica, std::int64_t step) {
   return torch::randn({8, 5});
 }
 
-struct Row {
-  std::string schedule;
-  std::uint32_t replicas = 1;
-  std::uint32_t chunks_per_rank = 0;
-};
+using Row = ReplicasRow;
 std::vector<Row> rows() {
   std::vector<Row> rows;
   const auto ranks = static_cast<std::uint32_t>(size());
@@ -77,16 +73,6 @@ std::vector<Row> rows() {
   return rows;
 }
 constexpr std::uint32_t kMicroBatches = 4;
-
-PipelineOptions options_of(const Row& row, Stage stage) {
-  PipelineOptions options{.micro_batches = kMicroBatches,
-                          .schedule = row.schedule,
-                          .chunks_per_rank = row.chunks_per_rank,
-                          .replicas = row.replicas};
-  options.shard.stage = stage;
-  options.shard.bucket_bytes = 100;
-  return options;
-}
 
 /// The gradient of each weight by its first name: for each rank that has a use of it, in order, the sum over
 /// its passes in their order, each of which gives the sum of the chunk's uses; added up, and divided.
@@ -138,10 +124,9 @@ TEST(PipelineTied, StepsAndStatesAreThoseOfOneWeight) {
     for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
       if (size() > 2 && stage == Stage::kParameters && row.schedule != "1f1b")
         continue;  // slow, and no other
-      const std::string where = " " + row.schedule + " x " + std::to_string(row.replicas) + ", stage " +
-                                std::to_string(static_cast<int>(stage));
+      const std::string where = text_of(row, stage);
       const Model cut, apart(/*apart=*/true);
-      Pipeline pipeline(cut.stages, world(), options_of(row, stage));
+      Pipeline pipeline(cut.stages, world(), options_of(row, stage, kMicroBatches, 100));
       torch::optim::AdamW own(pipeline.parameters(), torch::optim::AdamWOptions(0.05));
       // One process, which steps each weight once.
       Model one;

@@ -160,6 +160,9 @@ def planned():
         assert torch.equal(now, then) and now.grad is None
     assert len(profile.stages) == 8 and profile.rank_bytes == (1 << 30,) * group.size()
     assert [stage.output_bytes for stage in profile.stages[:2]] == [9 * 5 * 4] * 2
+    counting = [nn.Linear(4, 5), *[Statistics() for _ in range(3)]]
+    reef.measure_pipeline(counting, torch.ones(2, 4), group, repeats=1, each_link=False)
+    assert all(int(stage.calls) == 0 for stage in counting[1:])  # which stages assign anew
     numbers = torch.tensor([stage.forward_seconds for stage in profile.stages], dtype=torch.float64)
     of_first = numbers.clone()
     reef.broadcast([of_first], group)

@@ -45,6 +45,27 @@ inline void expect_part_of(const Bits& all, const Pipeline& pipeline, const std:
   }
 }
 
+/// A schedule that replicas run, and what their ranks divide.
+struct ReplicasRow {
+  std::string schedule;
+  std::uint32_t replicas = 1;
+  std::uint32_t chunks_per_rank = 0;
+};
+inline PipelineOptions options_of(const ReplicasRow& row, Stage stage, std::uint32_t micro_batches,
+                                  std::int64_t bucket_bytes) {
+  PipelineOptions options{.micro_batches = micro_batches,
+                          .schedule = row.schedule,
+                          .chunks_per_rank = row.chunks_per_rank,
+                          .replicas = row.replicas};
+  options.shard.stage = stage;
+  options.shard.bucket_bytes = bucket_bytes;
+  return options;
+}
+inline std::string text_of(const ReplicasRow& row, Stage stage) {
+  return " " + row.schedule + " x " + std::to_string(row.replicas) + ", stage " +
+         std::to_string(static_cast<int>(stage));
+}
+
 /// A stage of several tensors: two that train, one of integers, one that is undefined, and one without a
 /// gradient.
 inline PipelineStage stage_of_many(std::uint32_t number) {

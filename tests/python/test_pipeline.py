@@ -22,33 +22,13 @@ def test_all_of_it_from_python(ranks):
     assert result.ok, result.report()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_one_shape_saves_another_loads(ranks):
-    result = run(ranks, "states", program="pipeline_use_ranks.py")
-    assert result.ok, result.report()
+USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3)}.items()
+        for ranks in counts]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_weights_that_stages_share(ranks):
-    result = run(ranks, "tied", program="pipeline_use_ranks.py")
-    assert result.ok, result.report()
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_what_is_measured_can_be_planned_for_and_run(ranks):
-    result = run(ranks, "planned", program="pipeline_use_ranks.py")
-    assert result.ok, result.report()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_with_autocast_scaled_losses_budgets_and_states_of_8_bits(ranks):
-    result = run(ranks, "together", program="pipeline_use_ranks.py")
-    assert result.ok, result.report()
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_lanes_that_are_generated(ranks):
-    result = run(ranks, "generation", program="pipeline_use_ranks.py")
+@pytest.mark.parametrize(["scene", "ranks"], USES)
+def test_what_programs_do_with_pipelines(scene, ranks):
+    result = run(ranks, scene, program="pipeline_use_ranks.py")
     assert result.ok, result.report()
 
 
