@@ -116,8 +116,9 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
     if (failed) std::rethrow_exception(failed);
     throw;
   }
+  const auto stage_of = stages_of_names(names_on_all_ranks(names_of(made), group));
   state->parameters.emplace(pipeline_segments(schedule, options.replicas),
-                            tied_segments(tied, made, first_stages, schedule, options.replicas, group),
+                            tied_segments(tied, stage_of, first_stages, schedule, options.replicas),
                             parameters, group, options.shard, schedule.rank_of.size() == 1);
   state->numbers = GroupTags::take(group, 1, c10::kCPU);
   state->executor = std::make_unique<PipelineExecutor>(

@@ -12,10 +12,10 @@ namespace {
 
 using at::Tensor;
 
-std::map<std::string, std::pair<std::uint32_t, Tensor>> by_name(const MadeStages& made) {
-  std::map<std::string, std::pair<std::uint32_t, Tensor>> all;
+std::map<std::string, Tensor> by_name(const MadeStages& made) {
+  std::map<std::string, Tensor> all;
   for (const auto& [number, stage] : made) {
-    for (const auto& [name, parameter] : stage.parameters) all.try_emplace(name, number, parameter);
+    for (const auto& [name, parameter] : stage.parameters) all.try_emplace(name, parameter);
   }
   return all;
 }
@@ -62,40 +62,57 @@ void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied) {
     for (const std::string& name : names) {
       const auto own = all.find(name);
       if (own == all.end()) continue;
-      if (one.defined() && !one.is_same(own->second.second)) {
+      if (one.defined() && !one.is_same(own->second)) {
         throw ConfigError("reef::Pipeline: " + name + " is tied to " + names.front() +
                           ", and is another tensor on a rank that has both: give both stages the same "
                           "parameter.");
       }
-      one = own->second.second;
+      one = own->second;
     }
   }
 }
 
-std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied, const MadeStages& made,
-                                       const std::vector<std::uint32_t>& first_stages,
-                                       const PipelineSchedule& schedule, std::uint32_t replicas,
-                                       const ProcessGroupPtr& group) {
-  std::vector<TiedSegment> segments;
-  if (tied.empty()) return segments;
-  StageNames own;
-  for (const auto& [name, place] : by_name(made)) own.emplace_back(place.first, name);
-  std::map<std::string, std::uint32_t> stage_of;
-  for (const auto& [stage, names] : names_on_all_ranks(own, group)) {
-    for (const std::string& name : names) stage_of.emplace(name, stage);
+StageNames names_of(const MadeStages& made) {
+  StageNames names;
+  for (const auto& [number, stage] : made) {
+    for (const auto& [name, parameter] : stage.parameters) names.emplace_back(number, name);
   }
+  return names;
+}
+
+std::map<std::string, std::uint32_t> stages_of_names(
+    const std::map<std::uint32_t, std::vector<std::string>>& names) {
+  std::map<std::string, std::uint32_t> stage_of;
+  for (const auto& [stage, of_stage] : names) {
+    for (const std::string& name : of_stage) {
+      const auto [known, is_new] = stage_of.emplace(name, stage);
+      if (is_new) continue;
+      throw ConfigError("reef::Pipeline: " + name + " is the name of a parameter of stage " +
+                        std::to_string(known->second) + " and of one of stage " + std::to_string(stage) +
+                        ": give each a name of its own, also where stages share one.");
+    }
+  }
+  return stage_of;
+}
+
+std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
+                                       const std::map<std::string, std::uint32_t>& stage_of,
+                                       const std::vector<std::uint32_t>& first_stages,
+                                       const PipelineSchedule& schedule, std::uint32_t replicas) {
+  std::vector<TiedSegment> segments;
   for (TiedNames names : tied) {
     for (const std::string& name : names) {
       if (!stage_of.contains(name))
         throw ConfigError("reef::Pipeline: a tied parameter is named " + name +
                           ", and no stage has one of this name.");
     }
-    std::stable_sort(names.begin(), names.end(),
-                     [&](const std::string& a, const std::string& b) { return stage_of[a] < stage_of[b]; });
+    std::stable_sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+      return stage_of.at(a) < stage_of.at(b);
+    });
     std::set<std::int64_t> all;
     bool is_of_one_segment = true;
     for (const std::string& name : names) {
-      const auto after = std::upper_bound(first_stages.begin(), first_stages.end(), stage_of[name]);
+      const auto after = std::upper_bound(first_stages.begin(), first_stages.end(), stage_of.at(name));
       const auto chunk = static_cast<std::uint32_t>(after - first_stages.begin() - 1);
       const std::vector<std::int64_t> ranks = ranks_of_chunk(schedule, replicas, chunk);
       is_of_one_segment = is_of_one_segment && (all.empty() || std::ranges::equal(all, ranks));

@@ -32,13 +32,20 @@ std::vector<TiedNames> find_tied(const MadeStages& made);
 /// Throws ConfigError unless all names of a tied parameter that this rank has are of one tensor.
 void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied);
 
+/// Returns the names of the parameters of this rank's stages, with their numbers.
+StageNames names_of(const MadeStages& made);
+
+/// Returns the number of the stage that each name is of. `names`: those of all ranks. Throws ConfigError if a
+/// name is that of several parameters.
+std::map<std::string, std::uint32_t> stages_of_names(
+    const std::map<std::uint32_t, std::vector<std::string>>& names);
+
 /// Returns the tied parameters whose uses are in several segments, grouped by the ranks that have them. Those
-/// of one segment need nothing. `first_stages` has the number of each chunk's first stage. All ranks of the
-/// group call it alike, with what they have made. Throws ConfigError on every rank if there is no parameter
-/// of a name, and RankFailed.
-std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied, const MadeStages& made,
+/// of one segment need nothing. `first_stages` has the number of each chunk's first stage. Throws ConfigError
+/// if there is no parameter of a name.
+std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
+                                       const std::map<std::string, std::uint32_t>& stage_of,
                                        const std::vector<std::uint32_t>& first_stages,
-                                       const PipelineSchedule& schedule, std::uint32_t replicas,
-                                       const ProcessGroupPtr& group);
+                                       const PipelineSchedule& schedule, std::uint32_t replicas);
 
 }  // namespace reef

@@ -360,7 +360,6 @@ TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
   if (size() > 1) {
     expect_words(refused({.micro_batches = static_cast<std::uint32_t>(2 + rank())}),
                  {"different options", "rank 1", "give the same"});
-    expect_words(refused({.micro_batches = 4, .schedule = "pipedream"}), {"asynchronous"});
     expect_words(refused({.micro_batches = 4, .cuts = {13}}), {"cuts are the first stages"});
     expect_words(refused({.schedule = "interleaved", .chunks_per_rank = 13}), {"12 stages cannot be cut"});
     expect_words(refused({.schedule = "one_after_another"}), {"gpipe"});
@@ -378,6 +377,10 @@ TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
     }
     expect_words(config_error([&] { const Pipeline pipeline(views, world(), {}); }),
                  {"1 shares memory with 0", "same parameter"});
+    // A name is that of one parameter, also where ranks make their own stages.
+    std::vector<Pipeline::Maker> alike(static_cast<std::size_t>(size()), [] { return stage_of_many(5); });
+    expect_words(config_error([&] { const Pipeline pipeline(alike, world(), {}); }),
+                 {"5.weight is the name of a parameter of stage 0 and of one of stage 1", "of its own"});
     // A maker fails on one rank.
     const std::vector<Pipeline::Maker> makers(static_cast<std::size_t>(size()), []() -> PipelineStage {
       if (rank() == 1) throw std::runtime_error("no such file of this test");
