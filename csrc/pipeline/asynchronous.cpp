@@ -8,20 +8,6 @@ namespace {
 
 using Rule = PipelineVersionRule::Kind;
 
-/// Follows the backward pass of every k-th micro-batch with an update of its chunk.
-PipelineSchedule with_updates(PipelineSchedule schedule, std::uint32_t k) {
-  for (std::vector<PipelineAction>& actions : schedule.actions) {
-    std::vector<PipelineAction> updated;
-    for (const PipelineAction& action : actions) {
-      updated.push_back(action);
-      if (action.kind == PipelineAction::Kind::kBackward && (action.micro_batch + 1) % k == 0)
-        updated.push_back({PipelineAction::Kind::kUpdate, action.chunk, action.micro_batch});
-    }
-    actions = std::move(updated);
-  }
-  return schedule;
-}
-
 PipelineSchedule updated_every(const PipelineShape& shape, std::uint32_t k, PipelineVersionRule versions) {
   PipelineSchedule schedule = with_updates(one_f_one_b(shape), k);
   schedule.versions = versions;

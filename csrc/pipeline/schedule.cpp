@@ -190,4 +190,18 @@ PipelineSchedule repeated(const PipelineSchedule& schedule, std::uint32_t batche
   return all;
 }
 
+PipelineSchedule with_updates(PipelineSchedule schedule, std::uint32_t micro_batches) {
+  if (micro_batches == 0) refuse(schedule, "an update is of at least one micro-batch");
+  for (std::vector<PipelineAction>& actions : schedule.actions) {
+    std::vector<PipelineAction> updated;
+    for (const PipelineAction& action : actions) {
+      updated.push_back(action);
+      if (makes_weight_gradients(action.kind) && (action.micro_batch + 1) % micro_batches == 0)
+        updated.push_back({Kind::kUpdate, action.chunk, action.micro_batch});
+    }
+    actions = std::move(updated);
+  }
+  return schedule;
+}
+
 }  // namespace reef

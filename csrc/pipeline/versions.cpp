@@ -1,7 +1,7 @@
 #include "reef/pipeline_versions.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <string>
 
 #include "pipeline/progress.h"
@@ -67,28 +67,26 @@ void check_exists(const PipelineSchedule& schedule, const PipelineVersion& wante
                     " updates by then; give more micro-batches per update, or less depth");
 }
 
-/// Counts versions that a chunk's rank has to hold: of the micro-batches in flight, that of the next forward
-/// pass, and the newest.
+/// Counts versions that a chunk's rank has to hold: those that there are and that later passes need, and the
+/// newest.
 std::uint32_t most_alive(const PipelineSchedule& schedule, const std::vector<PipelineVersion>& versions,
                          std::uint32_t chunk) {
-  std::multiset<std::uint32_t> in_flight;
-  std::uint32_t updates = 0, next = 0;
-  std::size_t most = 1;
-  const auto count = [&] {
-    std::set<std::uint32_t> held(in_flight.begin(), in_flight.end());
-    held.insert(updates);
-    if (next < schedule.micro_batches) held.insert(std::min(versions[next].forward, updates));
-    most = std::max(most, held.size());
-  };
+  std::map<std::uint32_t, std::uint32_t> uses;  // of each version, by micro-batches that are not done
+  for (const PipelineVersion& version : versions) ++uses[version.backward];
+  std::size_t held = 1, most = 1;  // of those that are not newer than the newest
+  std::uint32_t updates = 0;
   for (const auto& [kind, of, micro_batch] : schedule.actions[schedule.rank(chunk, 0)]) {
     if (of != chunk) continue;
-    if (kind == Kind::kForward) {
-      in_flight.insert(versions[micro_batch].backward);
-      next = micro_batch + 1;
+    const std::uint32_t version = versions[micro_batch].backward;
+    if (makes_weight_gradients(kind) && --uses[version] == 0) {
+      uses.erase(version);
+      if (version != updates) --held;
     }
-    if (makes_weight_gradients(kind)) in_flight.erase(in_flight.find(versions[micro_batch].backward));
-    if (kind == Kind::kUpdate) ++updates;
-    count();
+    if (kind == Kind::kUpdate) {
+      if (uses.contains(updates)) ++held;
+      ++updates;
+    }
+    most = std::max(most, held);
   }
   return static_cast<std::uint32_t>(most);
 }

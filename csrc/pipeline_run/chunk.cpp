@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -40,8 +41,10 @@ std::uint64_t mixed(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
 
 void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed, std::uint32_t micro_batch,
                      std::uint32_t stage) {
-  const std::uint64_t place = std::uint64_t{stage} << 32 | (seed.first_micro_batch + micro_batch);
-  const std::uint64_t number = mixed(mixed(mixed(seed.seed) ^ seed.call) ^ place);
+  const std::uint64_t call = seed.call + micro_batch / seed.micro_batches_per_call;
+  const std::uint64_t place =
+      std::uint64_t{stage} << 32 | (seed.first_micro_batch + micro_batch % seed.micro_batches_per_call);
+  const std::uint64_t number = mixed(mixed(mixed(seed.seed) ^ call) ^ place);
   const auto set = [&](c10::Device device) {
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
@@ -68,6 +71,18 @@ PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t fi
     device_ = stage.parameters.front().second.device();
     break;
   }
+}
+
+PipelineChunk::Tensors PipelineChunk::trained() const {
+  Tensors once;
+  for (const PipelineStage& stage : *stages_) {
+    for (const auto& [name, parameter] : stage.parameters) {
+      const auto is_same = [&, &given = parameter](const Tensor& known) { return known.is_same(given); };
+      if (parameter.requires_grad() && std::none_of(once.begin(), once.end(), is_same))
+        once.push_back(parameter);
+    }
+  }
+  return once;
 }
 
 PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkInput input,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipeline_run/split_backward.h"
+#include "pipeline_run/weights.h"
 #include "reef/pipeline.h"
 
 namespace reef {
@@ -26,6 +27,8 @@ struct PipelineSeed {
   std::uint64_t seed = 0;
   std::uint64_t call = 0;
   std::uint32_t first_micro_batch = 0;  ///< the number of a replica's first one among those of all replicas
+  /// After so many micro-batches the next call begins, whose number is one more.
+  std::uint32_t micro_batches_per_call = 1;
 };
 
 /// Makes pipeline_micro_batch() say this on this thread.
@@ -61,6 +64,17 @@ class PipelineChunk {
   void backward_to_weights(std::uint32_t micro_batch);
   /// Where the stages compute: on the device of their first parameter.
   c10::Device device() const { return device_; }
+  /// The parameters that are trained, each once.
+  Tensors trained() const;
+  /// Versions of the weights, for passes that use others than the newest; nullptr ends that.
+  void use(PipelineWeights* weights) { weights_ = weights; }
+  /// To be kept while a pass runs.
+  PipelineWeights::Pass begin(PipelineAction::Kind kind, std::uint32_t micro_batch) const {
+    return {weights_,
+            kind == PipelineAction::Kind::kForward ? PipelineWeights::Of::kForward
+                                                   : PipelineWeights::Of::kBackward,
+            micro_batch};
+  }
   /// Lets go of the graphs of all micro-batches.
   void forget();
 
@@ -82,6 +96,7 @@ class PipelineChunk {
   std::uint32_t first_stage_;
   bool recomputes_;
   c10::Device device_ = c10::kCPU;
+  PipelineWeights* weights_ = nullptr;
   std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch
   std::map<std::uint32_t, SplitBackward> halves_;  ///< of backward passes, by micro-batch
 };

@@ -89,14 +89,15 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
 
 void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   const auto [kind, number, micro_batch] = action;
+  if (kind == Kind::kUpdate) return run.update(number, micro_batch);
   PipelineChunk& chunk = chunks_.at(number);
+  const auto pass = chunk.begin(kind, micro_batch);
   const bool is_last = number + 1 == now_->schedule().chunks();
   TensorListMessage made;
   if (kind == Kind::kForward) {
     ChunkInput input = input_of(action, run);
-    const std::uint32_t lanes = now_->lanes();
-    if (lanes > 0 && input.tensors.empty()) return pass_on(action, {});  // the lane has ended
-    const MicroBatchScope told(lanes == 0 ? micro_batch : micro_batch % lanes);
+    if (now_->lanes() > 0 && input.tensors.empty()) return pass_on(action, {});  // the lane has ended
+    const MicroBatchScope told(micro_batch % run.seed.micro_batches_per_call);
     made.tensors = chunk.forward(micro_batch, std::move(input), run.seed);
     if (is_last) made.tensors = run.finish(micro_batch, made.tensors);
     if (run.trains) chunk.keep(micro_batch, made.tensors);

@@ -1,5 +1,6 @@
 #include "pipeline_run/micro_batches.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 
 #include <cstdlib>
@@ -47,18 +48,37 @@ std::function<Tensors(std::uint32_t)> cut_into_micro_batches(const Tensors& batc
   };
 }
 
-std::string text_of_losses(const std::vector<Tensor>& losses, std::uint32_t first_number) {
+std::function<Tensors(std::uint32_t)> cut_each_batch(std::function<Tensors(std::uint32_t)> batch_of,
+                                                     std::uint32_t count) {
+  struct Cut {
+    std::function<Tensors(std::uint32_t)> part;
+    std::uint32_t left;
+  };
+  return [batch_of = std::move(batch_of), count,
+          cut = std::map<std::uint32_t, Cut>()](std::uint32_t micro_batch) mutable {
+    const std::uint32_t batch = micro_batch / count;
+    if (!cut.contains(batch)) cut[batch] = {cut_into_micro_batches(batch_of(batch), count), count};
+    Cut& found = cut.at(batch);
+    Tensors part = found.part(micro_batch % count);
+    if (--found.left == 0) cut.erase(batch);
+    return part;
+  };
+}
+
+std::string text_of_losses(const std::vector<Tensor>& losses, std::uint32_t count, std::uint32_t replica,
+                           std::uint32_t replicas) {
   std::ostringstream text;
   text << std::hexfloat;
   for (std::size_t i = 0; i < losses.size(); ++i) {
     if (!losses[i].defined()) continue;
-    text << first_number + i << " " << static_cast<int>(losses[i].scalar_type()) << " "
-         << losses[i].item<double>() << "\n";
+    const std::size_t number = (i / count * replicas + replica) * count + i % count;
+    text << number << " " << static_cast<int>(losses[i].scalar_type()) << " " << losses[i].item<double>()
+         << "\n";
   }
   return text.str();
 }
 
-Tensor sum_of_losses(const std::vector<std::string>& texts) {
+std::vector<Tensor> sums_of_losses(const std::vector<std::string>& texts, std::uint32_t count) {
   std::map<std::size_t, Tensor> losses;
   for (const std::string& text : texts) {
     for (const std::string& line : lines_of(text)) {
@@ -68,9 +88,13 @@ Tensor sum_of_losses(const std::vector<std::string>& texts) {
       losses[number] = at::full({}, std::strtod(rest, nullptr), static_cast<at::ScalarType>(dtype));
     }
   }
-  Tensor sum;
-  for (const auto& [number, loss] : losses) sum = sum.defined() ? sum + loss : loss;
-  return sum;
+  std::vector<Tensor> sums;
+  for (const auto& [number, loss] : losses) {
+    sums.resize(number / count + 1);
+    Tensor& sum = sums.back();
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  return sums;
 }
 
 }  // namespace reef

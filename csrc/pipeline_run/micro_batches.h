@@ -15,11 +15,18 @@ namespace reef {
 std::function<PipelineStage::Tensors(std::uint32_t)> cut_into_micro_batches(
     const PipelineStage::Tensors& batch, std::uint32_t count);
 
-/// The losses of a rank's micro-batches, as far as it has any, as text for the other ranks. `first_number`:
-/// of the first one among those of all replicas.
-std::string text_of_losses(const std::vector<at::Tensor>& losses, std::uint32_t first_number);
+/// The same of one batch after another: of micro-batches that are numbered on. A batch is asked for when the
+/// first of its micro-batches is wanted.
+std::function<PipelineStage::Tensors(std::uint32_t)> cut_each_batch(
+    std::function<PipelineStage::Tensors(std::uint32_t batch)> batch_of, std::uint32_t count);
 
-/// Adds up the losses of all ranks, which are given as such texts, in the order of micro-batches.
-at::Tensor sum_of_losses(const std::vector<std::string>& texts);
+/// The losses of a replica's micro-batches, as far as a rank has any, as text for the other ranks. Of each
+/// batch the replica has `count` micro-batches; they are numbered on, after those of the replicas before it.
+std::string text_of_losses(const std::vector<at::Tensor>& losses, std::uint32_t count, std::uint32_t replica,
+                           std::uint32_t replicas);
+
+/// Adds up the losses of all ranks, which are given as such texts, in the order of micro-batches, for each
+/// batch. `count`: micro-batches of a batch, of all replicas.
+std::vector<at::Tensor> sums_of_losses(const std::vector<std::string>& texts, std::uint32_t count);
 
 }  // namespace reef

@@ -10,8 +10,10 @@
 #include "distributed/bytes_over_ranks.h"
 #include "distributed/members.h"
 #include "distributed/message_route.h"
+#include "pipeline/progress.h"
 #include "reef/error.h"
 #include "reef/pipeline_generator.h"
+#include "reef/pipeline_versions.h"
 #include "shard/agreement.h"
 
 namespace reef {
@@ -19,13 +21,19 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
+/// Of a call of train(), whose actions are all listed before it begins.
+constexpr std::uint64_t kMostMicroBatches = 10'000'000;
+
+PipelineSchedule named_schedule(const PipelineOptions& options, std::uint32_t ranks, std::uint32_t batches) {
+  return pipeline_schedule(options.schedule, {.ranks = ranks,
+                                              .micro_batches = options.micro_batches * batches,
+                                              .chunks_per_rank = options.chunks_per_rank,
+                                              .hops = options.hops,
+                                              .micro_batches_per_update = options.micro_batches});
+}
+
 PipelineSchedule given_schedule(const PipelineOptions& options, std::uint32_t ranks) {
-  if (!options.actions) {
-    return pipeline_schedule(options.schedule, {.ranks = ranks,
-                                                .micro_batches = options.micro_batches,
-                                                .chunks_per_rank = options.chunks_per_rank,
-                                                .hops = options.hops});
-  }
+  if (!options.actions) return named_schedule(options, ranks, 1);
   check(*options.actions);
   return *options.actions;
 }
@@ -38,15 +46,18 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
   if (schedule.ranks() != ranks)
     refuse("is for " + std::to_string(schedule.ranks()) + " ranks, and the group has " +
            std::to_string(ranks) + ".");
-  if (schedule.versions.kind != PipelineVersionRule::Kind::kFlush)
-    refuse("is asynchronous, which is not run yet: take a synchronous one.");
+  const bool updates = schedule.versions.kind != PipelineVersionRule::Kind::kFlush;
+  if (updates) pipeline_versions(schedule);
   // Gradients are added up by B, or by I and W.
   const auto directions = static_cast<std::uint32_t>(schedule.rank_of.size());
   std::map<std::array<std::uint32_t, 3>, std::uint32_t> next;  // of a chunk, a direction, and of W alone
   for (const auto& actions : schedule.actions) {
     for (const auto& [kind, chunk, micro_batch] : actions) {
       if (kind == Kind::kForward) continue;
-      if (kind == Kind::kUpdate) refuse("updates weights, which is not run yet: take one that does not.");
+      if (kind == Kind::kUpdate) {
+        if (!updates) refuse("updates weights, and has no rule which version of them a pass uses: give one.");
+        continue;
+      }
       for (const bool of_weights : {false, true}) {
         if (kind == (of_weights ? Kind::kInput : Kind::kWeight)) continue;
         const std::uint32_t direction = micro_batch % directions;
@@ -58,6 +69,15 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
                  "take them in their order.");
       }
     }
+    if (!updates || actions.empty()) continue;
+    std::map<std::uint32_t, std::uint32_t> without_update;
+    for (const auto& [kind, chunk, micro_batch] : actions) {
+      if (makes_weight_gradients(kind)) without_update[chunk] = micro_batch;
+      if (kind == Kind::kUpdate) without_update.erase(chunk);
+    }
+    for (const auto& [chunk, micro_batch] : without_update)
+      refuse("does not update chunk " + std::to_string(chunk) + " after micro-batch " +
+             std::to_string(micro_batch) + ", so that its gradients would be lost: add an update.");
   }
 }
 
@@ -90,6 +110,35 @@ PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks
   PipelineSchedule schedule = given_schedule(options, ranks / options.replicas);
   check_runnable(schedule, ranks / options.replicas);
   return schedule;
+}
+
+std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch) {
+  const bool flushes = of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush;
+  return flushes ? of_a_batch.micro_batches : of_a_batch.versions.micro_batches_per_update;
+}
+
+PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
+                                   std::uint32_t batches) {
+  const auto refuse = [](const std::string& why) { throw ConfigError("reef::Pipeline::train " + why); };
+  const std::uint64_t micro_batches = std::uint64_t{batches} * micro_batches_of_batch(of_a_batch);
+  if (batches == 0) refuse("was given no batches: give one at least.");
+  if (micro_batches > kMostMicroBatches)
+    refuse("was given " + std::to_string(batches) + " batches of " +
+           std::to_string(micro_batches_of_batch(of_a_batch)) + " micro-batches, and a call takes " +
+           std::to_string(kMostMicroBatches) + " micro-batches at most: make several calls.");
+  if (of_a_batch.rank_of.size() > 1)
+    refuse("is for schedules of one direction, and '" + of_a_batch.name + "' has two: use step().");
+  if (of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush) {
+    PipelineSchedule schedule = with_updates(repeated(of_a_batch, batches), of_a_batch.micro_batches);
+    schedule.versions = {PipelineVersionRule::Kind::kVertical, of_a_batch.micro_batches, 0};
+    return schedule;
+  }
+  if (!options.actions) return named_schedule(options, of_a_batch.ranks(), batches);
+  if (micro_batches % of_a_batch.micro_batches != 0)
+    refuse("cannot divide " + std::to_string(micro_batches) + " micro-batches into runs of '" +
+           of_a_batch.name + "', which has " + std::to_string(of_a_batch.micro_batches) +
+           ": give a number of batches that can be divided.");
+  return repeated(of_a_batch, static_cast<std::uint32_t>(micro_batches / of_a_batch.micro_batches));
 }
 
 PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks) {

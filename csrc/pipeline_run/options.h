@@ -18,6 +18,13 @@ void check_group(const ProcessGroupPtr& group);
 /// Throws ConfigError unless the executor can run the schedule on so many ranks.
 PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks);
 
+/// Returns the schedule by which Pipeline::train() runs so many batches: with an update of each chunk, and
+/// without a barrier between batches. `of_a_batch`: what schedule_of() gave. Throws ConfigError if it cannot.
+PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
+                                   std::uint32_t batches);
+/// The number of micro-batches of a batch.
+std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch);
+
 /// Returns the cuts that are given, or those into chunks of as many stages each. Throws ConfigError if they
 /// do not make so many chunks.
 PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks);

@@ -161,6 +161,12 @@ StateDict PipelineParameters::sharded_state_dict() const {
   return all;
 }
 
+bool PipelineParameters::is_plain() const {
+  return tied_.empty() && !keeps_others_ &&
+         std::all_of(segments_.begin(), segments_.end(),
+                     [](const Segment& segment) { return segment.place.ranks.size() == 1; });
+}
+
 std::int64_t PipelineParameters::sent_bytes() const {
   std::int64_t bytes = 0;
   for (const Segment& segment : segments_) bytes += segment.shard ? segment.shard->sent_bytes() : 0;

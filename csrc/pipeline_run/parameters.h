@@ -45,6 +45,9 @@ class PipelineParameters {
   /// What optimizers step: see Shard::parameters().
   const Named& stepped() const { return stepped_; }
 
+  /// Whether each rank alone has its chunks, whole, and they share no weights with others.
+  bool is_plain() const;
+
   /// See Pipeline.
   double clip_grad_norm_(double max_norm);
   void clear_gradients();

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "distributed/bytes_over_ranks.h"
 #include "distributed/group_tags.h"
 #include "distributed/members.h"
 #include "pipeline_run/executor.h"
@@ -18,6 +20,7 @@
 #include "pipeline_run/parameters.h"
 #include "pipeline_run/stages.h"
 #include "pipeline_run/tied.h"
+#include "pipeline_run/training.h"
 #include "reef/error.h"
 #include "shard/optimizer_names.h"
 #include "shard/together.h"
@@ -45,6 +48,14 @@ SteppedNames stepped_names(const PipelineParameters& parameters) {
   return {tensors, names};
 }
 
+/// What a training run begins backward at, which is the loss. Keeps it.
+Tensors ends_of(const Tensor& loss, Tensor& kept) {
+  if (!loss.defined() || loss.numel() != 1 || !loss.is_floating_point())
+    throw ConfigError("reef::Pipeline: a loss is a single floating-point number.");
+  kept = loss.detach();
+  return {loss.reshape({})};
+}
+
 }  // namespace
 
 struct Pipeline::State {
@@ -58,10 +69,19 @@ struct Pipeline::State {
   std::unique_ptr<PipelineExecutor> executor;
   std::optional<PipelineParameters> parameters;
   std::uint64_t calls = 0;
+  bool runs = false;   ///< a call is under way
+  std::string uneven;  ///< how many updates chunks have had, if a call has failed between them
 
   const PipelineSchedule& schedule() const { return executor->training().schedule(); }
   std::uint32_t micro_batches() const { return schedule().micro_batches; }
-  PipelineExecutor::Run begin(const Tensors& batch);
+  /// Of gradients and losses, of a batch of so many micro-batches.
+  std::int64_t divisor(std::uint32_t count) const {
+    return options.reduction == Reduction::kMean ? std::int64_t{options.replicas} * count : 1;
+  }
+  /// Throws ConfigError if it is called by what a run calls, when other ranks are elsewhere.
+  void note(const std::string& call) const;
+  /// Notes a call, which uses the random numbers of so many.
+  PipelineExecutor::Run begin(const char* call, const Tensors& batch, std::uint32_t count = 1);
   std::vector<std::string> run(const PipelineExecutor::Run& run);
 };
 
@@ -128,10 +148,23 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
   return state;
 }
 
-PipelineExecutor::Run Pipeline::State::begin(const Tensors& batch) {
+void Pipeline::State::note(const std::string& call) const {
+  if (runs)
+    throw ConfigError(call +
+                      " was called by a stage, a loss or an update of this pipeline, while the other "
+                      "ranks are elsewhere: call it when the pipeline's call has returned.");
+  note_call(*group, call);
+}
+
+PipelineExecutor::Run Pipeline::State::begin(const char* call, const Tensors& batch, std::uint32_t count) {
+  note(call);
+  if (!uneven.empty())
+    throw ConfigError(std::string(call) + ": a call of train() has failed when " + uneven +
+                      ", so the chunks are not of one model: load a state (load_state_dict).");
   PipelineExecutor::Run run;
   run.course = &executor->serving();
-  run.seed = {options.seed, calls++, executor->replica() * micro_batches()};
+  run.seed = {options.seed, calls, executor->replica() * micro_batches(), micro_batches()};
+  calls += count;
   run.input = cut_into_micro_batches(batch, micro_batches());
   run.failed = [this] { parameters->tell_failed(); };
   run.meanwhile = parameters->while_waiting();
@@ -140,6 +173,9 @@ PipelineExecutor::Run Pipeline::State::begin(const Tensors& batch) {
 
 std::vector<std::string> Pipeline::State::run(const PipelineExecutor::Run& run) {
   parameters->use();
+  runs = true;
+  const auto ended = [this](void*) { runs = false; };
+  const std::unique_ptr<void, decltype(ended)> until_it_ends(this, ended);
   try {
     return executor->run(run);
   } catch (const RankFailed&) {
@@ -175,33 +211,35 @@ const PipelineSchedule& Pipeline::schedule() const { return state_->schedule(); 
 const PipelineCuts& Pipeline::cuts() const { return state_->cuts; }
 
 double Pipeline::clip_grad_norm_(double max_norm) {
-  note_call(*state_->group, "reef::Pipeline::clip_grad_norm_");
+  state_->note("reef::Pipeline::clip_grad_norm_");
   return state_->parameters->clip_grad_norm_(max_norm);
 }
 void Pipeline::clear_gradients() { state_->parameters->clear_gradients(); }
 std::int64_t Pipeline::sent_bytes() const { return state_->parameters->sent_bytes(); }
 
 StateDict Pipeline::full_state_dict(bool rank0_only) {
-  note_call(*state_->group, "reef::Pipeline::full_state_dict");
+  state_->note("reef::Pipeline::full_state_dict");
   return state_->parameters->state().full_state_dict(rank0_only);
 }
 StateDict Pipeline::sharded_state_dict() const { return state_->parameters->sharded_state_dict(); }
 void Pipeline::load_state_dict(const std::vector<StateDict>& given) {
-  note_call(*state_->group, "reef::Pipeline::load_state_dict");
+  state_->note("reef::Pipeline::load_state_dict");
   state_->parameters->state().load_state_dict(given);
+  state_->uneven.clear();
 }
 
 OptimizerState Pipeline::full_optimizer_state(const OptimizerState& own, bool rank0_only) {
-  note_call(*state_->group, "reef::Pipeline::full_optimizer_state");
+  state_->note("reef::Pipeline::full_optimizer_state");
   return state_->parameters->state().full_optimizer_state(own, rank0_only);
 }
 OptimizerState Pipeline::own_optimizer_state(const OptimizerState& own,
                                              const std::vector<OptimizerState>& given,
                                              const std::string& rule) {
-  note_call(*state_->group, "reef::Pipeline::load_optimizer_state");
+  state_->note("reef::Pipeline::load_optimizer_state");
   return state_->parameters->state().own_optimizer_state(own, given, rule);
 }
 OptimizerState Pipeline::full_optimizer_state(const torch::optim::Optimizer& optimizer, bool rank0_only) {
+  state_->note("reef::Pipeline::full_optimizer_state");
   Together together(state_->group, c10::kCPU);
   OptimizerState own;
   together.here([&] { own = sharded_optimizer_state(optimizer); });
@@ -213,6 +251,7 @@ OptimizerState Pipeline::sharded_optimizer_state(const torch::optim::Optimizer& 
 }
 void Pipeline::load_optimizer_state(torch::optim::Optimizer& optimizer,
                                     const std::vector<OptimizerState>& given) {
+  state_->note("reef::Pipeline::load_optimizer_state");
   Together together(state_->group, c10::kCPU);
   OptimizerState groups;
   together.here([&] { groups = named_groups_of(optimizer, stepped_names(*state_->parameters)); });
@@ -229,39 +268,87 @@ void Pipeline::load_optimizer_state(torch::optim::Optimizer& optimizer,
 }
 
 void Pipeline::agree_with_ranks(const std::string& failed, const std::string& rule) const {
-  note_call(*state_->group, "a state dict of reef::Pipeline");
+  state_->note("a state dict of reef::Pipeline");
   reef::agree_with_ranks(state_->group, c10::kCPU, failed, rule);
 }
 
 Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
   State& state = *state_;
+  if (schedule().versions.kind != PipelineVersionRule::Kind::kFlush)
+    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+                      "' is asynchronous and updates weights by itself: use train().");
   if (!trains(schedule()))
     throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
                       "' has no backward passes: it is for forward() only.");
   const at::AutoGradMode records(true);
-  std::vector<Tensor> losses(state.micro_batches());
-  PipelineExecutor::Run run = state.begin(batch);
+  const std::uint32_t count = state.micro_batches(), replicas = state.options.replicas;
+  std::vector<Tensor> losses(count);
+  PipelineExecutor::Run run = state.begin("reef::Pipeline::step", batch);
   run.course = &state.executor->training();
   run.trains = true;
-  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) -> Tensors {
-    const Tensor value = loss(outputs, micro_batch);
-    if (!value.defined() || value.numel() != 1 || !value.is_floating_point())
-      throw ConfigError("reef::Pipeline: a loss is a single floating-point number.");
-    losses[micro_batch] = value.detach();
-    return {value.reshape({})};
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return ends_of(loss(outputs, micro_batch), losses[micro_batch]);
   };
   run.report = [&] {
     state.parameters->check();
-    return text_of_losses(losses, run.seed.first_micro_batch);
+    return text_of_losses(losses, count, state.executor->replica(), replicas);
   };
-  note_call(*state.group, "reef::Pipeline::step");
   PipelineParameters::OfCall gradients(*state.parameters);
-  const Tensor sum = sum_of_losses(state.run(run));
-  const std::int64_t divisor = state.options.reduction == Reduction::kMean
-                                   ? std::int64_t{state.options.replicas} * state.micro_batches()
-                                   : 1;
+  const std::vector<Tensor> sums = sums_of_losses(state.run(run), count * replicas);
+  const std::int64_t divisor = state.divisor(count);
   gradients.add(divisor);
-  return divisor == 1 ? sum : sum / divisor;
+  return divisor == 1 ? sums.front() : sums.front() / divisor;
+}
+
+Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
+                       const std::function<void()>& update) {
+  const at::AutoGradMode records(true);
+  State& state = *state_;
+  const std::uint32_t count = micro_batches_of_batch();
+  PipelineExecutor::Run run = state.begin("reef::Pipeline::train", {}, batches);
+  run.seed.micro_batches_per_call = count;
+  std::optional<PipelineCourse> course;
+  std::optional<PipelineTraining> training;
+  Together together(state.group, c10::kCPU);
+  together.here([&] {
+    if (!state.parameters->is_plain())
+      throw ConfigError(
+          "reef::Pipeline::train is for one replica, whose chunks are not sharded and share no "
+          "weights: use step().");
+    course.emplace(train_schedule(batches), state.executor->replica(), state.options.replicas);
+    training.emplace(state.executor->chunks(), course->schedule(), state.divisor(count) > 1, update);
+  });
+  together.agree_on("the number of batches", std::to_string(batches));
+  std::vector<Tensor> losses(course->schedule().micro_batches);
+  run.course = &*course;
+  run.trains = true;
+  run.input = cut_each_batch(batch, count);
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return ends_of(loss(outputs, micro_batch / count, micro_batch % count), losses[micro_batch]);
+  };
+  run.update = [&](std::uint32_t chunk, std::uint32_t micro_batch) { training->update(chunk, micro_batch); };
+  run.report = [&] {
+    return text_of_losses(losses, count, state.executor->replica(), state.options.replicas);
+  };
+  const PipelineParameters::OfCall gradients(*state.parameters);
+  std::vector<std::string> reports;
+  try {
+    reports = state.run(run);
+  } catch (const RankFailed&) {
+    throw;
+  } catch (const RanksOutOfStep&) {
+    throw;
+  } catch (...) {
+    state.uneven = uneven_updates(gather_texts(training->updates(), state.group, c10::kCPU));
+    throw;
+  }
+  const Tensor sums = at::stack(sums_of_losses(reports, count * state.options.replicas));
+  return sums / state.divisor(count);
+}
+
+std::uint32_t Pipeline::micro_batches_of_batch() const { return reef::micro_batches_of_batch(schedule()); }
+PipelineSchedule Pipeline::train_schedule(std::uint32_t batches) const {
+  return training_schedule(state_->options, schedule(), batches);
 }
 
 Tensor Pipeline::step(const Tensor& batch, const Loss& loss) {
@@ -277,13 +364,12 @@ Tensors Pipeline::forward(const Tensors& batch) {
   const at::NoGradGuard no_grad;
   State& state = *state_;
   std::vector<Tensors> outputs(state.micro_batches());
-  PipelineExecutor::Run run = state.begin(batch);
+  PipelineExecutor::Run run = state.begin("reef::Pipeline::forward", batch);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& made) -> Tensors {
     outputs[micro_batch] = made;
     return {};
   };
   run.report = [] { return std::string(); };
-  note_call(*state.group, "reef::Pipeline::forward");
   state.run(run);
   Tensors whole;
   for (std::size_t i = 0; i < outputs.front().size(); ++i) {
@@ -300,7 +386,7 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
   const std::uint32_t lanes = state.micro_batches();
   const PipelineCourse course(repeated(state.executor->serving().schedule(), steps),
                               state.executor->replica(), state.options.replicas, lanes);
-  PipelineExecutor::Run run = state.begin({});
+  PipelineExecutor::Run run = state.begin("reef::Pipeline::generate", {}, steps);
   run.course = &course;
   run.input = [&](std::uint32_t lane) {
     if (starts.size() != lanes)
@@ -313,7 +399,6 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
     return next(outputs, micro_batch % lanes, micro_batch / lanes);
   };
   run.report = [] { return std::string(); };
-  note_call(*state.group, "reef::Pipeline::generate");
   state.run(run);
 }
 

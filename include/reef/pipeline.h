@@ -38,7 +38,8 @@ struct PipelineOptions {
   /// Into how many micro-batches a batch is cut, along dimension 0: the first ones are one row longer where
   /// it does not divide.
   std::uint32_t micro_batches = 1;
-  /// A name of the table of schedules (pipeline_generator.h): one that is synchronous.
+  /// A name of the table of schedules (pipeline_generator.h). With an asynchronous one, train() updates
+  /// weights after each batch, and step() is refused.
   std::string schedule = "1f1b";
   std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
@@ -132,6 +133,35 @@ class REEF_API Pipeline {
   /// gradients already, those of this call are apart from them until it ends.
   at::Tensor step(const at::Tensor& batch, const Loss& loss);
   at::Tensor step(const Tensors& batch, const LossOfList& loss);
+
+  /// A batch, of the rank that has the first stage.
+  using Batches = std::function<Tensors(std::uint32_t batch)>;
+  /// The loss of a micro-batch of a batch, as for step().
+  using LossOfBatch =
+      std::function<at::Tensor(const Tensors& outputs, std::uint32_t batch, std::uint32_t micro_batch)>;
+
+  /// Trains for so many batches, without waiting between them until all ranks are done with one. `update` is
+  /// called on each rank whenever one of its chunks has the gradients of a batch, and makes an optimizer of
+  /// parameters() step; only the parameters of that chunk have gradients then, and they are let go of
+  /// afterwards. Returns the loss of each batch, on every rank.
+  ///
+  /// By a synchronous schedule, parameters are bit for bit those of step() and an update, batch after batch.
+  /// An asynchronous one begins a batch before the weights have the gradients of those before; passes use
+  /// the versions of weights that pipeline_versions(train_schedule(batches)) lists, bit for bit.
+  /// When the call ends all chunks have had as many updates; nothing is in flight between calls.
+  ///
+  /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
+  /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
+  /// ConfigError on every rank for chunks that are sharded or share weights, for schedules of two directions,
+  /// and if ranks do not give the same number of batches.
+  /// Bytes: each version besides the newest costs a rank as much as its weights that are trained. A list of
+  /// all actions and losses is kept.
+  at::Tensor train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
+                   const std::function<void()>& update);
+  /// What train() runs for so many batches.
+  PipelineSchedule train_schedule(std::uint32_t batches) const;
+  /// Into how many micro-batches a batch of train() is cut.
+  std::uint32_t micro_batches_of_batch() const;
 
   /// Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on
   /// its rank that has the last chunk (in the first direction of the schedule), and an undefined tensor (no

@@ -116,4 +116,7 @@ REEF_API bool receives_in_order(const PipelineSchedule& schedule);
 /// are numbered on, so their number must be a multiple of the number of directions.
 REEF_API PipelineSchedule repeated(const PipelineSchedule& schedule, std::uint32_t batches);
 
+/// Adds an update of each chunk after it has made the weight gradients of every micro_batches-th micro-batch.
+REEF_API PipelineSchedule with_updates(PipelineSchedule schedule, std::uint32_t micro_batches);
+
 }  // namespace reef

@@ -25,7 +25,8 @@ struct PipelineVersion {
 struct PipelineVersions {
   /// Of each chunk, for each micro-batch.
   std::vector<std::vector<PipelineVersion>> of;
-  /// Of each chunk, the most versions of its weights that are needed at once, with the newest.
+  /// Of each chunk, the most versions of its weights that are held at once: the newest, and those before it
+  /// that later passes need.
   std::vector<std::uint32_t> most_alive;
 };
 

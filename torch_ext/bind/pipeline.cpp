@@ -30,6 +30,10 @@ const reef::OptimizerState& state_in(const c10::IValue& held) {
   return held.toCustomClass<reef::bind::OptimizerState>()->state;
 }
 
+at::Tensor scalar_of(std::uint32_t number) {
+  return at::scalar_tensor(static_cast<std::int64_t>(number), at::kLong);
+}
+
 std::vector<std::uint32_t> numbers_of(const char* what, const std::vector<std::int64_t>& given) {
   std::vector<std::uint32_t> numbers;
   for (const std::int64_t number : given) {
@@ -50,6 +54,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
            [](const Self& self) {
              return std::vector<std::int64_t>(self->pipeline.cuts().begin(), self->pipeline.cuts().end());
            })
+      .def("micro_batches_of_batch",
+           [](const Self& self) { return std::int64_t{self->pipeline.micro_batches_of_batch()}; })
       .def("parameters", [](const Self& self) { return self->pipeline.parameters(); })
       .def("names",
            [](const Self& self) {
@@ -122,14 +128,32 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
   m.def("pipeline_step(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[] batch, int loss) -> Tensor",
         [](const Self& self, const std::vector<at::Tensor>& batch, std::int64_t loss) {
-          return self->pipeline.step(
-              batch, [call = PythonFunction(loss)](const std::vector<at::Tensor>& outputs,
-                                                   std::uint32_t micro_batch) {
-                std::vector<at::Tensor> given = {
-                    at::scalar_tensor(static_cast<std::int64_t>(micro_batch), at::kLong)};
-                given.insert(given.end(), outputs.begin(), outputs.end());
-                return call(given).at(0);
-              });
+          return self->pipeline.step(batch,
+                                     [call = PythonFunction(loss)](const std::vector<at::Tensor>& outputs,
+                                                                   std::uint32_t micro_batch) {
+                                       std::vector<at::Tensor> given = {scalar_of(micro_batch)};
+                                       given.insert(given.end(), outputs.begin(), outputs.end());
+                                       return call(given).at(0);
+                                     });
+        });
+  m.def(
+      "pipeline_train(__torch__.torch.classes.reef.Pipeline pipeline, int batches, int batch, int loss, int "
+      "update) -> Tensor",
+      [](const Self& self, std::int64_t batches, std::int64_t batch, std::int64_t loss, std::int64_t update) {
+        return self->pipeline.train(
+            numbers_of("batches", {batches}).front(),
+            [call = PythonFunction(batch)](std::uint32_t number) { return call({scalar_of(number)}); },
+            [call = PythonFunction(loss)](const std::vector<at::Tensor>& outputs, std::uint32_t number,
+                                          std::uint32_t micro_batch) {
+              std::vector<at::Tensor> given = {scalar_of(number), scalar_of(micro_batch)};
+              given.insert(given.end(), outputs.begin(), outputs.end());
+              return call(given).at(0);
+            },
+            [call = PythonFunction(update)] { call({}); });
+      });
+  m.def("pipeline_train_schedule(__torch__.torch.classes.reef.Pipeline pipeline, int batches) -> str",
+        [](const Self& self, std::int64_t batches) {
+          return self->pipeline.train_schedule(numbers_of("batches", {batches}).front()).json();
         });
   m.def(
       "pipeline_generate(__torch__.torch.classes.reef.Pipeline pipeline, Tensor[][] starts, int steps, int "
@@ -140,9 +164,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         self->pipeline.generate(starts, numbers_of("steps", {steps}).front(),
                                 [call = PythonFunction(next)](const std::vector<at::Tensor>& outputs,
                                                               std::uint32_t lane, std::uint32_t step) {
-                                  std::vector<at::Tensor> given = {
-                                      at::scalar_tensor(static_cast<std::int64_t>(lane), at::kLong),
-                                      at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong)};
+                                  std::vector<at::Tensor> given = {scalar_of(lane), scalar_of(step)};
                                   given.insert(given.end(), outputs.begin(), outputs.end());
                                   return call(given);
                                 });

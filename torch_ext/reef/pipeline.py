@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed
 from . import _library  # noqa: F401  (the operators)
 from ._function import number_of
 from .optimizer_states import OptimizerStates
+from .pipeline_batches import PipelineBatches
 from .pipeline_schedule import PipelineSchedule
 from .process_group import _boxed
 from .shard_options import shard_options
@@ -34,7 +35,7 @@ class Pipeline(OptimizerStates):
     ``stages``: a ``torch.nn.Sequential``, or a list of modules, or of functions that make them: then each rank makes its own
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
-    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; it must be synchronous.
+    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; an asynchronous one is for ``train``.
     ``cuts`` are the first stages of each chunk but the first; by default each chunk has as many stages as the others.
 
     With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
@@ -86,12 +87,13 @@ class Pipeline(OptimizerStates):
             reduction, seed,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
+        self._rank = group.rank() // replicas  # of the pipeline
         firsts = [0, *self.cuts, len(places)]
         own = [
             name
             for chunk in range(len(self._schedule.rank_of[0]))
             for name, _ in places[firsts[chunk] : firsts[chunk + 1]]
-            if any(rank_of[chunk] == group.rank() // replicas for rank_of in self._schedule.rank_of)
+            if any(rank_of[chunk] == self._rank for rank_of in self._schedule.rank_of)
         ]
         self._modules = {name: made[name] for name in own}
         native = self._pipeline
@@ -176,6 +178,56 @@ class Pipeline(OptimizerStates):
             return [loss(*outputs, *(each[int(number)] for each in rows))]
 
         return torch.ops.reef.pipeline_step(self._pipeline, _list_of(batch), number_of(of_micro_batch))
+
+    def train(
+        self,
+        batches: Iterable[Sequence[Any]],
+        loss: Callable[..., torch.Tensor],
+        update: Callable[[], Any],
+        *,
+        count: int | None = None,
+    ) -> torch.Tensor:
+        """Trains on one batch after another, without waiting between them until all ranks are done with one. ::
+
+            losses = pipeline.train(loader, torch.nn.functional.cross_entropy, optimizer.step)
+
+        ``batches`` gives ``(batch, *targets)``, as ``step`` takes them, on ranks that have the first stage or the last; it is not read
+        on others. ``count`` says how many are trained on; without it ``len(batches)`` does. ``update()`` is called on each rank whenever one of its chunks
+        has the gradients of a batch; only the parameters of that chunk have gradients then, and they are let go of afterwards.
+        Returns the loss of each batch, on every rank.
+
+        By a synchronous schedule, parameters are bit for bit those of ``step`` and ``update``, batch after batch. An asynchronous one
+        (``"pipedream_2bw"``, say) begins a batch before the weights have the gradients of those before; passes use the versions of
+        weights that ``train_schedule(count).weights()`` lists, bit for bit. When the call ends all chunks have had as many updates.
+
+        Fails as ``step`` does. If chunks have had different numbers of updates then, this and the other calls that run the model
+        raise ValueError, which says how many, until ``load_state_dict`` has been called. ValueError for chunks that are sharded or share
+        weights, and for schedules of two directions. Each version of weights besides the newest costs a rank as much as its weights
+        that are trained."""
+        if count is None and not isinstance(batches, Sized):
+            raise TypeError("Pipeline.train: the batches do not say how many they are: give count")
+        number = len(batches) if count is None else count
+        rank_of = self._schedule.rank_of[0]
+        has_first, has_last = (rank == self._rank for rank in (rank_of[0], rank_of[-1]))
+        given = PipelineBatches(batches, self._pipeline.micro_batches_of_batch(), has_first, has_last)
+
+        def of_micro_batch(batch: torch.Tensor, micro_batch: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
+            return [loss(*outputs, *given.targets(int(batch), int(micro_batch)))]
+
+        def of_batch(batch: torch.Tensor) -> list[torch.Tensor]:
+            return given.inputs(int(batch))
+
+        def run_update() -> list[torch.Tensor]:
+            update()
+            return []
+
+        return torch.ops.reef.pipeline_train(
+            self._pipeline, number, number_of(of_batch), number_of(of_micro_batch), number_of(run_update)
+        )
+
+    def train_schedule(self, count: int) -> PipelineSchedule:
+        """What ``train`` runs for so many batches."""
+        return PipelineSchedule.from_json(torch.ops.reef.pipeline_train_schedule(self._pipeline, count))
 
     def forward(self, batch: Tensors) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         """Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on its rank with

@@ -208,7 +208,8 @@ class PipelineSchedule:
         return tuple(tuple(PipelineVersion(*row[i : i + 3]) for i in range(0, len(row), 3)) for row in rows)
 
     def most_versions(self) -> tuple[int, ...]:
-        """Of each chunk, the most versions of its weights that are needed at once, with the newest."""
+        """Of each chunk, the most versions of its weights that are held at once: the newest, and those before it that later passes
+        need."""
         return tuple(torch.ops.reef.pipeline_versions(self.json())[1])
 
     def cost(self, costs: PipelineCosts) -> PipelineCost:

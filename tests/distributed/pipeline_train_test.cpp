@@ -1,0 +1,415 @@
+// Pipeline::train(): what each chunk computes is bit for bit what one process does that follows the table of
+// versions.
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pipelines.h"
+#include "reef/pipeline_generator.h"
+#include "reef/pipeline_versions.h"
+
+namespace reef {
+namespace {
+
+using namespace pipeline_tests;
+using Variables = torch::autograd::variable_list;
+using torch::autograd::AutogradContext;
+
+constexpr std::int64_t kWidth = 5;
+constexpr std::uint32_t kStages = 8, kBatches = 5;
+
+/// Multiplies by one matrix forward, and by another backward.
+struct TwoVersions : torch::autograd::Function<TwoVersions> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& of_forward,
+                        const Tensor& of_backward) {
+    context->save_for_backward({x, of_backward});
+    return x.mm(of_forward);
+  }
+  static Variables backward(AutogradContext* context, const Variables& gradients) {
+    const Variables saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1].t()), saved[0].t().mm(gradients[0]), Tensor()};
+  }
+};
+
+/// Multiplies, and keeps a view of the matrix that autograd does not know of.
+struct KeepsView : torch::autograd::Function<KeepsView> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
+    context->save_for_backward({x});
+    context->saved_data["view"] = weight.t();
+    return x.mm(weight);
+  }
+  static Variables backward(AutogradContext* context, const Variables& gradients) {
+    return {gradients[0].mm(context->saved_data["view"].toTensor()),
+            context->get_saved_variables()[0].t().mm(gradients[0])};
+  }
+};
+
+Tensor initial(std::uint32_t stage) {
+  torch::manual_seed(stage + 1);
+  return torch::randn({kWidth, kWidth}) / 2;
+}
+Tensor batch_of(std::uint32_t number, std::uint32_t micro_batches) {
+  torch::manual_seed(1000 + number);
+  return torch::randn({2 * micro_batches + 1, kWidth});
+}
+Tensor loss_in(std::uint32_t batch, std::uint32_t micro_batch, const Tensor& output) {
+  return (output - 0.1 * (1 + batch + micro_batch)).square().mean();
+}
+
+enum class Rule : std::uint8_t { kSgd, kAdamW };
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(Rule rule, const std::vector<Tensor>& parameters) {
+  const std::vector<torch::optim::OptimizerParamGroup> groups = {parameters};
+  if (rule == Rule::kSgd)
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.05).momentum(0.9));
+  return std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.02));
+}
+
+struct Made {
+  std::vector<PipelineStage> stages;
+  std::vector<Tensor> weights;
+};
+/// `before`: is called before each forward pass of a stage, with its weight.
+Made make_stages(const std::function<void(std::uint32_t, const Tensor&)>& before = {}) {
+  Made made;
+  for (std::uint32_t i = 0; i < kStages; ++i) {
+    const Tensor weight = made.weights.emplace_back(initial(i).set_requires_grad(true));
+    PipelineStage& stage = made.stages.emplace_back();
+    stage.parameters = {{std::to_string(i) + ".weight", weight}};
+    stage.run = [weight, i, before](const Tensors& given) -> Tensors {
+      if (before) before(i, weight);
+      return {(i % 2 == 0 ? given[0].mm(weight) : KeepsView::apply(given[0], weight)).tanh()};
+    };
+  }
+  return made;
+}
+
+struct Row {
+  std::string schedule;
+  std::uint32_t micro_batches = 1;  ///< of a batch
+  std::uint32_t chunks_per_rank = 0;
+  std::vector<std::uint32_t> hops = {};
+};
+std::string text_of(const Row& row) {
+  return row.schedule + ", " + std::to_string(row.micro_batches) + " micro-batches a batch, hops " +
+         (row.hops.empty() ? "1" : std::to_string(row.hops.front()));
+}
+PipelineOptions options_of(const Row& row) {
+  return {.micro_batches = row.micro_batches,
+          .schedule = row.schedule,
+          .chunks_per_rank = row.chunks_per_rank,
+          .hops = row.hops};
+}
+
+/// What one process makes of all weights that follows the table; chunks end before the `cuts`.
+struct Replay {
+  std::vector<Tensor> weights;
+  std::vector<Tensor> losses;
+};
+Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::uint32_t per_batch,
+              Rule rule) {
+  const PipelineVersions versions = pipeline_versions(schedule);
+  std::uint32_t per_update = per_batch;  // HetPipe's updates are of single micro-batches
+  if (schedule.versions.kind == PipelineVersionRule::Kind::kWave) per_update = 1;
+  Replay made;
+  std::vector<std::vector<Tensor>> history(kStages);
+  for (std::uint32_t i = 0; i < kStages; ++i) {
+    made.weights.push_back(initial(i).set_requires_grad(true));
+    history[i].push_back(made.weights[i].detach().clone());
+  }
+  const auto optimizer = optimizer_of(rule, made.weights);
+  std::vector<Tensor> parts;
+  for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
+    const std::uint32_t batch = m / per_batch;
+    if (m % per_batch == 0) parts = batch_of(batch, per_batch).tensor_split(per_batch);
+    std::vector<Tensor> used;
+    Tensor x = parts[m % per_batch];
+    for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
+      if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
+      const PipelineVersion& version = versions.of[chunk][m];
+      used.push_back(history[i][version.forward].clone().set_requires_grad(true));
+      x = TwoVersions::apply(x, used.back(), history[i][version.backward]).tanh();
+    }
+    const Tensor loss = loss_in(batch, m % per_batch, x);
+    loss.backward();
+    made.losses.resize(batch + 1);
+    Tensor& sum = made.losses.back();
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    for (std::uint32_t i = 0; i < kStages; ++i) {
+      Tensor& gradient = made.weights[i].mutable_grad();
+      gradient = gradient.defined() ? gradient + used[i].grad() : used[i].grad();
+    }
+    if ((m + 1) % per_update != 0) continue;
+    for (const Tensor& weight : made.weights) weight.mutable_grad().div_(std::int64_t{per_update});
+    optimizer->step();
+    optimizer->zero_grad();
+    for (std::uint32_t i = 0; i < kStages; ++i) history[i].push_back(made.weights[i].detach().clone());
+  }
+  for (Tensor& loss : made.losses) loss = loss / std::int64_t{per_batch};
+  return made;
+}
+
+Tensor train(Pipeline& pipeline, std::uint32_t batches, const std::function<void()>& update) {
+  return pipeline.train(
+      batches,
+      [&](std::uint32_t batch) { return Tensors{batch_of(batch, pipeline.micro_batches_of_batch())}; },
+      [](const Tensors& outputs, std::uint32_t batch, std::uint32_t micro_batch) {
+        return loss_in(batch, micro_batch, outputs[0]);
+      },
+      update);
+}
+
+std::vector<Row> rows() {
+  const auto ranks = static_cast<std::uint32_t>(size());
+  std::vector<Row> rows;
+  for (const std::uint32_t hop : {1U, 2U}) {
+    const std::uint32_t depth = 1 + hop * (ranks - 1);
+    for (const std::uint32_t k : {1U, 2U, 5U}) {
+      for (const char* name : {"pipedream", "pipedream_vertical", "pipemare"})
+        rows.push_back({name, k, 0, {hop}});
+    }
+    for (const std::uint32_t k : {depth, depth + 2}) {
+      for (const char* name : {"pipedream_2bw", "hetpipe"}) rows.push_back({name, k, 0, {hop}});
+    }
+  }
+  for (const char* name : {"1f1b", "gpipe", "zero_bubble", "zbv", "v_half", "v_min", "greedy"})
+    rows.push_back({name, 3});
+  if (ranks > 1) {
+    for (const char* name : {"interleaved", "breadth_first", "interleaved_zero_bubble"})
+      rows.push_back({name, 4, 2});
+  }
+  return rows;
+}
+
+TEST(PipelineTrain, IsBitForBitTheReplayOfTheTableOfVersions) {
+  for (const Row& row : rows()) {
+    for (const Rule rule : {Rule::kSgd, Rule::kAdamW}) {
+      const std::string where = text_of(row) + (rule == Rule::kSgd ? ", SGD" : ", AdamW");
+      Made made = make_stages();
+      Pipeline pipeline(made.stages, world(), options_of(row));
+      const auto optimizer = optimizer_of(rule, pipeline.parameters());
+      std::vector<const void*> home;
+      for (const Tensor& weight : made.weights) home.push_back(weight.const_data_ptr());
+      const std::uint32_t per_batch = pipeline.micro_batches_of_batch();
+      EXPECT_EQ(per_batch, row.micro_batches);
+      const Tensor losses = train(pipeline, kBatches, [&] { optimizer->step(); });
+      const Replay expected = replay(pipeline.train_schedule(kBatches), pipeline.cuts(), per_batch, rule);
+      EXPECT_TRUE(same(losses, torch::stack(expected.losses))) << where;
+      for (const auto& [name, parameter] : pipeline.named_parameters()) {
+        const auto stage = static_cast<std::size_t>(std::stoi(name));
+        EXPECT_TRUE(same(parameter, expected.weights[stage])) << name << " " << where;
+        EXPECT_EQ(parameter.const_data_ptr(), home[stage]) << name << " " << where;
+        EXPECT_FALSE(parameter.grad().defined());
+      }
+    }
+  }
+}
+
+TEST(PipelineTrain, ARankHoldsAsManyVersionsAsTheTableSays) {
+  for (const Row& row : rows()) {
+    std::vector<std::set<const void*>> memory(kStages);
+    Made made = make_stages(
+        [&](std::uint32_t stage, const Tensor& weight) { memory[stage].insert(weight.const_data_ptr()); });
+    Pipeline pipeline(made.stages, world(), options_of(row));
+    const auto optimizer = optimizer_of(Rule::kSgd, pipeline.parameters());
+    train(pipeline, 4 * kBatches, [&] {
+      optimizer->step();
+      for (const auto& [name, parameter] : pipeline.named_parameters())
+        memory[static_cast<std::size_t>(std::stoi(name))].insert(parameter.const_data_ptr());
+    });
+    const PipelineVersions versions = pipeline_versions(pipeline.train_schedule(4 * kBatches));
+    for (std::uint32_t stage = 0; stage < kStages; ++stage) {
+      std::uint32_t chunk = 0;
+      while (chunk < pipeline.cuts().size() && pipeline.cuts()[chunk] <= stage) ++chunk;
+      if (memory[stage].empty()) continue;  // of another rank
+      const std::size_t found = memory[stage].size();
+      EXPECT_EQ(found, versions.most_alive[chunk]) << text_of(row) << ", stage " << stage;
+    }
+  }
+}
+
+torch::nn::Sequential net_of_many() {
+  torch::manual_seed(7);
+  torch::nn::Sequential modules;
+  for (int i = 0; i < 4; ++i) {
+    modules->push_back(torch::nn::Linear(kWidth, kWidth));
+    modules->push_back(torch::nn::BatchNorm1d(kWidth));
+    modules->push_back(torch::nn::Dropout(0.3));
+    modules->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+  }
+  modules[4]->as<torch::nn::Linear>()->weight.set_requires_grad(false);
+  return modules;
+}
+
+TEST(PipelineTrain, BySynchronousSchedulesIsStepAfterStep) {
+  for (const Row& row : rows()) {
+    if (pipeline_schedule(row.schedule, {.ranks = static_cast<std::uint32_t>(size()),
+                                         .micro_batches = row.micro_batches,
+                                         .chunks_per_rank = row.chunks_per_rank,
+                                         .hops = row.hops,
+                                         .micro_batches_per_update = row.micro_batches})
+            .versions.kind != PipelineVersionRule::Kind::kFlush) {
+      continue;
+    }
+    for (const bool recompute : {false, true}) {
+      const std::string where = text_of(row) + (recompute ? ", recompute" : "");
+      torch::nn::Sequential of_steps = net_of_many(), trained = net_of_many();
+      PipelineOptions options = options_of(row);
+      options.recompute = recompute;
+      Pipeline one(of_steps, world(), options), other(trained, world(), options);
+      const auto step_one = optimizer_of(Rule::kAdamW, one.parameters());
+      const auto step_other = optimizer_of(Rule::kAdamW, other.parameters());
+      for (const std::uint32_t batches : {1U, 3U, 2U}) {  // and the random numbers go on from call to call
+        std::vector<Tensor> losses;
+        for (std::uint32_t batch = 0; batch < batches; ++batch) {
+          losses.push_back(one.step(Tensors{batch_of(batch, row.micro_batches)},
+                                    [&](const Tensors& outputs, std::uint32_t micro_batch) {
+                                      return loss_in(batch, micro_batch, outputs[0]);
+                                    }));
+          step_one->step();
+          step_one->zero_grad();
+        }
+        EXPECT_TRUE(same(train(other, batches, [&] { step_other->step(); }), torch::stack(losses))) << where;
+      }
+      for (std::size_t i = 0; i < one.named_parameters().size(); ++i)
+        EXPECT_TRUE(same(one.parameters()[i], other.parameters()[i]))
+            << one.named_parameters()[i].first << where;
+      const auto buffers = of_steps->named_buffers();
+      for (const auto& buffer : trained->named_buffers())
+        EXPECT_TRUE(same(buffer.value(), buffers[buffer.key()])) << buffer.key() << where;
+    }
+  }
+}
+
+TEST(PipelineTrain, CallsFollowEachOther) {
+  const Row row{"pipedream", 2};
+  Made made = make_stages();
+  Pipeline pipeline(made.stages, world(), options_of(row));
+  const auto optimizer = optimizer_of(Rule::kAdamW, pipeline.parameters());
+  for (const Tensor& parameter : pipeline.parameters())
+    parameter.mutable_grad() = torch::ones_like(parameter);
+  const Tensor first = train(pipeline, 1, [&] { optimizer->step(); });
+  const Tensor second = train(pipeline, kBatches, [&] { optimizer->step(); });
+  // Gradients that there were are what they were, and take no part.
+  for (const Tensor& parameter : pipeline.parameters())
+    EXPECT_TRUE(same(parameter.grad(), torch::ones_like(parameter)));
+  EXPECT_TRUE(same(
+      first, replay(pipeline.train_schedule(1), pipeline.cuts(), 2, Rule::kAdamW).losses[0].reshape({1})));
+  EXPECT_LT(second[0].item<float>(), first[0].item<float>());  // of the same batch, after an update
+  const Tensor output = pipeline.forward(batch_of(0, 2));
+  EXPECT_EQ(output.defined(), rank() == size() - 1);
+}
+
+TEST(PipelineTrain, WhatFailsSaysWhatChunksHaveHad) {
+  for (const std::uint32_t fails_in : {0U, kStages - 1}) {
+    for (const std::uint32_t at_batch : {0U, 3U}) {
+      bool armed = true;
+      std::uint32_t passes = 0;
+      Made made = make_stages([&](std::uint32_t stage, const Tensor&) {
+        if (armed && stage == fails_in && passes++ == at_batch)
+          throw std::runtime_error("a pass of this test");
+      });
+      Pipeline pipeline(made.stages, world(), options_of({"pipedream", 1}));
+      const auto optimizer = optimizer_of(Rule::kSgd, pipeline.parameters());
+      const StateDict before = pipeline.full_state_dict();
+      std::uint32_t updates = 0;
+      const auto update = [&] {
+        optimizer->step();
+        ++updates;
+      };
+      const int fails_on = fails_in == 0 ? 0 : size() - 1;
+      try {
+        train(pipeline, kBatches, update);
+        ADD_FAILURE() << "did not throw";
+      } catch (const PassAbandoned& error) {
+        EXPECT_NE(rank(), fails_on);
+        expect_words(error.what(), {"a pass of this test", "micro-batch " + std::to_string(at_batch)});
+      } catch (const std::exception& error) {
+        EXPECT_EQ(rank(), fails_on) << error.what();
+        expect_words(error.what(), {"a pass of this test"});
+      }
+      armed = false;
+      for (const Tensor& parameter : pipeline.parameters()) EXPECT_FALSE(parameter.grad().defined());
+      const std::vector<std::int64_t> all = [&] {
+        const Tensor told = torch::zeros({size()}, at::kLong);
+        told[rank()] = static_cast<std::int64_t>(updates);
+        std::vector<Tensor> sum = {told};
+        world()->allreduce(sum)->wait();
+        return std::vector<std::int64_t>(told.data_ptr<std::int64_t>(),
+                                         told.data_ptr<std::int64_t>() + size());
+      }();
+      const bool is_even =
+          std::all_of(all.begin(), all.end(), [&](std::int64_t each) { return each == all[0]; });
+      EXPECT_TRUE(is_even || at_batch > 0);
+      if (!is_even) {
+        const std::string told = config_error([&] { train(pipeline, 1, update); });
+        for (int chunk = 0; chunk < size(); ++chunk)
+          expect_words(told, {"chunk " + std::to_string(chunk) + " has had " +
+                              std::to_string(all[static_cast<std::size_t>(chunk)])});
+        expect_words(config_error([&] { pipeline.forward(batch_of(0, 1)); }), {"load a state"});
+        pipeline.load_state_dict({before});
+      }
+      train(pipeline, kBatches, update);
+    }
+  }
+}
+
+TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
+  Made made = make_stages();
+  Pipeline pipeline(made.stages, world(), options_of({"pipedream", 2}));
+  const auto nothing = [] {};
+  expect_words(config_error([&] { train(pipeline, 0, nothing); }), {"no batches"});
+  expect_words(config_error([&] { train(pipeline, 10'000'000, nothing); }),
+               {"10000000 batches of 2 micro-batches", "several calls"});
+  expect_words(config_error([&] {
+                 pipeline.step(batch_of(0, 2),
+                               [](const Tensor& output, std::uint32_t) { return output.mean(); });
+               }),
+               {"pipedream", "asynchronous", "train()"});
+  const std::string inside = [&] {
+    try {
+      train(pipeline, 1, [&] { pipeline.clip_grad_norm_(1.0); });
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  }();
+  expect_words(inside, {"clip_grad_norm_", "when the pipeline's call has returned"});
+  if (size() == 1) return;
+  expect_words(config_error([&] { train(pipeline, static_cast<std::uint32_t>(1 + rank()), nothing); }),
+               {"the number of batches is 1 on rank 0 and 2 on rank 1"});
+  // What the executor cannot run.
+  const auto refused = [&](const PipelineSchedule& schedule) {
+    PipelineOptions options;
+    options.actions = schedule;
+    return config_error([&] { const Pipeline other(made.stages, world(), options); });
+  };
+  PipelineSchedule own = pipeline.train_schedule(2);
+  EXPECT_EQ(refused(own), "");
+  own.versions.kind = PipelineVersionRule::Kind::kFlush;
+  expect_words(refused(own), {"updates weights", "no rule"});
+  own = pipeline.train_schedule(2);
+  for (auto& actions : own.actions) actions.pop_back();
+  expect_words(refused(own), {"does not update chunk 0 after micro-batch 3", "add an update"});
+  own = pipeline.train_schedule(2);
+  own.versions.kind = PipelineVersionRule::Kind::kTwoBuffers;
+  own.versions.micro_batches_per_update = 1;
+  expect_words(refused(own), {"needs its weights after update"});
+  // What shards, or shares.
+  PipelineOptions options = options_of({"1f1b", 2});
+  options.shard.stage = Stage::kOptimizer;
+  Pipeline sharded(made.stages, world(), options);
+  expect_words(config_error([&] { train(sharded, 1, nothing); }), {"not sharded"});
+  std::vector<PipelineStage> tied = make_stages().stages;
+  tied.back().parameters = {{"7.weight", tied.front().parameters[0].second}};
+  tied.back().run = tied.front().run;
+  Pipeline shares(tied, world(), options_of({"1f1b", 2}));
+  expect_words(config_error([&] { train(shares, 1, nothing); }), {"share no weights"});
+  if (size() % 2 != 0) return;
+  Pipeline two(make_stages().stages, world(), options_of({"chimera", 4}));
+  expect_words(config_error([&] { train(two, 1, nothing); }), {"not sharded"});
+}
+
+}  // namespace
+}  // namespace reef
