@@ -25,11 +25,12 @@ using Kind = PipelineAction::Kind;
 constexpr std::uint64_t kMostMicroBatches = 10'000'000;
 
 PipelineSchedule named_schedule(const PipelineOptions& options, std::uint32_t ranks, std::uint32_t batches) {
-  return pipeline_schedule(options.schedule, {.ranks = ranks,
-                                              .micro_batches = options.micro_batches * batches,
-                                              .chunks_per_rank = options.chunks_per_rank,
-                                              .hops = options.hops,
-                                              .micro_batches_per_update = options.micro_batches});
+  return pipeline_schedule(options.schedule.empty() ? "1f1b" : options.schedule,
+                           {.ranks = ranks,
+                            .micro_batches = options.micro_batches * batches,
+                            .chunks_per_rank = options.chunks_per_rank,
+                            .hops = options.hops,
+                            .micro_batches_per_update = options.micro_batches});
 }
 
 PipelineSchedule given_schedule(const PipelineOptions& options, std::uint32_t ranks) {
@@ -102,13 +103,23 @@ void check_group(const ProcessGroupPtr& group) {
   if (group->getSize() > 1) MessageRoute::to("reef::Pipeline", group->getRank() == 0 ? 1 : 0, group);
 }
 
-PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks) {
+void check_options(const PipelineOptions& options, std::uint32_t ranks) {
   if (options.replicas == 0 || ranks % options.replicas != 0)
     throw ConfigError("reef::Pipeline: " + std::to_string(options.replicas) + " replicas cannot share " +
                       std::to_string(ranks) + " ranks alike: give a number that divides that.");
   check_shard(options.shard);
-  PipelineSchedule schedule = given_schedule(options, ranks / options.replicas);
-  check_runnable(schedule, ranks / options.replicas);
+  if (!options.sample) return;
+  if (options.chunks_per_rank != 0 || !options.hops.empty() || options.actions || !options.cuts.empty())
+    throw ConfigError(
+        "reef::Pipeline was given a sample, for which schedule and cuts are planned, and "
+        "chunks_per_rank, hops, actions or cuts: leave out the one or the others.");
+  if (options.sample->micro_batch.empty())
+    throw ConfigError("reef::Pipeline was given a sample of no tensors: give those of a micro-batch.");
+}
+
+PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks) {
+  PipelineSchedule schedule = given_schedule(options, ranks);
+  check_runnable(schedule, ranks);
   return schedule;
 }
 
@@ -160,18 +171,26 @@ PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::ui
   return cuts;
 }
 
-std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
-                     const PipelineOptions& options) {
+std::string facts_of(const PipelineOptions& options) {
   std::ostringstream text;
-  text << stages << " stages, cut before";
-  for (const std::uint32_t cut : cuts) text << " " << cut;
-  text << "\nreplicas " << options.replicas << ", seed " << options.seed << ", reduction "
-       << (options.reduction == Reduction::kMean ? "mean" : "sum") << (options.recompute ? ", recompute" : "")
-       << "\nshard: " << options_text(options.shard);
+  text << "micro_batches " << options.micro_batches << ", replicas " << options.replicas << ", seed "
+       << options.seed << ", reduction " << (options.reduction == Reduction::kMean ? "mean" : "sum")
+       << (options.recompute ? ", recompute" : "") << "\nshard: " << options_text(options.shard);
   for (const std::vector<std::string>& names : options.tied) {
     text << "\ntied";
     for (const std::string& name : names) text << " " << name;
   }
+  text << "\nschedule " << options.schedule << "\n";
+  if (!options.sample) return text.str() + "no sample";
+  text << "a sample of " << options.sample->micro_batch.size() << " tensors, state_bytes_per_byte "
+       << options.sample->state_bytes_per_byte;
+  return text.str();
+}
+
+std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages) {
+  std::ostringstream text;
+  text << stages << " stages, cut before";
+  for (const std::uint32_t cut : cuts) text << " " << cut;
   text << "\nschedule " << schedule.name << " of " << schedule.micro_batches << " micro-batches\n"
        << schedule.text();
   return text.str();

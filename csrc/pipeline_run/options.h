@@ -15,7 +15,12 @@ namespace reef {
 /// Throws ConfigError, on every rank, if there is no group or it has no gloo for the CPU.
 void check_group(const ProcessGroupPtr& group);
 
-/// Throws ConfigError unless the executor can run the schedule on so many ranks.
+/// Throws ConfigError unless the options say what to run on so many ranks.
+void check_options(const PipelineOptions& options, std::uint32_t ranks);
+/// Returns the options that must be the same on all ranks, in lines.
+std::string facts_of(const PipelineOptions& options);
+
+/// Returns the schedule of a replica. Throws ConfigError unless the executor can run it on so many ranks.
 PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks);
 
 /// Returns the schedule by which Pipeline::train() runs so many batches: with an update of each chunk, and
@@ -29,9 +34,8 @@ std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch);
 /// do not make so many chunks.
 PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks);
 
-/// Returns what must be the same on all ranks, in lines.
-std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages,
-                     const PipelineOptions& options);
+/// Returns what the options have led to, in lines.
+std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages);
 
 /// Throws ConfigError on every rank if one has found something `wrong`, or if ranks' facts differ.
 void agree_on_pipeline(const ProcessGroupPtr& group, const std::string& wrong, const std::string& facts);

@@ -18,6 +18,7 @@
 #include "pipeline_run/micro_batches.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/parameters.h"
+#include "pipeline_run/planned.h"
 #include "pipeline_run/stages.h"
 #include "pipeline_run/tied.h"
 #include "pipeline_run/training.h"
@@ -60,11 +61,12 @@ Tensors ends_of(const Tensor& loss, Tensor& kept) {
 
 struct Pipeline::State {
   static std::unique_ptr<State> make(const std::vector<Maker>& stages, const ProcessGroupPtr& group,
-                                     const PipelineOptions& options, bool whole);
+                                     PipelineOptions options, bool whole);
 
   ProcessGroupPtr group;
   PipelineOptions options;
   PipelineCuts cuts;
+  std::string plan;  ///< for the sample
   GroupTags numbers;
   std::unique_ptr<PipelineExecutor> executor;
   std::optional<PipelineParameters> parameters;
@@ -88,14 +90,21 @@ struct Pipeline::State {
 /// `whole`: makers are called for the stages of all ranks, which are there anyway, so that weights that
 /// chunks share are found.
 std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>& stages,
-                                                       const ProcessGroupPtr& group,
-                                                       const PipelineOptions& options, bool whole) {
+                                                       const ProcessGroupPtr& group, PipelineOptions options,
+                                                       bool whole) {
   check_group(group);
   auto state = std::make_unique<State>();
   state->group = group;
-  state->options = options;
   std::string wrong, facts;
   std::exception_ptr failed;
+  try {
+    check_options(options, static_cast<std::uint32_t>(group->getSize()));
+  } catch (const ConfigError& error) {
+    wrong = message_of(error);
+  }
+  agree_on_pipeline(group, wrong, facts_of(options));
+  if (options.sample) state->plan = plan_for_sample(stages, group, options);
+  state->options = options;
   PipelineSchedule schedule;
   std::map<std::uint32_t, PipelineChunk> chunks;
   std::map<std::uint32_t, PipelineParameters::OfChunk> parameters;
@@ -103,9 +112,10 @@ std::unique_ptr<Pipeline::State> Pipeline::State::make(const std::vector<Maker>&
   MadeStages made;
   std::vector<TiedNames> tied = options.tied;
   try {
-    schedule = schedule_of(options, static_cast<std::uint32_t>(group->getSize()));
+    const std::uint32_t ranks = static_cast<std::uint32_t>(group->getSize()) / options.replicas;
+    schedule = schedule_of(options, ranks);
     state->cuts = cuts_of(options, stages.size(), schedule.chunks());
-    facts = facts_of(schedule, state->cuts, stages.size(), options);
+    facts = facts_of(schedule, state->cuts, stages.size());
     const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
       const std::uint32_t first = first_stages.emplace_back(chunk == 0 ? 0 : state->cuts[chunk - 1]);
@@ -209,6 +219,7 @@ std::vector<Tensor> Pipeline::parameters() const {
 const Named& Pipeline::named_parameters() const { return state_->parameters->stepped(); }
 const PipelineSchedule& Pipeline::schedule() const { return state_->schedule(); }
 const PipelineCuts& Pipeline::cuts() const { return state_->cuts; }
+const std::string& Pipeline::plan() const { return state_->plan; }
 
 double Pipeline::clip_grad_norm_(double max_norm) {
   state_->note("reef::Pipeline::clip_grad_norm_");

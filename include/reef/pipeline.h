@@ -34,13 +34,30 @@ struct PipelineStage {
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> buffers = {};
 };
 
+/// For what a pipeline plans its schedule and cuts by itself.
+struct PipelineSample {
+  /// A micro-batch like those of training. Counts on rank 0; the others give tensors, too, which may be
+  /// undefined.
+  std::vector<at::Tensor> micro_batch;
+  /// What this rank may hold at most; 0 stands for any number.
+  std::uint64_t rank_bytes = 0;
+  /// How many bytes an optimizer keeps for each byte of a parameter that is trained: 2 for AdamW.
+  double state_bytes_per_byte = 2;
+};
+
 struct PipelineOptions {
   /// Into how many micro-batches a batch is cut, along dimension 0: the first ones are one row longer where
   /// it does not divide.
   std::uint32_t micro_batches = 1;
   /// A name of the table of schedules (pipeline_generator.h). With an asynchronous one, train() updates
-  /// weights after each batch, and step() is refused.
-  std::string schedule = "1f1b";
+  /// weights after each batch, and step() is refused. Empty: what is planned for the sample, or, without one,
+  /// "1f1b".
+  std::string schedule = {};
+  /// With it the schedule, its depth and the cuts are planned: measure_pipeline() measures stages, ranks and
+  /// links when the pipeline is made, and plan_pipeline() takes the fastest that fits into each rank's bytes,
+  /// or, where `schedule` names one, the fastest of that name. Of replicas the first is measured. Throws what
+  /// these throw, and ConfigError beside chunks_per_rank, hops, actions and cuts.
+  std::optional<PipelineSample> sample = {};
   std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
   /// A schedule of your own, or of a plan, in place of all these.
@@ -120,6 +137,9 @@ class REEF_API Pipeline {
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
   const PipelineSchedule& schedule() const;
   const PipelineCuts& cuts() const;
+  /// What was planned for the sample, and what it is expected to cost: PipelinePlan::text(). Empty without
+  /// one.
+  const std::string& plan() const;
 
   /// Runs forward and backward for all micro-batches, and adds this call's gradients to those that the
   /// parameters have. `batch`, of each replica its own, counts on the ranks that have the first stage; others

@@ -96,6 +96,31 @@ TEST(MeasurePipeline, NothingIsTrainedAndThePlanRuns) {
   EXPECT_TRUE(pipeline.step(torch::ones({6, 4}), loss_of).defined());
 }
 
+TEST(MeasurePipeline, APipelineMeasuresAndPlansByItself) {
+  torch::nn::Sequential one = net(), other = net();
+  const Tensor sample = rank() == 0 ? torch::ones({kRows, 4}) : Tensor();
+  Pipeline planned(one, world(), {.micro_batches = 3, .sample = PipelineSample{{sample}, 1U << 30}});
+  EXPECT_NE(planned.plan().find("3 micro-batches over " + std::to_string(size()) + " ranks"),
+            std::string::npos)
+      << planned.plan();
+  Pipeline named(other, world(), {.micro_batches = 3, .schedule = "gpipe"});
+  EXPECT_EQ(named.plan(), "");
+  EXPECT_TRUE(same(planned.step(torch::ones({6, 4}), loss_of), named.step(torch::ones({6, 4}), loss_of)));
+  std::string told;
+  try {
+    const Pipeline refused(one, world(), {.micro_batches = 3, .sample = PipelineSample{{sample}, 64}});
+  } catch (const std::exception& error) {
+    told = message_of(error);
+  }
+  expect_words(told, {"bytes are missing"});
+  expect_words(config_error([&] {
+                 const Pipeline refused(one, world(), {.sample = PipelineSample{{sample}}, .hops = {1}});
+               }),
+               {"leave out the one or the others"});
+  expect_words(config_error([&] { const Pipeline refused(one, world(), {.sample = PipelineSample{}}); }),
+               {"a sample of no tensors"});
+}
+
 TEST(MeasurePipeline, WhatFailsIsToldToAll) {
   std::vector<PipelineStage> stages(4);
   for (std::size_t i = 0; i < 4; ++i) {

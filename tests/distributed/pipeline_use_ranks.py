@@ -298,6 +298,63 @@ def generation():
     assert reef.pipeline_micro_batch() is None
 
 
+def sampled():
+    """A pipeline that measures and plans by itself trains as any other, and makes the model once."""
+    group = reef.init_process_group()
+    rank, size = group.rank(), group.size()
+    x, y = data(0)
+
+    def layers():
+        return [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Dropout(0.3), nn.Linear(5, 5), nn.Linear(5, 3)]
+
+    def trained_by(stages, **options):
+        pipeline = reef.Pipeline(stages, group, micro_batches=3, **options)
+        optimizer = torch.optim.AdamW([{"params": pipeline.parameters()}], lr=1e-2)
+        losses = []
+        for _ in range(2):
+            losses.append(pipeline.step(x, nn.functional.cross_entropy, y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return pipeline, losses
+
+    torch.manual_seed(4)
+    one, expected = trained_by(nn.Sequential(*layers()))
+    sample = x[:3] if rank == 0 else torch.empty(0)
+    replicas = [1, size] if size > 1 else [1]
+    for options in [dict(sample=sample), dict(sample=sample, rank_bytes="1GiB", schedule="zero_bubble")]:
+        torch.manual_seed(4)
+        pipeline, losses = trained_by(nn.Sequential(*layers()), **options)
+        assert all(map(torch.equal, losses, expected)), (losses, expected)
+        assert pipeline.plan.startswith(f"{pipeline.schedule.name} of 3 micro-batches over {size} ranks: "), pipeline.plan
+        assert pipeline.schedule.name == options.get("schedule", pipeline.schedule.name)
+        assert not one.plan
+        for name, value in pipeline.full_state_dict().items():
+            assert torch.equal(value, one.full_state_dict()[name]), name
+    # Makers run once more for what is measured, and the random numbers after that are what they would have been.
+    draws = []
+    for options in [dict(), dict(sample=sample)]:
+        torch.manual_seed(6)
+        pipeline = reef.Pipeline([(lambda: nn.Linear(4, 4)) for _ in range(size)], group, **options)
+        draws.append([parameter.clone() for parameter in pipeline.parameters()])
+    assert all(map(torch.equal, *draws))
+    for count in replicas[1:]:
+        torch.manual_seed(4)
+        pipeline, _ = trained_by(nn.Sequential(*layers()), sample=sample, replicas=count)
+        assert f"over {size // count} ranks" in pipeline.plan, pipeline.plan
+    messages = []
+    for options in [dict(sample=sample, cuts=[1]), dict(sample=sample, rank_bytes=100), dict(sample=sample, schedule="pipedream"),
+                    dict(sample=[sample] * (1 + (rank > 0)))]:  # fmt: skip
+        try:
+            reef.Pipeline(nn.Sequential(*layers()), group, micro_batches=3, **options)
+            messages.append("")
+        except (ValueError, RuntimeError) as error:
+            messages.append(str(error))
+    assert "leave out the one or the others" in messages[0], messages
+    assert "bytes are missing" in messages[1], messages
+    assert "pipedream" in messages[2], messages
+    assert size == 1 or "different options" in messages[3], messages
+
+
 def trained():
     """Batch after batch: by a synchronous schedule as steps do, and two versions of weights behind a link."""
     group = reef.init_process_group()
@@ -354,4 +411,4 @@ def trained():
 
 
 if __name__ == "__main__":
-    {"states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "trained": trained}[sys.argv[1]]()
+    {"states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "trained": trained, "sampled": sampled}[sys.argv[1]]()

@@ -54,6 +54,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
            [](const Self& self) {
              return std::vector<std::int64_t>(self->pipeline.cuts().begin(), self->pipeline.cuts().end());
            })
+      .def("plan", [](const Self& self) { return self->pipeline.plan(); })
       .def("micro_batches_of_batch",
            [](const Self& self) { return std::int64_t{self->pipeline.micro_batches_of_batch()}; })
       .def("parameters", [](const Self& self) { return self->pipeline.parameters(); })
@@ -92,14 +93,16 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
       "micro_batches, str schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
-      "Any shard, bool recompute, str[][] tied, str reduction, int seed) -> "
+      "Any shard, bool recompute, str[][] tied, str reduction, int seed, Tensor[] sample, int rank_bytes, "
+      "float state_bytes_per_byte) -> "
       "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
          const std::vector<std::int64_t>& hops, const std::string& actions,
          const std::vector<std::int64_t>& cuts, std::int64_t replicas, const c10::IValue& shard,
          bool recompute, const std::vector<std::vector<std::string>>& tied, const std::string& reduction,
-         std::int64_t seed) {
+         std::int64_t seed, const std::vector<at::Tensor>& sample, std::int64_t rank_bytes,
+         double state_bytes_per_byte) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
@@ -113,6 +116,10 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.tied = tied;
         options.reduction = reef::bind::reduction_of(reduction);
         options.seed = static_cast<std::uint64_t>(seed);
+        if (!sample.empty()) {
+          options.sample =
+              reef::PipelineSample{sample, static_cast<std::uint64_t>(rank_bytes), state_bytes_per_byte};
+        }
         std::vector<reef::PipelineStage> stages;
         std::vector<reef::Pipeline::Maker> later;
         for (const std::int64_t maker : makers) {

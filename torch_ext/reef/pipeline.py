@@ -10,6 +10,7 @@ import torch.distributed
 
 from . import _library  # noqa: F401  (the operators)
 from ._function import number_of
+from .bytes import parse_bytes
 from .optimizer_states import OptimizerStates
 from .pipeline_batches import PipelineBatches
 from .pipeline_schedule import PipelineSchedule
@@ -36,7 +37,12 @@ class Pipeline(OptimizerStates):
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
     ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; an asynchronous one is for ``train``.
-    ``cuts`` are the first stages of each chunk but the first; by default each chunk has as many stages as the others.
+    ``cuts`` are the first stages of each chunk but the first; by default each chunk has as many stages as the others. Without a
+    schedule it is ``"1f1b"``, or what is planned for a sample:
+
+    ``sample``, a micro-batch like those of training (a tensor or several, which count on rank 0; others give any), makes the pipeline
+    measure stages, ranks and links, and take the fastest schedule and cuts that fit into ``rank_bytes`` of each rank, as ``measure_pipeline``
+    and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` it takes; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
 
     With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
     schedule, which have the same chunks and follow each other. ``shard`` says how ranks that have the same chunks (replicas, or
@@ -65,7 +71,7 @@ class Pipeline(OptimizerStates):
         group: torch.distributed.ProcessGroup,
         *,
         micro_batches: int = 1,
-        schedule: str | PipelineSchedule = "1f1b",
+        schedule: str | PipelineSchedule = "",
         chunks_per_rank: int = 0,
         hops: Iterable[int] = (),
         cuts: Iterable[int] = (),
@@ -75,6 +81,9 @@ class Pipeline(OptimizerStates):
         tied: Iterable[Iterable[str]] = (),
         reduction: str = "mean",
         seed: int = 0,
+        sample: Tensors = None,
+        rank_bytes: str | int | None = None,
+        state_bytes_per_byte: float = 2.0,
     ) -> None:
         places = _places(stages)
         made: dict[str, torch.nn.Module] = {}
@@ -84,7 +93,7 @@ class Pipeline(OptimizerStates):
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
             given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute, [list(names) for names in tied],
-            reduction, seed,
+            reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
         self._rank = group.rank() // replicas  # of the pipeline
@@ -122,6 +131,11 @@ class Pipeline(OptimizerStates):
     @property
     def schedule(self) -> PipelineSchedule:
         return self._schedule
+
+    @property
+    def plan(self) -> str:
+        """What was planned for the sample, and what it is expected to cost; empty without one."""
+        return self._pipeline.plan()
 
     @property
     def cuts(self) -> list[int]:

@@ -1,0 +1,51 @@
+#include "pipeline_run/planned.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "pipeline/segments.h"
+#include "reef/measure_pipeline.h"
+#include "reef/plan_pipeline.h"
+#include "reef/subgroup.h"
+#include "shard/together.h"
+#include "surroundings.h"
+
+namespace reef {
+
+std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const ProcessGroupPtr& group,
+                            PipelineOptions& options) {
+  const PipelineSample& sample = *options.sample;
+  const std::uint32_t ranks = static_cast<std::uint32_t>(group->getSize()) / options.replicas;
+  std::vector<std::int64_t> of_first;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank)
+    of_first.push_back(rank_in_group(rank, /*replica=*/0, options.replicas));
+  const ProcessGroupPtr first = options.replicas == 1 ? group : subgroup(group, of_first);
+  // Replicas that divide optimizers' states have a part of them each.
+  const double divisor = options.shard.stage == Stage::kReplicate ? 1 : options.replicas;
+  std::string schedule, text;
+  std::vector<std::int64_t> cuts;
+  Together together(group, c10::kCPU);
+  together.here([&] {
+    if (!first) return;
+    const SurroundingsScope generators_are_kept{Surroundings({})};  // makers may use random numbers
+    const PipelineProfile profile = measure_pipeline(
+        stages, sample.micro_batch, first,
+        {.state_bytes_per_byte = sample.state_bytes_per_byte / divisor, .rank_bytes = sample.rank_bytes});
+    PipelinePlanOptions wanted{.micro_batches = options.micro_batches};
+    if (!options.schedule.empty()) wanted.schedules = {options.schedule};
+    const PipelinePlan plan = plan_pipeline(profile, ranks, wanted);
+    schedule = plan.schedule.json();
+    text = plan.text();
+    cuts.assign(plan.cuts.begin(), plan.cuts.end());
+  });
+  const c10::IValue told =
+      together.broadcast([&] { return c10::IValue(std::make_tuple(schedule, text, cuts)); });
+  const auto& of_all = told.toTupleRef().elements();
+  options.actions = pipeline_schedule_from_json(of_all[0].toStringRef());
+  options.cuts.clear();
+  for (const std::int64_t cut : of_all[2].toIntVector())
+    options.cuts.push_back(static_cast<std::uint32_t>(cut));
+  return of_all[1].toStringRef();
+}
+
+}  // namespace reef
