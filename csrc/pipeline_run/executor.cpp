@@ -59,6 +59,8 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
         continue;
       } catch (const FailedElsewhere& other) {
         why = other.text;
+      } catch (const PassAbandoned& other) {
+        why = message_of(other);
       } catch (const RankFailed&) {
         throw;
       } catch (const RanksOutOfStep&) {
@@ -69,6 +71,8 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
       }
       for (auto& [number, chunk] : chunks_) chunk.forget();
       run.failed();
+    } else if (action.kind == Kind::kUpdate) {
+      run.leave_update(action.chunk, why);
     }
     pass_on(action, {.failed = why});
   }
@@ -135,12 +139,9 @@ ChunkInput PipelineExecutor::input_of(const PipelineAction& action, const Run& r
 
 TensorListMessage PipelineExecutor::take(const PipelineMessage& message, const Meanwhile& meanwhile) {
   const PipelineMail::Key key{message.kind, message.chunk, message.micro_batch};
-  TensorListMessage taken;
-  if (now_->schedule().rank(message.chunk, message.micro_batch) == rank_) {
-    taken = std::move(handed_over_.extract(key).mapped());
-  } else {
-    taken = mail_.receive(message, meanwhile);
-  }
+  const bool is_here = now_->schedule().rank(message.chunk, message.micro_batch) == rank_;
+  TensorListMessage taken =
+      is_here ? std::move(handed_over_.extract(key).mapped()) : mail_.receive(message, meanwhile);
   if (!taken.failed.empty()) throw FailedElsewhere{taken.failed};
   return taken;
 }

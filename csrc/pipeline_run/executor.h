@@ -31,6 +31,8 @@ class PipelineExecutor {
     std::function<Tensors(std::uint32_t micro_batch, const Tensors& outputs)> finish;
     /// Updates a chunk, with the gradients up to those of the micro-batch.
     std::function<void(std::uint32_t chunk, std::uint32_t micro_batch)> update;
+    /// Is called in its place if this rank has failed.
+    std::function<void(std::uint32_t chunk, const std::string& why)> leave_update;
     std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
     std::function<void()> failed;         ///< is called at once if this rank has failed
     Meanwhile meanwhile;

@@ -139,6 +139,8 @@ PipelineSchedule training_schedule(const PipelineOptions& options, const Pipelin
            std::to_string(kMostMicroBatches) + " micro-batches at most: make several calls.");
   if (of_a_batch.rank_of.size() > 1)
     refuse("is for schedules of one direction, and '" + of_a_batch.name + "' has two: use step().");
+  if (of_a_batch.versions.kind == PipelineVersionRule::Kind::kWave && options.replicas > 1)
+    refuse("runs one virtual worker of '" + of_a_batch.name + "': leave out replicas.");
   if (of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush) {
     PipelineSchedule schedule = with_updates(repeated(of_a_batch, batches), of_a_batch.micro_batches);
     schedule.versions = {PipelineVersionRule::Kind::kVertical, of_a_batch.micro_batches, 0};

@@ -161,10 +161,20 @@ StateDict PipelineParameters::sharded_state_dict() const {
   return all;
 }
 
-bool PipelineParameters::is_plain() const {
-  return tied_.empty() && !keeps_others_ &&
-         std::all_of(segments_.begin(), segments_.end(),
-                     [](const Segment& segment) { return segment.place.ranks.size() == 1; });
+bool PipelineParameters::steps_chunks() const { return tied_.empty() && !keeps_others_; }
+
+PipelineParameters::Segment& PipelineParameters::segment_of(std::uint32_t chunk) {
+  return *std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
+    return std::binary_search(segment.place.chunks.begin(), segment.place.chunks.end(), chunk);
+  });
+}
+
+void PipelineParameters::reduce(std::uint32_t chunk) {
+  if (Segment& segment = segment_of(chunk); segment.reduces()) segment.sums->reduce();
+}
+
+void PipelineParameters::abandon(std::uint32_t chunk, const std::string& why) noexcept {
+  if (Segment& segment = segment_of(chunk); segment.reduces()) segment.sums->abandon(why);
 }
 
 std::int64_t PipelineParameters::sent_bytes() const {

@@ -45,8 +45,13 @@ class PipelineParameters {
   /// What optimizers step: see Shard::parameters().
   const Named& stepped() const { return stepped_; }
 
-  /// Whether each rank alone has its chunks, whole, and they share no weights with others.
-  bool is_plain() const;
+  /// Whether optimizers step the chunks' own parameters, each of them whole, and chunks share none.
+  bool steps_chunks() const;
+  /// Adds up the gradients that a chunk's parameters have, over the ranks that have the chunk. Throws
+  /// PassAbandoned if one of these abandons it, and RankFailed.
+  void reduce(std::uint32_t chunk);
+  /// Takes part in that on a rank where a pass has failed.
+  void abandon(std::uint32_t chunk, const std::string& why) noexcept;
 
   /// See Pipeline.
   double clip_grad_norm_(double max_norm);
@@ -103,6 +108,7 @@ class PipelineParameters {
     /// Gradients of several ranks are to be added up, or given to parts.
     bool reduces() const { return sums && (place.ranks.size() > 1 || sums->has_parts()); }
   };
+  Segment& segment_of(std::uint32_t chunk);
   static void take_out(const TiedNames& names, std::map<std::uint32_t, OfChunk>& from,
                        std::vector<OfStage>& to);
   /// Of segments for which `is_wanted` says so.

@@ -318,16 +318,21 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
   const std::uint32_t count = micro_batches_of_batch();
   PipelineExecutor::Run run = state.begin("reef::Pipeline::train", {}, batches);
   run.seed.micro_batches_per_call = count;
+  run.seed.first_micro_batch = state.executor->replica() * count;
   std::optional<PipelineCourse> course;
   std::optional<PipelineTraining> training;
   Together together(state.group, c10::kCPU);
   together.here([&] {
-    if (!state.parameters->is_plain())
+    if (!state.parameters->steps_chunks())
       throw ConfigError(
-          "reef::Pipeline::train is for one replica, whose chunks are not sharded and share no "
-          "weights: use step().");
+          "reef::Pipeline::train is for chunks whose parameters are not sharded and not shared by "
+          "other chunks: use step().");
     course.emplace(train_schedule(batches), state.executor->replica(), state.options.replicas);
-    training.emplace(state.executor->chunks(), course->schedule(), state.divisor(count) > 1, update);
+    const std::uint32_t divisor = state.options.reduction == Reduction::kMean ? state.options.replicas : 0;
+    training.emplace(
+        state.executor->chunks(), course->schedule(),
+        PipelineTraining::Update{[&state](std::uint32_t chunk) { state.parameters->reduce(chunk); }, divisor,
+                                 update});
   });
   together.agree_on("the number of batches", std::to_string(batches));
   std::vector<Tensor> losses(course->schedule().micro_batches);
@@ -338,6 +343,9 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
     return ends_of(loss(outputs, micro_batch / count, micro_batch % count), losses[micro_batch]);
   };
   run.update = [&](std::uint32_t chunk, std::uint32_t micro_batch) { training->update(chunk, micro_batch); };
+  run.leave_update = [&](std::uint32_t chunk, const std::string& why) {
+    state.parameters->abandon(chunk, why);
+  };
   run.report = [&] {
     return text_of_losses(losses, count, state.executor->replica(), state.options.replicas);
   };

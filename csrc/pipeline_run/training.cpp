@@ -13,8 +13,8 @@ using at::Tensor;
 using Kind = PipelineAction::Kind;
 
 PipelineTraining::PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunks,
-                                   const PipelineSchedule& schedule, bool divides, std::function<void()> step)
-    : chunks_(chunks), divides_(divides), step_(std::move(step)) {
+                                   const PipelineSchedule& schedule, Update update)
+    : chunks_(chunks), update_(std::move(update)) {
   const PipelineVersions versions = pipeline_versions(schedule);
   const bool in_place = schedule.versions.kind == PipelineVersionRule::Kind::kNewest;
   for (auto& [number, chunk] : chunks_) {
@@ -44,12 +44,13 @@ void PipelineTraining::update(std::uint32_t chunk, std::uint32_t micro_batch) {
     }
   }
   PipelineWeights& weights = weights_.at(chunk);
+  update_.reduce(chunk);
   const std::uint32_t count = micro_batch + 1 - std::exchange(updated_[chunk], micro_batch + 1);
+  const std::int64_t divisor = std::int64_t{update_.divisor} * count;
   for (const Tensor& parameter : weights.parameters()) {
-    if (divides_ && count > 1 && parameter.grad().defined())
-      parameter.mutable_grad().div_(std::int64_t{count});
+    if (divisor > 1 && parameter.grad().defined()) parameter.mutable_grad().div_(divisor);
   }
-  weights.update(step_);
+  weights.update(update_.step);
   for (const Tensor& parameter : weights.parameters()) parameter.mutable_grad().reset();
   for (const auto& [parameter, gradient] : of_others) parameter.mutable_grad() = gradient;
 }

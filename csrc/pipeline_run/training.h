@@ -15,10 +15,17 @@ namespace reef {
 /// the versions of weights that the schedule says.
 class PipelineTraining {
  public:
-  /// `divides`: gradients are divided by the number of micro-batches whose gradients an update adds up.
-  /// `step`: makes an optimizer update those parameters that have gradients.
+  /// What an update is made of.
+  struct Update {
+    /// Adds up a chunk's gradients over replicas.
+    std::function<void(std::uint32_t chunk)> reduce;
+    /// By what gradients are divided for each micro-batch whose gradients are added up; 0: they are not.
+    std::uint32_t divisor = 0;
+    /// Makes an optimizer update those parameters that have gradients.
+    std::function<void()> step;
+  };
   PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunks, const PipelineSchedule& schedule,
-                   bool divides, std::function<void()> step);
+                   Update update);
   /// Gives the chunks their newest weights, in the memory that they had at first.
   ~PipelineTraining();
   PipelineTraining(const PipelineTraining&) = delete;
@@ -31,8 +38,7 @@ class PipelineTraining {
 
  private:
   std::map<std::uint32_t, PipelineChunk>& chunks_;
-  bool divides_;
-  std::function<void()> step_;
+  Update update_;
   std::map<std::uint32_t, PipelineWeights> weights_;
   std::map<std::uint32_t, std::uint32_t> updated_;  ///< of each chunk, micro-batches up to its last update
 };

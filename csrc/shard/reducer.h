@@ -80,6 +80,9 @@ class Reducer final : public ExchangedParameters {
   void reduce_when_asked();
   /// Reduces the gradients that parameters have now, as at the end of a pass. All ranks call it alike.
   void reduce_own();
+  /// Takes part in what is reduce_own() on other ranks, which abandon it then, because a pass has failed
+  /// here.
+  void abandon_own(const std::string& why) noexcept;
   /// Ends a step in place of reduce_own() after a pass has failed on any rank. All ranks call it alike.
   void leave_own_out();
   /// Tells the other ranks that this one has failed, so they do not wait for its gathers.

@@ -229,6 +229,15 @@ void Reducer::reduce_own() {
   end_pass();
 }
 
+void Reducer::abandon_own(const std::string& why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    note_pass();
+    during_ = During::kPass;
+  }
+  abandon(why);
+}
+
 void Reducer::tell_failed() {
   const std::lock_guard lock(mutex_);
   if (gathers_.tell_failed) gathers_.tell_failed();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "reef/shard.h"
 
 namespace reef {
@@ -21,6 +23,9 @@ class SumsWhenAsked {
   void check() const;
   /// Gives parameters() the sums over the ranks. Throws as a pass of backward does at its end.
   void reduce();
+  /// Takes part in what is reduce() on other ranks, where PassAbandoned is thrown then: a pass has failed
+  /// here. Drops this rank's gradients.
+  void abandon(const std::string& why) noexcept;
   /// Drops the sums of all ranks. Call it instead of reduce() if a pass has failed on any rank. Throws
   /// RankFailed.
   void leave_out();

@@ -172,8 +172,8 @@ class REEF_API Pipeline {
   ///
   /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
   /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
-  /// ConfigError on every rank for chunks that are sharded or share weights, for schedules of two directions,
-  /// and if ranks do not give the same number of batches.
+  /// ConfigError on every rank for chunks that are sharded or share weights (replicas of kReplicate are
+  /// not), for schedules of two directions, and if ranks do not give the same number of batches.
   /// Bytes: each version besides the newest costs a rank as much as its weights that are trained. A list of
   /// all actions and losses is kept.
   at::Tensor train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,

@@ -50,8 +50,9 @@ Tensor initial(std::uint32_t stage) {
   torch::manual_seed(stage + 1);
   return torch::randn({kWidth, kWidth}) / 2;
 }
-Tensor batch_of(std::uint32_t number, std::uint32_t micro_batches) {
-  torch::manual_seed(1000 + number);
+/// `replica`: which has it.
+Tensor batch_of(std::uint32_t number, std::uint32_t micro_batches, std::uint32_t replica = 0) {
+  torch::manual_seed(1000 + number + 100 * replica);
   return torch::randn({2 * micro_batches + 1, kWidth});
 }
 Tensor loss_in(std::uint32_t batch, std::uint32_t micro_batch, const Tensor& output) {
@@ -90,16 +91,18 @@ struct Row {
   std::uint32_t micro_batches = 1;  ///< of a batch
   std::uint32_t chunks_per_rank = 0;
   std::vector<std::uint32_t> hops = {};
+  std::uint32_t replicas = 1;
 };
 std::string text_of(const Row& row) {
-  return row.schedule + ", " + std::to_string(row.micro_batches) + " micro-batches a batch, hops " +
-         (row.hops.empty() ? "1" : std::to_string(row.hops.front()));
+  return std::to_string(row.replicas) + " x " + row.schedule + ", " + std::to_string(row.micro_batches) +
+         " micro-batches a batch, hops " + (row.hops.empty() ? "1" : std::to_string(row.hops.front()));
 }
 PipelineOptions options_of(const Row& row) {
   return {.micro_batches = row.micro_batches,
           .schedule = row.schedule,
           .chunks_per_rank = row.chunks_per_rank,
-          .hops = row.hops};
+          .hops = row.hops,
+          .replicas = row.replicas};
 }
 
 /// What one process makes of all weights that follows the table; chunks end before the `cuts`.
@@ -107,8 +110,8 @@ struct Replay {
   std::vector<Tensor> weights;
   std::vector<Tensor> losses;
 };
-Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::uint32_t per_batch,
-              Rule rule) {
+Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::uint32_t per_batch, Rule rule,
+              std::uint32_t replicas = 1) {
   const PipelineVersions versions = pipeline_versions(schedule);
   std::uint32_t per_update = per_batch;  // HetPipe's updates are of single micro-batches
   if (schedule.versions.kind == PipelineVersionRule::Kind::kWave) per_update = 1;
@@ -119,41 +122,56 @@ Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::u
     history[i].push_back(made.weights[i].detach().clone());
   }
   const auto optimizer = optimizer_of(rule, made.weights);
-  std::vector<Tensor> parts;
+  std::vector<std::vector<Tensor>> parts(replicas), sums(replicas, std::vector<Tensor>(kStages));
+  std::vector<std::vector<Tensor>> losses(replicas);  // of a batch
   for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
     const std::uint32_t batch = m / per_batch;
-    if (m % per_batch == 0) parts = batch_of(batch, per_batch).tensor_split(per_batch);
-    std::vector<Tensor> used;
-    Tensor x = parts[m % per_batch];
-    for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
-      if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
-      const PipelineVersion& version = versions.of[chunk][m];
-      used.push_back(history[i][version.forward].clone().set_requires_grad(true));
-      x = TwoVersions::apply(x, used.back(), history[i][version.backward]).tanh();
+    for (std::uint32_t replica = 0; replica < replicas; ++replica) {
+      if (m % per_batch == 0) parts[replica] = batch_of(batch, per_batch, replica).tensor_split(per_batch);
+      std::vector<Tensor> used;
+      Tensor x = parts[replica][m % per_batch];
+      for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
+        if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
+        const PipelineVersion& version = versions.of[chunk][m];
+        used.push_back(history[i][version.forward].clone().set_requires_grad(true));
+        x = TwoVersions::apply(x, used.back(), history[i][version.backward]).tanh();
+      }
+      losses[replica].push_back(loss_in(batch, m % per_batch, x));
+      losses[replica].back().backward();
+      for (std::uint32_t i = 0; i < kStages; ++i) {
+        Tensor& sum = sums[replica][i];
+        sum = sum.defined() ? sum + used[i].grad() : used[i].grad();
+      }
     }
-    const Tensor loss = loss_in(batch, m % per_batch, x);
-    loss.backward();
-    made.losses.resize(batch + 1);
-    Tensor& sum = made.losses.back();
-    sum = sum.defined() ? sum + loss.detach() : loss.detach();
-    for (std::uint32_t i = 0; i < kStages; ++i) {
-      Tensor& gradient = made.weights[i].mutable_grad();
-      gradient = gradient.defined() ? gradient + used[i].grad() : used[i].grad();
+    if ((m + 1) % per_batch == 0) {
+      Tensor sum = torch::zeros({});
+      for (std::vector<Tensor>& of_replica : losses) {
+        for (const Tensor& loss : std::exchange(of_replica, {})) sum = sum + loss.detach();
+      }
+      made.losses.push_back(sum / std::int64_t{per_batch * replicas});
     }
     if ((m + 1) % per_update != 0) continue;
-    for (const Tensor& weight : made.weights) weight.mutable_grad().div_(std::int64_t{per_update});
+    for (std::uint32_t i = 0; i < kStages; ++i) {
+      Tensor all;
+      for (std::vector<Tensor>& of_replica : sums) {
+        const Tensor sum = std::exchange(of_replica[i], {});
+        all = all.defined() ? all + sum : sum;
+      }
+      made.weights[i].mutable_grad() = all / std::int64_t{per_update * replicas};
+    }
     optimizer->step();
-    optimizer->zero_grad();
     for (std::uint32_t i = 0; i < kStages; ++i) history[i].push_back(made.weights[i].detach().clone());
   }
-  for (Tensor& loss : made.losses) loss = loss / std::int64_t{per_batch};
   return made;
 }
 
-Tensor train(Pipeline& pipeline, std::uint32_t batches, const std::function<void()>& update) {
+Tensor train(Pipeline& pipeline, std::uint32_t batches, const std::function<void()>& update,
+             std::uint32_t replica = 0) {
   return pipeline.train(
       batches,
-      [&](std::uint32_t batch) { return Tensors{batch_of(batch, pipeline.micro_batches_of_batch())}; },
+      [&](std::uint32_t batch) {
+        return Tensors{batch_of(batch, pipeline.micro_batches_of_batch(), replica)};
+      },
       [](const Tensors& outputs, std::uint32_t batch, std::uint32_t micro_batch) {
         return loss_in(batch, micro_batch, outputs[0]);
       },
@@ -179,6 +197,14 @@ std::vector<Row> rows() {
     for (const char* name : {"interleaved", "breadth_first", "interleaved_zero_bubble"})
       rows.push_back({name, 4, 2});
   }
+  for (const std::uint32_t replicas : {2U, 3U, 4U}) {
+    if (ranks % replicas != 0) continue;
+    for (const char* name :
+         {"pipedream", "pipemare", "pipedream_2bw", "1f1b", "zbv", "interleaved_zero_bubble"}) {
+      if (ranks / replicas > 1 || name != std::string("interleaved_zero_bubble"))
+        rows.push_back({name, 3, name == std::string("interleaved_zero_bubble") ? 2U : 0U, {}, replicas});
+    }
+  }
   return rows;
 }
 
@@ -193,8 +219,11 @@ TEST(PipelineTrain, IsBitForBitTheReplayOfTheTableOfVersions) {
       for (const Tensor& weight : made.weights) home.push_back(weight.const_data_ptr());
       const std::uint32_t per_batch = pipeline.micro_batches_of_batch();
       EXPECT_EQ(per_batch, row.micro_batches);
-      const Tensor losses = train(pipeline, kBatches, [&] { optimizer->step(); });
-      const Replay expected = replay(pipeline.train_schedule(kBatches), pipeline.cuts(), per_batch, rule);
+      const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
+      const Tensor losses = train(
+          pipeline, kBatches, [&] { optimizer->step(); }, replica);
+      const Replay expected =
+          replay(pipeline.train_schedule(kBatches), pipeline.cuts(), per_batch, rule, row.replicas);
       EXPECT_TRUE(same(losses, torch::stack(expected.losses))) << where;
       for (const auto& [name, parameter] : pipeline.named_parameters()) {
         const auto stage = static_cast<std::size_t>(std::stoi(name));
@@ -244,7 +273,7 @@ torch::nn::Sequential net_of_many() {
 
 TEST(PipelineTrain, BySynchronousSchedulesIsStepAfterStep) {
   for (const Row& row : rows()) {
-    if (pipeline_schedule(row.schedule, {.ranks = static_cast<std::uint32_t>(size()),
+    if (pipeline_schedule(row.schedule, {.ranks = static_cast<std::uint32_t>(size()) / row.replicas,
                                          .micro_batches = row.micro_batches,
                                          .chunks_per_rank = row.chunks_per_rank,
                                          .hops = row.hops,
@@ -254,6 +283,7 @@ TEST(PipelineTrain, BySynchronousSchedulesIsStepAfterStep) {
     }
     for (const bool recompute : {false, true}) {
       const std::string where = text_of(row) + (recompute ? ", recompute" : "");
+      const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
       torch::nn::Sequential of_steps = net_of_many(), trained = net_of_many();
       PipelineOptions options = options_of(row);
       options.recompute = recompute;
@@ -263,14 +293,17 @@ TEST(PipelineTrain, BySynchronousSchedulesIsStepAfterStep) {
       for (const std::uint32_t batches : {1U, 3U, 2U}) {  // and the random numbers go on from call to call
         std::vector<Tensor> losses;
         for (std::uint32_t batch = 0; batch < batches; ++batch) {
-          losses.push_back(one.step(Tensors{batch_of(batch, row.micro_batches)},
+          losses.push_back(one.step(Tensors{batch_of(batch, row.micro_batches, replica)},
                                     [&](const Tensors& outputs, std::uint32_t micro_batch) {
                                       return loss_in(batch, micro_batch, outputs[0]);
                                     }));
           step_one->step();
           step_one->zero_grad();
         }
-        EXPECT_TRUE(same(train(other, batches, [&] { step_other->step(); }), torch::stack(losses))) << where;
+        EXPECT_TRUE(same(train(
+                             other, batches, [&] { step_other->step(); }, replica),
+                         torch::stack(losses)))
+            << where;
       }
       for (std::size_t i = 0; i < one.named_parameters().size(); ++i)
         EXPECT_TRUE(same(one.parameters()[i], other.parameters()[i]))
@@ -301,57 +334,65 @@ TEST(PipelineTrain, CallsFollowEachOther) {
   EXPECT_EQ(output.defined(), rank() == size() - 1);
 }
 
+/// The numbers of all ranks.
+std::vector<std::int64_t> of_all_ranks(std::uint32_t own) {
+  std::vector<Tensor> told = {torch::zeros({size()}, at::kLong)};
+  told[0][rank()] = static_cast<std::int64_t>(own);
+  world()->allreduce(told)->wait();
+  const auto* const first = told[0].const_data_ptr<std::int64_t>();
+  return {first, first + size()};
+}
+
 TEST(PipelineTrain, WhatFailsSaysWhatChunksHaveHad) {
-  for (const std::uint32_t fails_in : {0U, kStages - 1}) {
-    for (const std::uint32_t at_batch : {0U, 3U}) {
-      bool armed = true;
-      std::uint32_t passes = 0;
-      Made made = make_stages([&](std::uint32_t stage, const Tensor&) {
-        if (armed && stage == fails_in && passes++ == at_batch)
-          throw std::runtime_error("a pass of this test");
-      });
-      Pipeline pipeline(made.stages, world(), options_of({"pipedream", 1}));
-      const auto optimizer = optimizer_of(Rule::kSgd, pipeline.parameters());
-      const StateDict before = pipeline.full_state_dict();
-      std::uint32_t updates = 0;
-      const auto update = [&] {
-        optimizer->step();
-        ++updates;
-      };
-      const int fails_on = fails_in == 0 ? 0 : size() - 1;
-      try {
-        train(pipeline, kBatches, update);
-        ADD_FAILURE() << "did not throw";
-      } catch (const PassAbandoned& error) {
-        EXPECT_NE(rank(), fails_on);
-        expect_words(error.what(), {"a pass of this test", "micro-batch " + std::to_string(at_batch)});
-      } catch (const std::exception& error) {
-        EXPECT_EQ(rank(), fails_on) << error.what();
-        expect_words(error.what(), {"a pass of this test"});
-      }
-      armed = false;
-      for (const Tensor& parameter : pipeline.parameters()) EXPECT_FALSE(parameter.grad().defined());
-      const std::vector<std::int64_t> all = [&] {
-        const Tensor told = torch::zeros({size()}, at::kLong);
-        told[rank()] = static_cast<std::int64_t>(updates);
-        std::vector<Tensor> sum = {told};
-        world()->allreduce(sum)->wait();
-        return std::vector<std::int64_t>(told.data_ptr<std::int64_t>(),
-                                         told.data_ptr<std::int64_t>() + size());
-      }();
-      const bool is_even =
-          std::all_of(all.begin(), all.end(), [&](std::int64_t each) { return each == all[0]; });
-      EXPECT_TRUE(is_even || at_batch > 0);
-      if (!is_even) {
-        const std::string told = config_error([&] { train(pipeline, 1, update); });
-        for (int chunk = 0; chunk < size(); ++chunk)
-          expect_words(told, {"chunk " + std::to_string(chunk) + " has had " +
-                              std::to_string(all[static_cast<std::size_t>(chunk)])});
-        expect_words(config_error([&] { pipeline.forward(batch_of(0, 1)); }), {"load a state"});
-        pipeline.load_state_dict({before});
-      }
-      train(pipeline, kBatches, update);
+  struct Fault {
+    std::uint32_t stage, micro_batch, replicas = 1;
+  };
+  std::vector<Fault> faults = {{0, 0}, {0, 3}, {kStages - 1, 0}, {kStages - 1, 3}};
+  if (size() % 2 == 0) faults.insert(faults.end(), {{0, 3, 2}, {kStages - 1, 0, 2}, {kStages - 1, 3, 2}});
+  for (const auto& [stage_that_fails, at, replicas] : faults) {
+    const auto replica = static_cast<std::uint32_t>(rank()) % replicas;
+    bool armed = replica == replicas - 1;  // the last one fails
+    std::uint32_t passes = 0;
+    Made made = make_stages([&, fails_in = stage_that_fails, call = at](std::uint32_t stage, const Tensor&) {
+      if (armed && stage == fails_in && passes++ == call) throw std::runtime_error("a pass of this test");
+    });
+    PipelineOptions options = options_of({"pipedream", 1});
+    options.replicas = replicas;
+    Pipeline pipeline(made.stages, world(), options);
+    const auto optimizer = optimizer_of(Rule::kSgd, pipeline.parameters());
+    const StateDict before = pipeline.full_state_dict();
+    std::uint32_t updates = 0;
+    const auto update = [&] {
+      optimizer->step();
+      ++updates;
+    };
+    const int fails_on = stage_that_fails == 0 ? static_cast<int>(replicas) - 1 : size() - 1;
+    try {
+      train(pipeline, kBatches, update, replica);
+      ADD_FAILURE() << "did not throw";
+    } catch (const PassAbandoned& error) {
+      EXPECT_NE(rank(), fails_on);
+      EXPECT_EQ(error.rank(), fails_on);
+      expect_words(error.what(), {"a pass of this test", "micro-batch " + std::to_string(at)});
+    } catch (const std::exception& error) {
+      EXPECT_EQ(rank(), fails_on) << error.what();
+      expect_words(error.what(), {"a pass of this test"});
     }
+    armed = false;
+    for (const Tensor& parameter : pipeline.parameters()) EXPECT_FALSE(parameter.grad().defined());
+    const std::vector<std::int64_t> all = of_all_ranks(updates);
+    const bool is_even =
+        std::all_of(all.begin(), all.end(), [&](std::int64_t each) { return each == all[0]; });
+    EXPECT_TRUE(is_even || at > 0);
+    if (!is_even) {
+      const std::string told = config_error([&] { train(pipeline, 1, update); });
+      for (std::size_t chunk = 0; chunk < pipeline.schedule().chunks(); ++chunk)
+        expect_words(
+            told, {"chunk " + std::to_string(chunk) + " has had " + std::to_string(all[chunk * replicas])});
+      expect_words(config_error([&] { pipeline.forward(batch_of(0, 1)); }), {"load a state"});
+      pipeline.load_state_dict({before});
+    }
+    train(pipeline, kBatches, update, replica);
   }
 }
 
@@ -405,10 +446,14 @@ TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
   tied.back().parameters = {{"7.weight", tied.front().parameters[0].second}};
   tied.back().run = tied.front().run;
   Pipeline shares(tied, world(), options_of({"1f1b", 2}));
-  expect_words(config_error([&] { train(shares, 1, nothing); }), {"share no weights"});
+  expect_words(config_error([&] { train(shares, 1, nothing); }), {"not shared by other chunks"});
+  options = options_of({"hetpipe", 4});
+  options.replicas = static_cast<std::uint32_t>(size());
+  Pipeline workers(make_stages().stages, world(), options);
+  expect_words(config_error([&] { train(workers, 1, nothing); }), {"one virtual worker", "replicas"});
   if (size() % 2 != 0) return;
   Pipeline two(make_stages().stages, world(), options_of({"chimera", 4}));
-  expect_words(config_error([&] { train(two, 1, nothing); }), {"not sharded"});
+  expect_words(config_error([&] { train(two, 1, nothing); }), {"one direction"});
 }
 
 }  // namespace
