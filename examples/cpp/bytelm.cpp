@@ -135,19 +135,32 @@ void train(const Options& options) {
 
   const auto seed = static_cast<std::uint64_t>(options.seed);
   torch::manual_seed(seed);
-  TrainingState state{ByteGPT(options), {}, nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
+  TrainingState state{ByteGPT(options), {}, {}, nullptr, at::make_generator<at::CPUGeneratorImpl>(seed)};
   auto& model = state.model;
   std::optional<reef::Ledger> ledger;  // of a CUDA device it counts what is allocated from now on
   if (options.ledger) ledger.emplace();
   model->to(device);
-  if (ranks > 1) {
+  std::int64_t count = 0;
+  for (const auto& parameter : model->parameters()) count += parameter.numel();
+  const auto corpus = load_corpus(options.data, options.context + 1);
+  if (options.pipeline > 0) {
+    const auto like = torch::arange(options.batch / options.pipeline);
+    state.pipelined.emplace(model, options, group,
+                            windows_at(corpus.training, like, options.context + 1).to(device));
+    model = nullptr;  // the stages of other ranks are not needed here
+  } else if (ranks > 1) {
     state.sharded.emplace(reef::shard(*model, group,
                                       {.stage = options.stage,
                                        .compression = options.compression,
                                        .compression_options = options.compression_options}));
   }
-  const auto parameters = state.sharded ? state.sharded->parameters() : model->parameters();
-  const auto names = state.sharded ? state.sharded->names() : model->named_parameters().keys();
+  auto* const pipelined = state.pipelined ? &*state.pipelined : nullptr;
+  const auto parameters = pipelined       ? pipelined->pipeline().parameters()
+                          : state.sharded ? state.sharded->parameters()
+                                          : model->parameters();
+  const auto names = pipelined       ? pipelined->names()
+                     : state.sharded ? state.sharded->names()
+                                     : model->named_parameters().keys();
   if (options.recompute_within_bytes) {
     model->recompute_within(*options.recompute_within_bytes, ranks > 1 ? group : nullptr);
   }
@@ -156,25 +169,31 @@ void train(const Options& options) {
   if (!options.resume.empty()) load_checkpoint(options.resume, state, options, device);
 
   if (ledger) {
-    ledger->watch(*model);
+    if (model) ledger->watch(*model);
+    if (pipelined) {
+      for (const auto& module : pipelined->modules()) ledger->watch(*module);
+    }
     ledger->watch(optimizer);
   }
 
-  const auto corpus = load_corpus(options.data, options.context + 1);
   const auto first_step = state.step;
-  Report report(options, rank, ranks, first_step);
+  // Of the ranks that train on windows of their own.
+  const int share = pipelined ? rank % static_cast<int>(options.replicas) : rank;
+  const int shares = pipelined ? static_cast<int>(options.replicas) : ranks;
+  Report report(options, rank, shares, first_step);
   double validation = 0;
   const auto validate = [&] {  // by all ranks: what is divided comes together on all of them
-    validation = bits_per_byte(model, corpus.validation, options, device);
+    validation = pipelined ? pipelined->bits_per_byte(corpus.validation, options, device)
+                           : bits_per_byte(model, corpus.validation, options, device);
     char text[64];
     std::snprintf(text, sizeof text, "validation: %.4f bits per byte", validation);
     return std::string(text);
   };
-  std::int64_t count = 0;
-  for (const auto& parameter : model->parameters()) count += parameter.numel();
   report.say("text: " + corpus.description);
   report.say("model: " + std::to_string(count) + " parameters on " + device.str() +
              (ranks > 1 ? ", " + std::to_string(ranks) + " ranks" : ""));
+  if (const std::string plan = pipelined ? pipelined->pipeline().plan() : ""; !plan.empty())
+    report.say(plan.substr(0, plan.size() - 1));  // it ends with a line break
   report.say("step " + std::to_string(first_step) + "/" + std::to_string(options.steps) + "  " + validate());
 
   // The picture is of the third step: by then gradients and optimizer states are where they stay.
@@ -187,14 +206,23 @@ void train(const Options& options) {
     for (auto& parameters_and_options : optimizer.param_groups()) {
       parameters_and_options.options().set_lr(learning_rate(state.step, options));
     }
-    const auto windows = draw_windows(state.batches, corpus.training, options, rank, ranks).to(device);
+    const auto windows = draw_windows(state.batches, corpus.training, options, share, shares).to(device);
     optimizer.zero_grad();
-    auto loss = next_byte_loss(model, windows);
-    loss.backward();
-    if (ranks > 1) reef::all_reduce({loss.detach()}, group, reef::Reduction::kMean);
+    torch::Tensor loss;
+    if (pipelined) {
+      loss = pipelined->step(windows);
+    } else {
+      loss = next_byte_loss(model, windows);
+      loss.backward();
+      if (ranks > 1) reef::all_reduce({loss.detach()}, group, reef::Reduction::kMean);
+    }
     const auto nats = loss.item<double>();
     if (!std::isfinite(nats)) report_divergence(step, parameters, names);
-    reef::clip_grad_norm_(parameters, 1.0, group);
+    if (pipelined) {
+      pipelined->pipeline().clip_grad_norm_(1.0);
+    } else {
+      reef::clip_grad_norm_(parameters, 1.0, group);
+    }
     optimizer.step();
     state.step = step;
 
@@ -209,9 +237,10 @@ void train(const Options& options) {
       save_checkpoint(options.save, state, options);
   }
 
-  report.log().finish(model->parameters());
+  const ByteGPT trained = pipelined ? *pipelined->whole(options, /*on_all=*/true) : model;
+  report.log().finish(trained->parameters());
   report.say(validate());
-  if (!model->recomputation().empty()) report.say("blocks: " + model->recomputation());
+  if (!trained->recomputation().empty()) report.say("blocks: " + trained->recomputation());
   if (budget) report.say(budget->report());
   if (leads && !options.summary.empty()) {
     const std::int64_t peak = budget   ? static_cast<std::int64_t>(budget->use().peak_bytes)
@@ -222,7 +251,10 @@ void train(const Options& options) {
   }
   if (budget && !options.save.empty()) budget->end();  // a checkpoint is read off memory
   if (!options.save.empty()) save_checkpoint(options.save, state, options);
-  if (options.sample > 0) report.say("sample:" + printable(sample(model, options, device)));
+  if (options.sample > 0) {
+    report.say("sample:" +
+               printable(pipelined ? pipelined->sample(options, device) : sample(model, options, device)));
+  }
   if (ledger) report.say(ledger->table());
   if (pictured_step > first_step) {
     report.say("memory of step " + std::to_string(pictured_step) + ": " + options.chart);

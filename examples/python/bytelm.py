@@ -11,6 +11,7 @@ among which reef.shard divides as much as --stage says.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from bytelm_checkpoint import Run, load_checkpoint, require_writable, save_check
 from bytelm_corpus import load_corpus, windows_at
 from bytelm_model import ByteGPT, bits_per_byte, next_byte_loss, printable, sample
 from bytelm_options import find_device, parse_options
+from bytelm_pipeline import Pipelined
 from bytelm_report import Report
 
 
@@ -95,33 +97,47 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace, device
     torch.manual_seed(options.seed)
     batches = torch.Generator().manual_seed(options.seed)
     model = ByteGPT(options).to(device)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    order = [name for name, _ in model.named_parameters()]
+    training, validation, description = load_corpus(options.data, options.context + 1)
     compression = reef.Compression(options.compression, density=options.density)
-    sharded = reef.shard(model, group, stage=options.stage, compression=compression) if ranks > 1 else None
-    parameters = sharded.parameters() if sharded else list(model.parameters())
-    names = sharded.names() if sharded else [name for name, _ in model.named_parameters()]
+    pipelined = sharded = None
+    if options.pipeline:
+        like = torch.arange(options.batch // options.pipeline)
+        pipelined = Pipelined(model, options, group, windows_at(training, like, options.context + 1).to(device))
+        model = None  # the stages of other ranks are not needed here
+    elif ranks > 1:
+        sharded = reef.shard(model, group, stage=options.stage, compression=compression)
+    divided = pipelined or sharded
+    parameters = divided.parameters() if divided else list(model.parameters())
+    names = divided.names() if divided else order
     if options.recompute_within:
         model.recompute_within(options.recompute_within, group if ranks > 1 else None)
     optimizer = make_optimizer(options, parameters)
-    run = Run(model, optimizer, batches, sharded)
+    run = Run(model, optimizer, batches, divided)
     first_step = load_checkpoint(options.resume, options, run) if options.resume else 0
 
     if ledger:
-        ledger.watch(model)
+        for module in pipelined.modules() if pipelined else [model]:
+            ledger.watch(module)
         ledger.watch(optimizer)
 
-    training, validation, description = load_corpus(options.data, options.context + 1)
-    report = Report(options, rank, ranks, first_step)
+    # Of the ranks that train on windows of their own.
+    share, shares = (rank % options.replicas, options.replicas) if pipelined else (rank, ranks)
+    report = Report(options, rank, shares, first_step)
 
     validated = 0.0
 
     def validate() -> str:  # on all ranks: parameters that are divided come together on all of them
         nonlocal validated
-        validated = bits_per_byte(model, validation, options, device)
+        worth = pipelined.bits_per_byte if pipelined else functools.partial(bits_per_byte, model)
+        validated = worth(validation, options, device)
         return f"validation: {validated:.4f} bits per byte"
 
-    count = sum(parameter.numel() for parameter in model.parameters())
     report.say(f"text: {description}")
     report.say(f"model: {count} parameters on {device}" + (f", {ranks} ranks" if ranks > 1 else ""))
+    if pipelined and pipelined.pipeline.plan:
+        report.say(pipelined.pipeline.plan.rstrip())
     report.say(f"step {first_step}/{options.steps}  {validate()}")
 
     # The picture is of the third step: by then gradients and optimizer states are where they stay.
@@ -133,16 +149,22 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace, device
 
         for parameters_and_options in optimizer.param_groups:
             parameters_and_options["lr"] = learning_rate(step - 1, options)
-        windows = draw_windows(batches, training, options, rank, ranks).to(device)
+        windows = draw_windows(batches, training, options, share, shares).to(device)
         optimizer.zero_grad()
-        loss = next_byte_loss(model, windows)
-        loss.backward()
-        if ranks > 1:
-            reef.all_reduce([loss.detach()], group, reduction="mean")
+        if pipelined:
+            loss = pipelined.step(windows)
+        else:
+            loss = next_byte_loss(model, windows)
+            loss.backward()
+            if ranks > 1:
+                reef.all_reduce([loss.detach()], group, reduction="mean")
         nats = loss.item()
         if not math.isfinite(nats):
             report_divergence(step, list(zip(names, parameters, strict=True)))
-        reef.clip_grad_norm_(parameters, 1.0, group)
+        if pipelined:
+            pipelined.pipeline.clip_grad_norm_(1.0)
+        else:
+            reef.clip_grad_norm_(parameters, 1.0, group)
         optimizer.step()
 
         report.step_ends(step, nats, sum(ledger.live(device).values()) if ledger else None)
@@ -155,10 +177,11 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace, device
         if options.save_every and step % options.save_every == 0:
             save_checkpoint(options.save, options, run, step)
 
-    report.log.finish(model.parameters())
+    whole = pipelined.full_state_dict() if pipelined else dict(model.named_parameters())
+    report.log.finish(whole[name] for name in order)
     report.close_bar()
     report.say(validate())
-    if model.recomputation:
+    if model and model.recomputation:
         report.say(f"blocks: {model.recomputation}")
     if budget:
         report.say(budget.report())
@@ -173,7 +196,8 @@ def train_within(budget: reef.Budget | None, options: argparse.Namespace, device
     if options.save:
         save_checkpoint(options.save, options, run, max(first_step, options.steps))
     if options.sample:
-        report.say("sample:" + printable(sample(model, options, device)))
+        data = pipelined.sample(options, device) if pipelined else sample(model, options, device)
+        report.say("sample:" + printable(data))
     if ledger:
         report.say(ledger.table())
     if pictured_step > first_step:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import reef
 import torch
+from bytelm_pipeline import Pipelined
 
 
 def cannot_write(path: str, reason: str) -> OSError:
@@ -59,12 +60,12 @@ def first_line(archive: bytes) -> bytes:
 
 
 class Run(NamedTuple):
-    """What training changes, on each rank."""
+    """What training changes, on each rank. Where the model is divided, `sharded` has it whole."""
 
-    model: torch.nn.Module
+    model: torch.nn.Module | None
     optimizer: torch.optim.Optimizer
     batches: torch.Generator
-    sharded: reef.Shard | None
+    sharded: reef.Shard | Pipelined | None
 
 
 def save_checkpoint(path: str, options: argparse.Namespace, run: Run, step: int) -> None:

@@ -75,9 +75,8 @@ class ByteGPT(nn.Module):
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         """Bytes [batch, length] (int64) to logits of the byte after each: [batch * length, 256]."""
-        length = data.size(1)
-        x = (self.bytes(data) + self.positions(torch.arange(length, device=data.device))).flatten(0, 1)
-        return F.linear(self.norm(self.through_blocks(x, length)), self.bytes.weight)
+        x = self.through_blocks(embedded(self.bytes, self.positions, data), data.size(1))
+        return logits_of(self.norm, self.bytes, x)
 
     def through_blocks(self, x: torch.Tensor, length: int) -> torch.Tensor:
         if self.recomputed and torch.is_grad_enabled():
@@ -88,33 +87,63 @@ class ByteGPT(nn.Module):
         return x
 
 
+def embedded(byte_embedding: nn.Embedding, positions: nn.Embedding, data: torch.Tensor) -> torch.Tensor:
+    """What a ByteGPT begins with: bytes [batch, length] to a row for each."""
+    return (byte_embedding(data) + positions(torch.arange(data.size(1), device=data.device))).flatten(0, 1)
+
+
+def logits_of(norm: nn.LayerNorm, byte_embedding: nn.Embedding, x: torch.Tensor) -> torch.Tensor:
+    """And what it ends with."""
+    return F.linear(norm(x), byte_embedding.weight)
+
+
 def next_byte_loss(model: ByteGPT, windows: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy, in nats per byte, of each byte of `windows` ([batch, length + 1]) given those before it."""
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits, windows[:, 1:].flatten())
 
 
+def validation_offsets(text: torch.Tensor, options: argparse.Namespace) -> torch.Tensor:
+    """Where 128 windows spread evenly over `text` begin."""
+    count = 128
+    return torch.arange(count) * (text.numel() - options.context - 1) // (count - 1)
+
+
 @torch.no_grad()
 def bits_per_byte(model: ByteGPT, text: torch.Tensor, options: argparse.Namespace, device: torch.device) -> float:
-    """On 128 windows spread evenly over `text`."""
-    count, window = 128, options.context + 1
-    offsets = torch.arange(count) * (text.numel() - window) // (count - 1)
+    offsets = validation_offsets(text, options)
     nats = 0.0
     for some in offsets.split(options.batch):
-        nats += next_byte_loss(model, windows_at(text, some, window).to(device)).item() * len(some)
-    return nats / count / math.log(2)
+        nats += next_byte_loss(model, windows_at(text, some, options.context + 1).to(device)).item() * len(some)
+    return nats / len(offsets) / math.log(2)
+
+
+class Sampler:
+    """Draws bytes one after the other, beginning on a new line."""
+
+    temperature = 0.8  # below 1: likelier bytes more often, so that a short training reads well
+
+    def __init__(self, options: argparse.Namespace):
+        self.context = options.context
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.data = torch.full((1, 1), ord("\n"))
+
+    def seen(self) -> torch.Tensor:
+        """What the model is to see next: [1, length]."""
+        return self.data[:, -self.context :]
+
+    def next(self, logits: torch.Tensor) -> int:
+        """Draws the byte after that; `logits` has a row for each byte that was seen."""
+        drawn = torch.multinomial(torch.softmax(logits[-1:].cpu() / self.temperature, -1), 1, generator=self.generator)
+        self.data = torch.cat([self.data, drawn], 1)
+        return int(drawn)
 
 
 @torch.no_grad()
 def sample(model: ByteGPT, options: argparse.Namespace, device: torch.device) -> bytes:
-    """`options.sample` bytes drawn from the model, one after the other, beginning on a new line."""
-    temperature = 0.8  # below 1: likelier bytes more often, so that a short training reads well
-    generator = torch.Generator().manual_seed(options.seed)
-    data = torch.full((1, 1), ord("\n"))
-    for _ in range(options.sample):
-        logits = model(data[:, -options.context :].to(device))[-1:].cpu()
-        data = torch.cat([data, torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)], 1)
-    return bytes(data[0, 1:].tolist())
+    """`options.sample` bytes drawn from the model."""
+    sampler = Sampler(options)
+    return bytes(sampler.next(model(sampler.seen().to(device))) for _ in range(options.sample))
 
 
 def printable(data: bytes) -> str:

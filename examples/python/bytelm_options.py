@@ -60,6 +60,9 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--budget", metavar="SIZE", help="train inside so many bytes (12MiB), bit for bit the same")
     add("--spill", metavar="FOLDER", help="what leaves goes to a file there, by default to host memory")
     add("--recompute-within", metavar="SIZE", help="blocks keep so many bytes for backward, and compute the rest once more")
+    add("--pipeline", type=between(1, 128), default=0, metavar="COUNT", help="cut the model over the ranks, and a step into so many micro-batches; divides --batch")
+    add("--schedule", metavar="NAME", help="of the pipeline: 1f1b, zbv, ...; by default planned for the ranks and links that there are")
+    add("--replicas", type=positive, default=1, help="of the pipeline, each with a --batch of its own")
     add("--no-ledger", action="store_true", help="do not count memory, to measure what counting costs")
     options = parser.parse_args(arguments)
     if options.width % options.heads:
@@ -76,6 +79,14 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--spill says where a --budget's pages go: give both")
     if options.budget and options.save_every:
         parser.error("--save-every reads all parameters at once, which a --budget need not hold: leave one out")
+    if not options.pipeline and (options.schedule or options.replicas > 1):
+        parser.error("--schedule and --replicas are of a pipeline: give --pipeline COUNT, too")
+    if options.pipeline and options.batch % options.pipeline:
+        parser.error(f"--batch {options.batch} cannot be cut into --pipeline {options.pipeline} micro-batches: make it a multiple")
+    if options.pipeline and options.recompute_within:
+        parser.error("--recompute-within plans all blocks on one rank: leave it out with --pipeline")
+    if options.pipeline and options.compression != "none":
+        parser.error("--compression is not for the gradients of a --pipeline: leave one out")
     if options.no_ledger and (options.chart or options.trace):
         parser.error("--chart and --trace show what the ledger counts: leave out --no-ledger")
     options.stage = STAGES[int(options.stage)] if options.stage.isdecimal() else options.stage

@@ -366,6 +366,44 @@ def test_ranks_that_divide_compute_the_same_and_go_on_from_each_others_checkpoin
         assert read_log(f"{stage}.alone") == read_log("replicate.alone"), stage
 
 
+def test_a_model_that_is_cut_over_ranks_is_one_model(run, text):
+    options = dict(data=[text], optimizer="sgd", sample=6, pipeline=2, batch=4)
+    shapes = {"cpp": dict(ranks=2, schedule="1f1b"), "python": dict(ranks=3, schedule="1f1b"), "three": dict(ranks=3, schedule="zero_bubble", stage=1)}
+
+    def cut(name, *, ranks, **more):
+        face = "python" if name.startswith("python") else "cpp"
+        result = run_ranks([str(word) for word in command(face) + arguments(**{**options, **more})], ranks=ranks)
+        assert result.ok, result.report()
+        return [line for line in result.ranks[0].output.splitlines() if line.startswith(("sample", "validation"))]
+
+    # The embedding is the head once more, so where both are on ranks of their own its gradients are added up alike.
+    told = {name: cut(name, losses=name, save=f"{name}.model", depth=3, **shape) for name, shape in shapes.items()}
+    for name in shapes:
+        assert read_log(name) == read_log(f"{name}.rank1") == read_log("cpp"), name
+        assert told[name] == told["cpp"], name
+    # Each goes on as one process, from a checkpoint of the same language.
+    alone = dict(data=[text], optimizer="sgd", sample=0, batch=4, depth=3)
+    for face in FACES:
+        assert run(face, resume=f"{face}.model", losses=f"{face}.alone", **{**alone, "steps": 15}).returncode == 0
+        assert run(face, save=f"{face}.one", **alone).returncode == 0
+        cut(f"{face}.on", resume=f"{face}.one", losses=f"{face}.on", depth=3, steps=15, **shapes[face])
+        again = dict(shapes["three"], schedule="zbv", ranks=1) if face == "cpp" else dict(ranks=2, replicas=2)
+        cut(f"{face}.again", resume=f"{face}.model", depth=3, steps=14, **again)
+    assert read_log("cpp.alone") == read_log("python.alone")
+    assert read_log("cpp.on") == read_log("python.on")
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    (dict(schedule="1f1b"), "--pipeline COUNT"), (dict(replicas=2), "--pipeline COUNT"),
+    (dict(pipeline=3), "make it a multiple"), (dict(pipeline=2, recompute_within="1MiB"), "--recompute-within"),
+    (dict(pipeline=2, compression="bfloat16"), "--compression"), (dict(pipeline=129, batch=129), "128"), (dict(pipeline=2, schedule="none"), "gpipe"),
+])  # fmt: skip
+@pytest.mark.parametrize("face", FACES)
+def test_a_pipeline_that_cannot_be(face, run, text, given, words):
+    result = run(face, data=[text], **given)
+    assert result.returncode == 2 and words in result.err, result.err
+
+
 def test_rank_that_dies_is_named(run, text):
     rank_1_dies_in_step_4 = """
         [ $RANK = 1 ] && (until [ "$(wc -l <log.rank1)" -gt 3 ]; do sleep 0.05; done; kill -9 $$) 2>/dev/null &

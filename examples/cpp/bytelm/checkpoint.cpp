@@ -40,7 +40,14 @@ c10::IValue read_value(torch::serialize::InputArchive& archive, const std::strin
 
 void save_checkpoint(const std::string& path, TrainingState& state, const Options& options) {
   torch::serialize::OutputArchive archive, fits, model, optimizer;
-  if (state.sharded) {
+  std::optional<ByteGPT> whole_model;
+  if (state.pipelined) {
+    const reef::OptimizerState whole =
+        state.pipelined->pipeline().full_optimizer_state(*state.optimizer, /*rank0_only=*/true);
+    whole_model = state.pipelined->whole(options, /*on_all=*/false);
+    if (!whole_model) return;  // not rank 0
+    optimizer << whole;
+  } else if (state.sharded) {
     const reef::OptimizerState whole = state.sharded->full_optimizer_state(*state.optimizer, true);
     state.sharded->gather();
     if (whole.groups.empty()) return;  // not rank 0
@@ -52,7 +59,7 @@ void save_checkpoint(const std::string& path, TrainingState& state, const Option
   archive.write("fits", fits);
   archive.write("step", c10::IValue(state.step));
   archive.write("batches", c10::IValue(state.batches.get_state()));
-  state.model->save(model);
+  (whole_model ? *whole_model : state.model)->save(model);
   archive.write("model", model);
   archive.write("optimizer", optimizer);
   std::ostringstream content;
@@ -84,7 +91,14 @@ void load_checkpoint(const std::string& path, TrainingState& state, const Option
   }
   archive.read("model", model);
   archive.read("optimizer", optimizer);
-  if (state.sharded) {
+  if (state.pipelined) {
+    ByteGPT plain(options);
+    plain->load(model);
+    state.pipelined->load(plain);
+    reef::OptimizerState whole;
+    optimizer >> whole;
+    state.pipelined->pipeline().load_optimizer_state(*state.optimizer, {whole});
+  } else if (state.sharded) {
     ByteGPT plain(options);  // a module's load() gives it other memory, which a shard's must keep
     plain->load(model);
     reef::StateDict dict;

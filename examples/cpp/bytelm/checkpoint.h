@@ -8,6 +8,7 @@
 #include <string>
 
 #include "model.h"
+#include "pipelined.h"
 #include "reef/shard.h"
 
 namespace bytelm {
@@ -16,6 +17,7 @@ namespace bytelm {
 struct TrainingState {
   ByteGPT model;
   std::optional<reef::Shard> sharded;  ///< among several ranks
+  std::optional<Pipelined> pipelined;  ///< or this; then there is no model
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   torch::Generator batches;  ///< draws the windows of each step
   std::int64_t step = 0;     ///< steps done

@@ -9,34 +9,47 @@
 
 namespace bytelm {
 
+torch::Tensor validation_offsets(const torch::Tensor& text, const Options& options) {
+  constexpr std::int64_t kWindows = 128;
+  return torch::arange(kWindows).mul(text.size(0) - options.context - 1).floor_divide(kWindows - 1);
+}
+
 double bits_per_byte(ByteGPT& model, const torch::Tensor& text, const Options& options,
                      torch::Device device) {
-  constexpr std::int64_t kWindows = 128;
   const torch::NoGradGuard no_grad;
-  const auto window = options.context + 1;
-  const auto offsets = torch::arange(kWindows).mul(text.size(0) - window).floor_divide(kWindows - 1);
+  const auto offsets = validation_offsets(text, options);
   double nats = 0;
   for (const auto& some : offsets.split(options.batch)) {
-    const auto loss = next_byte_loss(model, windows_at(text, some, window).to(device));
+    const auto loss = next_byte_loss(model, windows_at(text, some, options.context + 1).to(device));
     nats += loss.item<double>() * static_cast<double>(some.size(0));
   }
-  return nats / kWindows / std::numbers::ln2;
+  return nats / static_cast<double>(offsets.size(0)) / std::numbers::ln2;
+}
+
+Sampler::Sampler(const Options& options)
+    : context_(options.context),
+      generator_(at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(options.seed))),
+      bytes_(torch::full({1, 1}, '\n', torch::kLong)) {}
+
+torch::Tensor Sampler::seen() const {
+  return bytes_.slice(1, std::max<std::int64_t>(0, bytes_.size(1) - context_));
+}
+
+std::int64_t Sampler::next(const torch::Tensor& logits) {
+  // Below 1: likelier bytes more often, so that a short training reads well.
+  constexpr double kTemperature = 0.8;
+  const auto last = logits.slice(0, -1).cpu();
+  const auto drawn = torch::multinomial(torch::softmax(last / kTemperature, -1), 1, false, generator_);
+  bytes_ = torch::cat({bytes_, drawn}, 1);
+  return drawn.item<std::int64_t>();
 }
 
 std::string sample(ByteGPT& model, const Options& options, torch::Device device) {
-  // Below 1: likelier bytes more often, so that a short training reads well.
-  constexpr double kTemperature = 0.8;
   const torch::NoGradGuard no_grad;
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(options.seed));
-  auto bytes = torch::full({1, 1}, '\n', torch::kLong);
+  Sampler sampler(options);
   std::string text;
-  while (static_cast<std::int64_t>(text.size()) < options.sample) {
-    const auto seen = bytes.slice(1, std::max<std::int64_t>(0, bytes.size(1) - options.context));
-    const auto logits = model(seen.to(device)).slice(0, -1).cpu();  // the last row
-    const auto next = torch::multinomial(torch::softmax(logits / kTemperature, -1), 1, false, generator);
-    bytes = torch::cat({bytes, next}, 1);
-    text += static_cast<char>(next.item<std::int64_t>());
-  }
+  while (static_cast<std::int64_t>(text.size()) < options.sample)
+    text += static_cast<char>(sampler.next(model(sampler.seen().to(device))));
   return text;
 }
 

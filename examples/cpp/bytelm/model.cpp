@@ -57,9 +57,15 @@ void ByteGPTImpl::initialize(std::int64_t depth) {
 }
 
 torch::Tensor ByteGPTImpl::forward(const torch::Tensor& bytes) {
-  const auto length = bytes.size(1);
-  const auto x = (bytes_(bytes) + positions_(torch::arange(length, bytes.options()))).flatten(0, 1);
-  return nn::functional::linear(norm_(through_blocks(x, length)), bytes_->weight);
+  return logits_of(*norm_, *bytes_, through_blocks(embedded(*bytes_, *positions_, bytes), bytes.size(1)));
+}
+
+torch::Tensor embedded(nn::EmbeddingImpl& bytes, nn::EmbeddingImpl& positions, const torch::Tensor& data) {
+  return (bytes.forward(data) + positions.forward(torch::arange(data.size(1), data.options()))).flatten(0, 1);
+}
+
+torch::Tensor logits_of(nn::LayerNormImpl& norm, nn::EmbeddingImpl& bytes, const torch::Tensor& x) {
+  return nn::functional::linear(norm.forward(x), bytes.weight);
 }
 
 torch::Tensor ByteGPTImpl::through_blocks(const torch::Tensor& x, std::int64_t length) {

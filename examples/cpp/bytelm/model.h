@@ -60,6 +60,12 @@ class ByteGPTImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ByteGPT);
 
+/// What a ByteGPT begins and ends with: bytes [batch, length] to a row for each, and rows to logits.
+torch::Tensor embedded(torch::nn::EmbeddingImpl& bytes, torch::nn::EmbeddingImpl& positions,
+                       const torch::Tensor& data);
+torch::Tensor logits_of(torch::nn::LayerNormImpl& norm, torch::nn::EmbeddingImpl& bytes,
+                        const torch::Tensor& x);
+
 /// Mean cross entropy, in nats per byte, of each byte of `windows` ([batch, length + 1]) given those before
 /// it.
 torch::Tensor next_byte_loss(ByteGPT& model, const torch::Tensor& windows);

@@ -62,6 +62,11 @@ po::options_description describe(Options& options) {
   add("recompute-within", po::value<std::string>()->value_name("SIZE"),
       "blocks keep no more than so many bytes for backward, and compute the rest once more, bit for bit the "
       "same");
+  add("pipeline", po::value(&options.pipeline)->value_name("COUNT"),
+      "cut the model over the ranks, and a step into so many micro-batches; divides --batch");
+  add("schedule", po::value(&options.schedule)->value_name("NAME"),
+      "of the pipeline: 1f1b, zbv, ...; by default planned for the ranks and links that there are");
+  add("replicas", number(options.replicas), "of the pipeline, each with a --batch of its own");
   add("no-ledger", "do not count memory, to measure what counting costs");
   return all;
 }
@@ -80,8 +85,8 @@ reef::Stage stage_of(const std::string& name) {
 }
 
 void check(const Options& options, const po::variables_map& given) {
-  for (const char* name :
-       {"width", "depth", "heads", "context", "batch", "steps", "threads", "eval-every", "save-every"}) {
+  for (const char* name : {"width", "depth", "heads", "context", "batch", "steps", "threads", "eval-every",
+                           "save-every", "pipeline", "replicas"}) {
     if (!given.count(name)) continue;
     const auto value = given[name].as<std::int64_t>();
     require(value >= 1 && value < std::int64_t{1} << 31,
@@ -104,6 +109,16 @@ void check(const Options& options, const po::variables_map& given) {
           "--spill says where a --budget's pages go: give both");
   require(!options.budget_bytes || options.save_every == 0,
           "--save-every reads all parameters at once, which a --budget need not hold: leave one out");
+  require(options.pipeline > 0 || (options.schedule.empty() && options.replicas == 1),
+          "--schedule and --replicas are of a pipeline: give --pipeline COUNT, too");
+  require(options.pipeline == 0 || options.batch % options.pipeline == 0,
+          "--batch " + std::to_string(options.batch) + " cannot be cut into --pipeline " +
+              std::to_string(options.pipeline) + " micro-batches: make it a multiple");
+  require(options.pipeline <= 128, "--pipeline must be 128 at most, of which validation has windows");
+  require(options.pipeline == 0 || !options.recompute_within_bytes,
+          "--recompute-within plans all blocks on one rank: leave it out with --pipeline");
+  require(options.pipeline == 0 || options.compression == reef::Compression::kNone,
+          "--compression is not for the gradients of a --pipeline: leave one out");
   require(options.ledger || (given["chart"].defaulted() && options.trace.empty()),
           "--chart and --trace show what the ledger counts: leave out --no-ledger");
 }

@@ -39,8 +39,11 @@ struct Options {
   std::string losses;   ///< "": none
   std::string summary;  ///< "": none
   bool ledger = true;
-  std::optional<std::int64_t> budget_bytes;            ///< nullopt: none
-  std::string spill;                                   ///< folder for pages; "": host memory
+  std::optional<std::int64_t> budget_bytes;  ///< nullopt: none
+  std::string spill;                         ///< folder for pages; "": host memory
+  std::int64_t pipeline = 0;  ///< micro-batches of a pipeline over the ranks; 0: the model is not cut
+  std::string schedule;       ///< of the pipeline; "": planned for the ranks that there are
+  std::int64_t replicas = 1;  ///< of the pipeline
   std::optional<std::int64_t> recompute_within_bytes;  ///< nullopt: nothing is computed twice
 };
 
