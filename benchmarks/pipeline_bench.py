@@ -1,178 +1,66 @@
-"""Pipelines of four ranks over links of 100 Mbit/s, each rank a network namespace: reef.Pipeline and torch.distributed.pipelining, in
-fresh processes. Stages sleep instead of computing, so ranks share this machine's cores without waiting for them; what is measured
-is the order of actions, the overlap of messages, and overhead. The links are slow so that messages are small, and cost no
-computing of their own. Beside each time of Reef's is what `simulate` says."""
+"""Pipelines over ranks, each rank a network namespace: reef.Pipeline and torch.distributed.pipelining, in fresh processes
+(paced_pipeline.py). Stages sleep instead of computing, so what is measured is the order of actions, the overlap of messages, and
+overhead. Links are slow so that messages are small, and cost no computing of their own. Beside each time of Reef's is what the
+simulation says. `pipeline_bench.py slow_links` runs one part alone."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
+from dataclasses import asdict
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from hosts_on_bridge import hosts_on_bridge, run_command
-from torch.distributed import pipelining
+from paced_pipeline import Job
 
-RANKS, MICRO_BATCHES, STEPS = 4, 16, 5
 MOST_SECONDS = 600
-"""For all steps of a mode: a schedule whose ranks wait for each other is left out."""
-STAGES = 2 * RANKS
+"""For all steps of a job: a schedule whose ranks wait for each other is left out."""
 FORWARD_SECONDS = 0.040
-"""Of a whole rank, which has two stages, for a micro-batch; its I and its W take as long."""
 SEGMENT_BYTES, HEADERS_BYTES = 1448, 66
 """Of TCP in an Ethernet frame."""
-LINK_BYTES_PER_SECOND = 1e8 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES)
 RATIOS = (0.0, 1.0, 2.0)
 """Seconds of a message over those of a rank's forward pass."""
 OURS = ("chosen", "1f1b", "1f1b hops", "gpipe", "zero_bubble", "zero_bubble hops", "interleaved", "zbv")
-TORCHS = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS")
-"""Not those that split backward passes: torch makes their weights' gradients without AccumulateGrad, whose hook is what sleeps here."""
+TORCHS = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+ALL_OURS = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble", "interleaved_zero_bubble", "zbv", "v_half", "v_min",
+            "chimera", "dualpipe", "dualpipev", "greedy")  # fmt: skip
 
 
-class Sleeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.clone()  # torch splits no backward pass at a view
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
+def bytes_per_second(megabits: int) -> float:
+    return megabits * 1e6 / 8 * SEGMENT_BYTES / (SEGMENT_BYTES + HEADERS_BYTES) if megabits else 0.0
 
 
-class PacedStage(torch.nn.Module):
-    """Multiplies by a weight, and sleeps: in F, in I, and when the weight's gradient is made, in W."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.weight = torch.nn.Parameter(torch.ones(1, 1))
-        self.weight.register_post_accumulate_grad_hook(lambda _: time.sleep(seconds))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleeps.apply(x.reshape(-1, 1).mm(self.weight).view_as(x), self.seconds)
-
-
-def stages() -> list[PacedStage]:
-    return [PacedStage(FORWARD_SECONDS / 2) for _ in range(STAGES)]
-
-
-def loss_of(output: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    return output[:, :1].sum()
-
-
-def profile(message_bytes: int):
-    """What a stage costs, measured by itself."""
-    import reef
-
-    stage, x = PacedStage(FORWARD_SECONDS / 2), torch.ones(1, max(1, message_bytes // 4), requires_grad=True)
-    forward, backward = [], []
-    for _ in range(7):
-        begin = time.perf_counter()
-        y = stage(x)
-        middle = time.perf_counter()
-        y.backward(torch.ones_like(y))
-        forward.append(middle - begin)
-        backward.append(time.perf_counter() - middle)
-    half = statistics.median(backward) / 2
-    cost = reef.PipelineChunkCost(statistics.median(forward), half, half, output_bytes=message_bytes)
-    links = [reef.Link(0.0, LINK_BYTES_PER_SECOND)] if message_bytes > 4 else []
-    return reef.PipelineProfile([cost] * STAGES, links=links)
-
-
-def reefs(mode: str, message_bytes: int):
-    """A function that makes a step, and the seconds that are expected of it."""
-    import reef
-
-    profiles = [profile(message_bytes) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(profiles)  # all plan alike
-    (whole,) = profiles
-    name, *deeper = mode.split()
-    if name == "chosen":
-        plan = reef.plan_pipeline(whole, RANKS, MICRO_BATCHES)
-        schedule, cuts = plan.schedule, list(plan.cuts)
-    else:
-        chunks = 2 if name in ("interleaved", "zbv") else 1
-        message_seconds = [message_bytes / LINK_BYTES_PER_SECOND] * (RANKS - 1)
-        splits = name == "zero_bubble"
-        hops = reef.hops_for(message_seconds, FORWARD_SECONDS, 2 * FORWARD_SECONDS, splits=splits) if deeper else []
-        schedule = reef.pipeline_schedule(name, ranks=RANKS, micro_batches=MICRO_BATCHES, chunks_per_rank=chunks, hops=hops)
-        size = STAGES // (RANKS * chunks)
-        cuts = list(range(size, STAGES, size))
-    pipeline = reef.Pipeline(stages(), dist.group.WORLD, schedule=schedule, cuts=cuts)
-    batch = torch.ones(MICRO_BATCHES, max(1, message_bytes // 4))
-    expected = schedule.cost(whole.cut(cuts)).makespan_seconds
-    return lambda: pipeline.step(batch, loss_of), expected, schedule.name
-
-
-def torchs(mode: str, message_bytes: int):
-    kind = pipelining.schedules.get_schedule_class(mode)
-    rank, all_stages = dist.get_rank(), stages()
-    if issubclass(kind, pipelining.schedules.PipelineScheduleSingle):
-        module = torch.nn.Sequential(*all_stages[2 * rank : 2 * rank + 2])
-        stage = pipelining.PipelineStage(module, rank, RANKS, torch.device("cpu"))
-        schedule = kind(stage, MICRO_BATCHES, loss_fn=loss_of)
-        has_last = rank == RANKS - 1
-    else:
-        numbers = (rank, STAGES - 1 - rank) if mode == "ZBVZeroBubble" else (rank, rank + RANKS)
-        own = [pipelining.PipelineStage(all_stages[number], number, STAGES, torch.device("cpu")) for number in numbers]
-        schedule = kind(own, MICRO_BATCHES, loss_fn=loss_of)
-        has_last = STAGES - 1 in numbers
-    batch = torch.ones(MICRO_BATCHES, max(1, message_bytes // 4))
-    given = (batch,) if rank == 0 else ()
-    target = {"target": torch.zeros(MICRO_BATCHES, 1)} if has_last else {}
-    return lambda: schedule.step(*given, **target, losses=[]), None, mode
-
-
-def run_rank(library: str, mode: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    message_bytes = int(float(os.environ["RATIO"]) * FORWARD_SECONDS * LINK_BYTES_PER_SECOND) // 4 * 4 or 4
-    step, expected, name = (reefs if library == "reef" else torchs)(mode, message_bytes)
-    step()
-    times = []
-    for _ in range(STEPS):
-        dist.barrier()
-        begin = time.perf_counter()
-        step()
-        dist.barrier()
-        times.append(time.perf_counter() - begin)
-    if dist.get_rank() == 0:
-        print(json.dumps([name, statistics.median(times), expected]), flush=True)
-
-
-def hosts(limited: bool) -> contextlib.AbstractContextManager[list[str]]:
-    """hosts_on_bridge(); from each to each other goes a link of its own."""
+def hosts(count: int, megabits: int) -> contextlib.AbstractContextManager[list[str]]:
+    """hosts_on_bridge(); from each to each other goes a link of its own. 0 `megabits`: links are as fast as they are."""
 
     def limit(_: int, name: str, __: str) -> None:
-        if not limited:
+        if not megabits:
             return
         tc = ["tc", "-n", name]
         run_command(*tc, "qdisc", "add", "dev", "cable", "root", "handle", "1:", "htb", "default", "99")
-        for other in range(RANKS):
-            run_command(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", "100mbit",
+        for other in range(count):
+            run_command(*tc, "class", "add", "dev", "cable", "parent", "1:", "classid", f"1:{other + 1}", "htb", "rate", f"{megabits}mbit",
                 "burst", "15k", "cburst", "15k")  # fmt: skip
             run_command(*tc, "filter", "add", "dev", "cable", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst",
                 f"10.79.0.{other + 1}/32", "flowid", f"1:{other + 1}")  # fmt: skip
 
-    return hosts_on_bridge(RANKS, limit)
+    return hosts_on_bridge(count, limit)
 
 
-def run_mode(names: list[str], library: str, mode: str, ratio: float) -> tuple[str, float, float | None] | None:
-    """The schedule's name, seconds of a step, and those that are expected; None if ranks have failed, or were still waiting after
-    MOST_SECONDS."""
-    common = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
-              "GLOO_SOCKET_IFNAME": "cable", "RATIO": str(ratio), "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-    ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, str(Path(__file__).resolve()), "--rank", library, mode],
-                              env={**common, "RANK": str(rank), "LOCAL_RANK": "0"}, stdout=subprocess.PIPE, text=True)
+Found = tuple[str, float, float | None, float]
+"""The schedule's name, seconds of a step, those that are expected, and those of a rank's work."""
+
+
+def run(job: Job, names: list[str]) -> Found | None:
+    """None if ranks have failed, or were still waiting after MOST_SECONDS."""
+    common = {**os.environ, "WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
+              "GLOO_SOCKET_IFNAME": "cable", "JOB": json.dumps(asdict(job)), "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+    program = str(Path(__file__).resolve().with_name("paced_pipeline.py"))
+    ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, program], stdout=subprocess.PIPE, text=True,
+                              env={**common, "RANK": str(rank), "LOCAL_RANK": "0"})
              for rank, name in enumerate(names)]  # fmt: skip
     try:
         printed = [rank.communicate(timeout=MOST_SECONDS)[0] for rank in ranks]
@@ -186,42 +74,106 @@ def run_mode(names: list[str], library: str, mode: str, ratio: float) -> tuple[s
     return found and json.loads(found)
 
 
-def measure(ratio: float) -> None:
-    with hosts(limited=ratio > 0) as names:
-        found = {(library, mode): run_mode(names, library, mode, ratio)
-                 for library, modes in (("torch", TORCHS), ("reef", OURS)) for mode in modes}  # fmt: skip
-    torchs = {mode: run[1] for (library, mode), run in found.items() if library == "torch" and run}
-    best = min(torchs, key=torchs.get)
-    ideal = MICRO_BATCHES * 3 * FORWARD_SECONDS
-    for (library, mode), run in found.items():
-        if run is None:
-            print(f"{library} {mode}, {ratio:g}: its ranks have failed, or still waited after {MOST_SECONDS} s", file=sys.stderr)
-            continue
-        name, seconds, expected = run
-        context = f"median of {STEPS} steps; {seconds / ideal:.3f} times a rank's work"
-        if expected is not None:
+def report(place: str, job: Job, found: Found | None, more: str = "") -> None:
+    if found is None:
+        print(f"{place}, {job.library} {job.schedule}: its ranks have failed, or still waited after {MOST_SECONDS} s", file=sys.stderr)
+        return
+    name, seconds, expected, work = found
+    context = f"median of {job.steps}; "
+    if job.forward_seconds:
+        context += f"{seconds / work:.3f} times a rank's work"
+        if expected:
             context += f"; {seconds / expected:.3f} times the simulation"
-        if mode == "chosen":
-            context += (f"; {name}; torch's 1F1B takes {torchs['1F1B'] / seconds:.2f} times as long, its best here, {best}, "
-                        f"{torchs[best] / seconds:.2f} times")  # fmt: skip
-        row = {"name": f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, message/forward {ratio:g}/{library} {mode}", "value": seconds,
-               "unit": "s a step", "context": context}  # fmt: skip
-        print(json.dumps(row), flush=True)
+    else:
+        context += f"{(seconds - work) / job.micro_batches / 2 * 1e6:.0f} us for each pass with its message, besides the stages' own"
+    if job.schedule == "chosen":
+        context += f"; {name}"
+    row = {"name": f"{place}/{job.library} {job.schedule}", "value": seconds, "unit": "s", "context": context + more}
+    print(json.dumps(row), flush=True)
 
 
-def main() -> None:
+def compare(place: str, jobs: list[Job], names: list[str]) -> None:
+    """Runs torch's and Reef's, and says how the chosen one compares with torch's 1F1B and torch's best."""
+    found = {job: run(job, names) for job in jobs}
+    torchs = {job.schedule: seconds[1] for job, seconds in found.items() if job.library == "torch" and seconds}
+    best = min(torchs, key=torchs.get, default=None)
+    for job, result in found.items():
+        more = ""
+        if job.schedule == "chosen" and result and best:
+            more = f"; torch's 1F1B takes {torchs.get('1F1B', 0) / result[1]:.2f} times as long, its best here, {best}, {torchs[best] / result[1]:.2f} times"
+        report(place, job, result, more)
+
+
+def slow_links() -> None:
+    """Four ranks, 16 micro-batches, links of 100 Mbit/s."""
+    for ratio in RATIOS:
+        rate = bytes_per_second(100 if ratio else 0)
+        size = int(ratio * FORWARD_SECONDS * rate) // 4 * 4 or 4
+        jobs = [Job(library, name, 4, 16, FORWARD_SECONDS, size, rate)
+                for library, names in (("torch", TORCHS), ("reef", OURS)) for name in names]  # fmt: skip
+        with hosts(4, 100 if ratio else 0) as names:
+            compare(f"4 ranks, 16 micro-batches, message/forward {ratio:g}", jobs, names)
+
+
+def gigabit() -> None:
+    """Two ranks, one link of 1 Gbit/s, a message as long as a forward pass."""
+    rate = bytes_per_second(1000)
+    jobs = [Job(library, name, 2, 16, FORWARD_SECONDS, int(FORWARD_SECONDS * rate) // 4 * 4, rate)
+            for library, names in (("torch", TORCHS), ("reef", ("chosen", "1f1b", "1f1b hops", "zero_bubble hops"))) for name in names]  # fmt: skip
+    with hosts(2, 1000) as names:
+        compare("2 ranks, 16 micro-batches, 1 Gbit/s, message/forward 1", jobs, names)
+
+
+def few_micro_batches() -> None:
+    """As many micro-batches as ranks, and links that take no time."""
+    jobs = [Job(library, name, 4, 4, FORWARD_SECONDS)
+            for library, names in (("torch", TORCHS), ("reef", ("chosen", "1f1b", "zbv", "greedy"))) for name in names]  # fmt: skip
+    with hosts(4, 0) as names:
+        compare("4 ranks, 4 micro-batches", jobs, names)
+
+
+def every_schedule() -> None:
+    """All that are synchronous, against the simulation."""
+    for ranks in (2, 3, 4, 6, 8):
+        with hosts(ranks, 0) as names:
+            for schedule in ALL_OURS:
+                if schedule in ("chimera", "dualpipe") and ranks % 2:
+                    continue
+                job = Job("reef", schedule, ranks, 16, FORWARD_SECONDS, steps=3)
+                report(f"{ranks} ranks, 16 micro-batches", job, run(job, names))
+
+
+def without_barrier() -> None:
+    """Ten batches by train(), synchronous and not."""
+    with hosts(4, 0) as names:
+        for schedule in ("1f1b", "zero_bubble", "zbv", "pipedream", "pipedream_2bw", "pipemare"):
+            job = Job("reef", schedule, 4, 4, FORWARD_SECONDS, steps=3, batches=10)
+            report("4 ranks, 10 batches of 4 micro-batches", job, run(job, names))
+
+
+def overhead() -> None:
+    """Two ranks whose stages do next to nothing, so what is left is the runtime: a forward and a backward pass for each of 256 micro-batches,
+    with their messages."""
+    with hosts(2, 0) as names:
+        for library, schedules in (("torch", ("1F1B", "GPipe")), ("reef", ("1f1b", "gpipe"))):
+            for schedule in schedules:
+                job = Job(library, schedule, 2, 256, 0.0, steps=7)
+                report("2 ranks, 256 micro-batches, empty stages", job, run(job, names))
+
+
+PARTS = {part.__name__: part for part in (slow_links, gigabit, few_micro_batches, every_schedule, without_barrier, overhead)}
+
+
+def main(parts: list[str]) -> None:
     try:
-        with hosts(limited=True):
+        with hosts(2, 100):
             pass
     except (FileNotFoundError, subprocess.CalledProcessError) as reason:
         print(f"network namespaces cannot be made here: {reason}", file=sys.stderr)
         return
-    for ratio in RATIOS:
-        measure(ratio)
+    for part in parts or PARTS:
+        PARTS[part]()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        run_rank(*sys.argv[2:])
-    else:
-        main()
+    main(sys.argv[1:])

@@ -1,8 +1,10 @@
 #include "reef/pipeline_versions.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "pipeline/progress.h"
 #include "reef/error.h"
@@ -92,6 +94,37 @@ std::uint32_t most_alive(const PipelineSchedule& schedule, const std::vector<Pip
 }
 
 }  // namespace
+
+std::vector<double> pipeline_delays(const PipelineSchedule& schedule) {
+  const PipelineVersions versions = pipeline_versions(schedule);
+  std::vector<double> delays(schedule.chunks());
+  for (const std::vector<PipelineAction>& actions : schedule.actions) {
+    std::map<std::uint32_t, std::vector<std::uint32_t>> since_update;  // forward versions, of each chunk
+    std::map<std::uint32_t, std::uint32_t> updates;
+    for (const auto& [kind, chunk, micro_batch] : actions) {
+      if (makes_weight_gradients(kind))
+        since_update[chunk].push_back(versions.of[chunk][micro_batch].forward);
+      if (kind != Kind::kUpdate) continue;
+      double sum = 0;
+      const std::vector<std::uint32_t> used = std::exchange(since_update[chunk], {});
+      for (const std::uint32_t version : used) sum += updates[chunk] - version;
+      delays[chunk] = sum / static_cast<double>(used.size());
+      ++updates[chunk];
+    }
+    for (const auto& [chunk, used] : since_update) {
+      if (updates[chunk] > 0) continue;
+      throw ConfigError("PipelineSchedule '" + schedule.name + "': chunk " + to_string(chunk) +
+                        " has no update, so no delay; take what is asynchronous, or with_updates()");
+    }
+  }
+  return delays;
+}
+
+double pipemare_rate(double delay, std::uint64_t update, std::uint64_t annealing_updates) {
+  const double part =
+      annealing_updates == 0 ? 1 : static_cast<double>(update) / static_cast<double>(annealing_updates);
+  return std::pow(std::max(delay, 1.0), std::min(part, 1.0) - 1);
+}
 
 PipelineVersions pipeline_versions(const PipelineSchedule& schedule) {
   check(schedule);

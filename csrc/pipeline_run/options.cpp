@@ -33,6 +33,28 @@ PipelineSchedule named_schedule(const PipelineOptions& options, std::uint32_t ra
                             .micro_batches_per_update = options.micro_batches});
 }
 
+/// The first batches by "1f1b", each with its update; then it is asynchronous.
+PipelineSchedule beginning_with_1f1b(const PipelineOptions& options, std::uint32_t ranks,
+                                     std::uint32_t synchronous, std::uint32_t batches) {
+  PipelineOptions flushing = options;
+  flushing.schedule = "1f1b";
+  PipelineSchedule all =
+      with_updates(repeated(named_schedule(flushing, ranks, 1), synchronous), options.micro_batches);
+  const std::uint32_t first = all.micro_batches;
+  all.name = options.schedule;
+  all.versions = named_schedule(options, ranks, 1).versions;
+  if (synchronous == batches) return all;
+  const PipelineSchedule rest = named_schedule(options, ranks, batches - synchronous);
+  all.micro_batches += rest.micro_batches;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    for (PipelineAction action : rest.actions[rank]) {
+      action.micro_batch += first;
+      all.actions[rank].push_back(action);
+    }
+  }
+  return all;
+}
+
 PipelineSchedule given_schedule(const PipelineOptions& options, std::uint32_t ranks) {
   if (!options.actions) return named_schedule(options, ranks, 1);
   check(*options.actions);
@@ -104,6 +126,18 @@ void check_group(const ProcessGroupPtr& group) {
 }
 
 void check_options(const PipelineOptions& options, std::uint32_t ranks) {
+  const bool follows_newest = options.schedule == "pipemare";
+  if (options.synchronous_batches > 0 && !follows_newest && options.schedule != "pipedream" &&
+      options.schedule != "pipedream_vertical")
+    throw ConfigError(
+        "reef::Pipeline was given synchronous_batches, which begin \"pipedream\", "
+        "\"pipedream_vertical\" and \"pipemare\": leave them out with schedule '" +
+        options.schedule + "'.");
+  if (!(options.correction_decay >= 0 && options.correction_decay < 1) ||
+      (options.correction_decay > 0 && !follows_newest))
+    throw ConfigError(
+        "reef::Pipeline: correction_decay is from 0 to less than 1, and above 0 with schedule "
+        "\"pipemare\" only.");
   if (options.replicas == 0 || ranks % options.replicas != 0)
     throw ConfigError("reef::Pipeline: " + std::to_string(options.replicas) + " replicas cannot share " +
                       std::to_string(ranks) + " ranks alike: give a number that divides that.");
@@ -129,7 +163,7 @@ std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch) {
 }
 
 PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
-                                   std::uint32_t batches) {
+                                   std::uint32_t batches, std::uint64_t before) {
   const auto refuse = [](const std::string& why) { throw ConfigError("reef::Pipeline::train " + why); };
   const std::uint64_t micro_batches = std::uint64_t{batches} * micro_batches_of_batch(of_a_batch);
   if (batches == 0) refuse("was given no batches: give one at least.");
@@ -146,7 +180,14 @@ PipelineSchedule training_schedule(const PipelineOptions& options, const Pipelin
     schedule.versions = {PipelineVersionRule::Kind::kVertical, of_a_batch.micro_batches, 0};
     return schedule;
   }
-  if (!options.actions) return named_schedule(options, of_a_batch.ranks(), batches);
+  if (!options.actions) {
+    const std::uint64_t synchronous =
+        options.synchronous_batches - std::min<std::uint64_t>(before, options.synchronous_batches);
+    if (synchronous == 0) return named_schedule(options, of_a_batch.ranks(), batches);
+    return beginning_with_1f1b(options, of_a_batch.ranks(),
+                               static_cast<std::uint32_t>(std::min<std::uint64_t>(synchronous, batches)),
+                               batches);
+  }
   if (micro_batches % of_a_batch.micro_batches != 0)
     refuse("cannot divide " + std::to_string(micro_batches) + " micro-batches into runs of '" +
            of_a_batch.name + "', which has " + std::to_string(of_a_batch.micro_batches) +
@@ -177,7 +218,8 @@ std::string facts_of(const PipelineOptions& options) {
   std::ostringstream text;
   text << "micro_batches " << options.micro_batches << ", replicas " << options.replicas << ", seed "
        << options.seed << ", reduction " << (options.reduction == Reduction::kMean ? "mean" : "sum")
-       << (options.recompute ? ", recompute" : "") << "\nshard: " << options_text(options.shard);
+       << (options.recompute ? ", recompute" : "") << ", synchronous_batches " << options.synchronous_batches
+       << ", correction_decay " << options.correction_decay << "\nshard: " << options_text(options.shard);
   for (const std::vector<std::string>& names : options.tied) {
     text << "\ntied";
     for (const std::string& name : names) text << " " << name;

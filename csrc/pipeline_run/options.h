@@ -24,9 +24,10 @@ std::string facts_of(const PipelineOptions& options);
 PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks);
 
 /// Returns the schedule by which Pipeline::train() runs so many batches: with an update of each chunk, and
-/// without a barrier between batches. `of_a_batch`: what schedule_of() gave. Throws ConfigError if it cannot.
+/// without a barrier between batches. `of_a_batch`: what schedule_of() gave. `before`: how many batches it
+/// has trained on before. Throws ConfigError if it cannot.
 PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
-                                   std::uint32_t batches);
+                                   std::uint32_t batches, std::uint64_t before);
 /// The number of micro-batches of a batch.
 std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch);
 

@@ -71,8 +71,9 @@ struct Pipeline::State {
   std::unique_ptr<PipelineExecutor> executor;
   std::optional<PipelineParameters> parameters;
   std::uint64_t calls = 0;
-  bool runs = false;   ///< a call is under way
-  std::string uneven;  ///< how many updates chunks have had, if a call has failed between them
+  std::uint64_t trained_batches = 0;  ///< by train()
+  bool runs = false;                  ///< a call is under way
+  std::string uneven;                 ///< how many updates chunks have had, if a call has failed between them
 
   const PipelineSchedule& schedule() const { return executor->training().schedule(); }
   std::uint32_t micro_batches() const { return schedule().micro_batches; }
@@ -332,7 +333,7 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
     training.emplace(
         state.executor->chunks(), course->schedule(),
         PipelineTraining::Update{[&state](std::uint32_t chunk) { state.parameters->reduce(chunk); }, divisor,
-                                 update});
+                                 update, state.options.correction_decay});
   });
   together.agree_on("the number of batches", std::to_string(batches));
   std::vector<Tensor> losses(course->schedule().micro_batches);
@@ -361,13 +362,14 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
     state.uneven = uneven_updates(gather_texts(training->updates(), state.group, c10::kCPU));
     throw;
   }
+  state.trained_batches += batches;
   const Tensor sums = at::stack(sums_of_losses(reports, count * state.options.replicas));
   return sums / state.divisor(count);
 }
 
 std::uint32_t Pipeline::micro_batches_of_batch() const { return reef::micro_batches_of_batch(schedule()); }
 PipelineSchedule Pipeline::train_schedule(std::uint32_t batches) const {
-  return training_schedule(state_->options, schedule(), batches);
+  return training_schedule(state_->options, schedule(), batches, state_->trained_batches);
 }
 
 Tensor Pipeline::step(const Tensor& batch, const Loss& loss) {

@@ -24,6 +24,8 @@ PipelineTraining::PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunk
     });
     const auto [made, is_new] =
         weights_.try_emplace(number, chunk.trained(), versions.of[number], splits ? 2 : 1, in_place);
+    if (in_place && update_.correction_decay > 0)
+      made->second.correct(pipeline_delays(schedule)[number], update_.correction_decay);
     chunk.use(&made->second);
   }
 }

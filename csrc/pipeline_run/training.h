@@ -23,6 +23,7 @@ class PipelineTraining {
     std::uint32_t divisor = 0;
     /// Makes an optimizer update those parameters that have gradients.
     std::function<void()> step;
+    double correction_decay = 0;  ///< see PipelineOptions
   };
   PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunks, const PipelineSchedule& schedule,
                    Update update);

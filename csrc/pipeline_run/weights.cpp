@@ -1,9 +1,13 @@
 #include "pipeline_run/weights.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "reef/error.h"
@@ -38,7 +42,12 @@ void PipelineWeights::put(const Values& values) {
 }
 
 PipelineWeights::Pass::Pass(PipelineWeights* weights, Of of, std::uint32_t micro_batch) : weights_(weights) {
-  if (!weights_ || weights_->in_place_) return;
+  if (!weights_) return;
+  if (weights_->in_place_) {
+    if (of == Of::kForward || weights_->d_.empty()) weights_ = nullptr;
+    if (weights_) weights_->use_corrected(true);
+    return;
+  }
   const PipelineVersion& version = weights_->versions_[micro_batch];
   version_ = of == Of::kForward ? version.forward : version.backward;
   if (version_ == weights_->newest_) return;
@@ -47,9 +56,27 @@ PipelineWeights::Pass::Pass(PipelineWeights* weights, Of of, std::uint32_t micro
 }
 
 PipelineWeights::Pass::~Pass() {
-  if (!weights_ || weights_->in_place_) return;
+  if (!weights_) return;
+  if (weights_->in_place_) {
+    weights_->use_corrected(false);
+    return;
+  }
   if (version_ != weights_->newest_) weights_->put(std::exchange(weights_->newest_values_, {}));
   if (--weights_->passes_left_.at(version_) == 0) weights_->let_go(version_);
+}
+
+void PipelineWeights::use_corrected(bool corrected) {
+  const at::NoGradGuard no_grad;
+  modify([&] {
+    for (std::size_t i = 0; i < d_.size(); ++i) {
+      if (corrected) {
+        spare_[i].copy_(parameters_[i].detach());
+        parameters_[i].sub_(d_[i], delay_);
+      } else {
+        parameters_[i].copy_(spare_[i]);
+      }
+    }
+  });
 }
 
 void PipelineWeights::let_go(std::uint32_t version) {
@@ -57,22 +84,39 @@ void PipelineWeights::let_go(std::uint32_t version) {
   if (auto kept = kept_.extract(version); !kept.empty()) free_.push_back(std::move(kept.mapped()));
 }
 
+// What forward passes have saved is to be the newest in backward passes, which autograd would refuse.
+void PipelineWeights::modify(const std::function<void()>& work) {
+  const Values before = values_now();
+  std::vector<std::uint32_t> counts;
+  for (const Value& value : before) counts.push_back(value.count.current_version());
+  work();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    if (!parameters_[i].is_alias_of(before[i].data))
+      throw ConfigError(
+          "reef::Pipeline: an optimizer that gives parameters other memory instead of "
+          "updating them in place cannot make their newest version: take another one.");
+    c10::VariableVersion count = before[i].count;
+    count.set_version(counts[i]);
+  }
+}
+
+void PipelineWeights::correct(double delay, double decay) {
+  if (delay <= 0) return;
+  delay_ = delay;
+  follows_ = std::pow(decay, 1 / delay);
+  for (const Tensor& parameter : parameters_) {
+    d_.push_back(at::zeros_like(parameter.detach()));
+    spare_.push_back(at::empty_like(parameter.detach()));
+  }
+}
+
 void PipelineWeights::update(const std::function<void()>& step) {
   const at::NoGradGuard no_grad;
   if (in_place_) {
-    const Values before = values_now();
-    std::vector<std::uint32_t> counts;
-    for (const Value& value : before) counts.push_back(value.count.current_version());
-    step();
-    // What forward passes have saved is to be the newest in backward passes, which autograd would refuse.
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      if (!parameters_[i].is_alias_of(before[i].data))
-        throw ConfigError(
-            "reef::Pipeline: an optimizer that gives parameters other memory instead of "
-            "updating them in place cannot make their newest version: take another one.");
-      c10::VariableVersion count = before[i].count;
-      count.set_version(counts[i]);
-    }
+    for (std::size_t i = 0; i < spare_.size(); ++i) spare_[i].copy_(parameters_[i].detach());
+    modify(step);
+    for (std::size_t i = 0; i < d_.size(); ++i)
+      d_[i].mul_(follows_).add_(parameters_[i].detach() - spare_[i], 1 - follows_);
     ++newest_;
     return;
   }

@@ -26,6 +26,9 @@ class PipelineWeights {
   /// version, which is the only one.
   PipelineWeights(std::vector<at::Tensor> parameters, std::vector<PipelineVersion> versions,
                   std::uint32_t passes_backward, bool in_place);
+  /// In place: backward passes use what the weights were about `delay` updates before. See
+  /// PipelineOptions::correction_decay.
+  void correct(double delay, double decay);
   PipelineWeights(const PipelineWeights&) = delete;
   PipelineWeights& operator=(const PipelineWeights&) = delete;
 
@@ -61,9 +64,12 @@ class PipelineWeights {
   };
   using Values = std::vector<Value>;
 
+  /// Modifies the parameters, which autograd is not to know.
+  void modify(const std::function<void()>& work);
   Values values_now() const;
   void put(const Values& values);
   void let_go(std::uint32_t version);
+  void use_corrected(bool corrected);
 
   std::vector<at::Tensor> parameters_;
   std::vector<PipelineVersion> versions_;
@@ -75,6 +81,8 @@ class PipelineWeights {
   Values newest_values_;                                ///< while a pass uses another version
   std::vector<Values> free_;                            ///< memory of versions that are no longer needed
   std::size_t most_alive_ = 1;
+  double delay_ = 0, follows_ = 0;     ///< of correct(): the delay, and g
+  std::vector<at::Tensor> d_, spare_;  ///< of correct(), or empty
 };
 
 }  // namespace reef

@@ -78,6 +78,14 @@ struct PipelineOptions {
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.
   std::vector<std::vector<std::string>> tied = {};
+  /// Asynchronous schedules, but for "pipedream_2bw" and "hetpipe": how many batches train() takes by "1f1b"
+  /// at first, over all of its calls (PipeMare's technique 3, 1910.05124, section 3.3).
+  std::uint32_t synchronous_batches = 0;
+  /// "pipemare": above 0, backward passes use w - delay * d instead of the newest weights w, where d follows
+  /// their changes: d = g d + (1 - g) (w after - w before an update), with g = correction_decay ^ (1 / delay)
+  /// and the chunk's pipeline_delays() (technique 2, section 3.2, which has exp(-2) for it). d is 0 when
+  /// train() is called. Costs a rank two more copies of its trained weights.
+  double correction_decay = 0;
   /// kMean divides gradients by the number of micro-batches of all replicas when all of them are added up;
   /// kSum does not.
   Reduction reduction = Reduction::kMean;

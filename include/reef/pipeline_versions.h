@@ -35,4 +35,13 @@ struct PipelineVersions {
 /// have by then.
 REEF_API PipelineVersions pipeline_versions(const PipelineSchedule& schedule);
 
+/// Of each chunk, how many updates its weights have had since a forward pass when they get its gradient: tau
+/// of PipeMare (1910.05124, section 2), as the mean over the micro-batches of the last update. Throws
+/// ConfigError as pipeline_versions() does, and for a schedule without updates.
+REEF_API std::vector<double> pipeline_delays(const PipelineSchedule& schedule);
+
+/// By what PipeMare multiplies the learning rate of a chunk with such a delay at update number `update` (its
+/// technique 1, section 3.1): 1 / max(delay, 1) ^ (1 - min(update / annealing_updates, 1)).
+REEF_API double pipemare_rate(double delay, std::uint64_t update, std::uint64_t annealing_updates);
+
 }  // namespace reef

@@ -92,17 +92,23 @@ struct Row {
   std::uint32_t chunks_per_rank = 0;
   std::vector<std::uint32_t> hops = {};
   std::uint32_t replicas = 1;
+  std::uint32_t synchronous_batches = 0;
+  double correction_decay = 0;
 };
 std::string text_of(const Row& row) {
   return std::to_string(row.replicas) + " x " + row.schedule + ", " + std::to_string(row.micro_batches) +
-         " micro-batches a batch, hops " + (row.hops.empty() ? "1" : std::to_string(row.hops.front()));
+         " micro-batches a batch, hops " + (row.hops.empty() ? "1" : std::to_string(row.hops.front())) +
+         ", synchronous " + std::to_string(row.synchronous_batches) + ", decay " +
+         std::to_string(row.correction_decay);
 }
 PipelineOptions options_of(const Row& row) {
   return {.micro_batches = row.micro_batches,
           .schedule = row.schedule,
           .chunks_per_rank = row.chunks_per_rank,
           .hops = row.hops,
-          .replicas = row.replicas};
+          .replicas = row.replicas,
+          .synchronous_batches = row.synchronous_batches,
+          .correction_decay = row.correction_decay};
 }
 
 /// What one process makes of all weights that follows the table; chunks end before the `cuts`.
@@ -111,7 +117,7 @@ struct Replay {
   std::vector<Tensor> losses;
 };
 Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::uint32_t per_batch, Rule rule,
-              std::uint32_t replicas = 1) {
+              std::uint32_t replicas = 1, double decay = 0) {
   const PipelineVersions versions = pipeline_versions(schedule);
   std::uint32_t per_update = per_batch;  // HetPipe's updates are of single micro-batches
   if (schedule.versions.kind == PipelineVersionRule::Kind::kWave) per_update = 1;
@@ -122,6 +128,10 @@ Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::u
     history[i].push_back(made.weights[i].detach().clone());
   }
   const auto optimizer = optimizer_of(rule, made.weights);
+  const std::vector<double> delays =
+      decay > 0 ? pipeline_delays(schedule) : std::vector<double>(cuts.size() + 1);
+  // d of PipelineOptions::correction_decay, of each version.
+  std::vector<std::vector<Tensor>> d(kStages, {torch::zeros({kWidth, kWidth})});
   std::vector<std::vector<Tensor>> parts(replicas), sums(replicas, std::vector<Tensor>(kStages));
   std::vector<std::vector<Tensor>> losses(replicas);  // of a batch
   for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
@@ -134,7 +144,9 @@ Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::u
         if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
         const PipelineVersion& version = versions.of[chunk][m];
         used.push_back(history[i][version.forward].clone().set_requires_grad(true));
-        x = TwoVersions::apply(x, used.back(), history[i][version.backward]).tanh();
+        Tensor of_backward = history[i][version.backward];
+        if (delays[chunk] > 0) of_backward = torch::sub(of_backward, d[i][version.backward], delays[chunk]);
+        x = TwoVersions::apply(x, used.back(), of_backward).tanh();
       }
       losses[replica].push_back(loss_in(batch, m % per_batch, x));
       losses[replica].back().backward();
@@ -160,7 +172,13 @@ Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::u
       made.weights[i].mutable_grad() = all / std::int64_t{per_update * replicas};
     }
     optimizer->step();
-    for (std::uint32_t i = 0; i < kStages; ++i) history[i].push_back(made.weights[i].detach().clone());
+    for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
+      if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
+      const Tensor before = history[i].back();
+      history[i].push_back(made.weights[i].detach().clone());
+      const double follows = delays[chunk] > 0 ? std::pow(decay, 1 / delays[chunk]) : 0;
+      d[i].push_back(d[i].back().mul(follows).add(history[i].back() - before, 1 - follows));
+    }
   }
   return made;
 }
@@ -197,6 +215,10 @@ std::vector<Row> rows() {
     for (const char* name : {"interleaved", "breadth_first", "interleaved_zero_bubble"})
       rows.push_back({name, 4, 2});
   }
+  for (const std::uint32_t synchronous : {0U, 2U, kBatches}) {
+    rows.push_back({"pipemare", 2, 0, {}, 1, synchronous, 0.135});
+    rows.push_back({"pipedream_vertical", 2, 0, {2}, 1, synchronous});
+  }
   for (const std::uint32_t replicas : {2U, 3U, 4U}) {
     if (ranks % replicas != 0) continue;
     for (const char* name :
@@ -220,10 +242,11 @@ TEST(PipelineTrain, IsBitForBitTheReplayOfTheTableOfVersions) {
       const std::uint32_t per_batch = pipeline.micro_batches_of_batch();
       EXPECT_EQ(per_batch, row.micro_batches);
       const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
+      const PipelineSchedule schedule = pipeline.train_schedule(kBatches);
       const Tensor losses = train(
           pipeline, kBatches, [&] { optimizer->step(); }, replica);
       const Replay expected =
-          replay(pipeline.train_schedule(kBatches), pipeline.cuts(), per_batch, rule, row.replicas);
+          replay(schedule, pipeline.cuts(), per_batch, rule, row.replicas, row.correction_decay);
       EXPECT_TRUE(same(losses, torch::stack(expected.losses))) << where;
       for (const auto& [name, parameter] : pipeline.named_parameters()) {
         const auto stage = static_cast<std::size_t>(std::stoi(name));
@@ -242,12 +265,12 @@ TEST(PipelineTrain, ARankHoldsAsManyVersionsAsTheTableSays) {
         [&](std::uint32_t stage, const Tensor& weight) { memory[stage].insert(weight.const_data_ptr()); });
     Pipeline pipeline(made.stages, world(), options_of(row));
     const auto optimizer = optimizer_of(Rule::kSgd, pipeline.parameters());
+    const PipelineVersions versions = pipeline_versions(pipeline.train_schedule(4 * kBatches));
     train(pipeline, 4 * kBatches, [&] {
       optimizer->step();
       for (const auto& [name, parameter] : pipeline.named_parameters())
         memory[static_cast<std::size_t>(std::stoi(name))].insert(parameter.const_data_ptr());
     });
-    const PipelineVersions versions = pipeline_versions(pipeline.train_schedule(4 * kBatches));
     for (std::uint32_t stage = 0; stage < kStages; ++stage) {
       std::uint32_t chunk = 0;
       while (chunk < pipeline.cuts().size() && pipeline.cuts()[chunk] <= stage) ++chunk;
@@ -313,6 +336,27 @@ TEST(PipelineTrain, BySynchronousSchedulesIsStepAfterStep) {
         EXPECT_TRUE(same(buffer.value(), buffers[buffer.key()])) << buffer.key() << where;
     }
   }
+}
+
+TEST(PipelineTrain, SynchronousBatchesAreCountedOverCalls) {
+  Row row{"pipemare", 3};
+  row.synchronous_batches = 3;
+  Made made = make_stages(), other = make_stages();
+  Pipeline pipeline(made.stages, world(), options_of(row)),
+      flushing(other.stages, world(), options_of({"1f1b", 3}));
+  const auto step = optimizer_of(Rule::kAdamW, pipeline.parameters());
+  const auto step_other = optimizer_of(Rule::kAdamW, flushing.parameters());
+  for (const std::uint32_t batches : {1U, 2U}) {
+    EXPECT_TRUE(same(train(pipeline, batches, [&] { step->step(); }),
+                     train(flushing, batches, [&] { step_other->step(); })));
+    for (std::size_t i = 0; i < pipeline.parameters().size(); ++i)
+      EXPECT_TRUE(same(pipeline.parameters()[i], flushing.parameters()[i]));
+  }
+  EXPECT_EQ(pipeline.train_schedule(2).actions,
+            pipeline_schedule("pipemare", {.ranks = static_cast<std::uint32_t>(size()),
+                                           .micro_batches = 6,
+                                           .micro_batches_per_update = 3})
+                .actions);
 }
 
 TEST(PipelineTrain, CallsFollowEachOther) {
@@ -437,8 +481,16 @@ TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
   own.versions.kind = PipelineVersionRule::Kind::kTwoBuffers;
   own.versions.micro_batches_per_update = 1;
   expect_words(refused(own), {"needs its weights after update"});
+  PipelineOptions options = options_of({"pipedream_2bw", 4});
+  options.synchronous_batches = 1;
+  expect_words(config_error([&] { const Pipeline other(made.stages, world(), options); }),
+               {"synchronous_batches", "pipedream_2bw"});
+  options = options_of({"pipedream", 4});
+  options.correction_decay = 0.1;
+  expect_words(config_error([&] { const Pipeline other(made.stages, world(), options); }),
+               {"correction_decay", "pipemare"});
   // What shards, or shares.
-  PipelineOptions options = options_of({"1f1b", 2});
+  options = options_of({"1f1b", 2});
   options.shard.stage = Stage::kOptimizer;
   Pipeline sharded(made.stages, world(), options);
   expect_words(config_error([&] { train(sharded, 1, nothing); }), {"not sharded"});

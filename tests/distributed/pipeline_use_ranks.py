@@ -397,6 +397,14 @@ def trained():
         assert losses.shape == (6,) and losses.isfinite().all(), losses
         versions = pipeline.train_schedule(6).most_versions()
         assert versions[rank] <= 2, versions
+    pipeline, optimizer = made(micro_batches=4, schedule="pipemare", synchronous_batches=2, correction_decay=0.135)
+    delays = pipeline.train_schedule(20).delays()
+    assert delays == tuple((size - 1 - chunk) / 4 for chunk in range(size)), delays
+    first = pipeline.train(batches[:2], nn.functional.cross_entropy, optimizer.step)
+    flushing, other = made(micro_batches=4)
+    assert torch.equal(first, flushing.train(batches[:2], nn.functional.cross_entropy, other.step))
+    pipeline.train(batches, nn.functional.cross_entropy, optimizer.step)
+    assert reef.pipemare_rate(4.0, 50, 100) == 0.5
     messages = []
     for call in (lambda: pipeline.train(iter(batches[:2]), nn.functional.cross_entropy, optimizer.step, count=5),
                  lambda: pipeline.train(iter(batches), nn.functional.cross_entropy, optimizer.step),

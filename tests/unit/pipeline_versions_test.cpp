@@ -122,6 +122,31 @@ TEST(PipelineVersions, TheNewestIsUsedAtEachPass) {
   });
 }
 
+// A rank of depth D runs a forward pass D - 1 micro-batches before their gradients are there.
+TEST(PipelineVersions, DelaysAreThoseOfTheDepth) {
+  for_each_case("pipemare", [](const Case& c) {
+    PipelineShape shape = c.shape;
+    shape.micro_batches = c.k * 44;  // whole updates, and more of them than are in flight
+    const std::vector<double> delays = pipeline_delays(pipeline_schedule("pipemare", shape));
+    for (std::uint32_t rank = 0; rank < c.shape.ranks; ++rank)
+      EXPECT_DOUBLE_EQ(delays[rank], (c.depth(rank) - 1.0) / c.k) << c.told << ", rank " << rank;
+  });
+  EXPECT_NE(config_error([] {
+              pipeline_delays(pipeline_schedule("1f1b", {2, 4}));
+            }).find("no update"),
+            std::string::npos);
+  const PipelineSchedule flushed = with_updates(repeated(pipeline_schedule("zbv", {3, 4}), 3), 4);
+  EXPECT_EQ(std::count_if(
+                flushed.actions[1].begin(), flushed.actions[1].end(),
+                [](const PipelineAction& action) { return action.kind == PipelineAction::Kind::kUpdate; }),
+            6);
+  EXPECT_DOUBLE_EQ(pipemare_rate(4, 0, 100), 0.25);
+  EXPECT_DOUBLE_EQ(pipemare_rate(4, 50, 100), 0.5);
+  EXPECT_DOUBLE_EQ(pipemare_rate(4, 200, 100), 1);
+  EXPECT_DOUBLE_EQ(pipemare_rate(0.25, 0, 100), 1);
+  EXPECT_DOUBLE_EQ(pipemare_rate(4, 0, 0), 1);
+}
+
 TEST(PipelineVersions, SynchronousSchedulesUseTheWeightsThatThereAre) {
   for (const PipelineGenerator& generator : pipeline_generators()) {
     if (!generator.synchronous) continue;

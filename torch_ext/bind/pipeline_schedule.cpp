@@ -129,6 +129,15 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         });
   m.def("pipeline_messages(str schedule) -> int[][]", &messages_of);
   m.def("pipeline_versions(str schedule) -> (int[][], int[])", &versions_of);
+  m.def("pipeline_delays(str schedule) -> float[]",
+        [](const std::string& schedule) { return reef::pipeline_delays(schedule_of(schedule)); });
+  m.def("pipemare_rate(float delay, int update, int annealing_updates) -> float",
+        [](double delay, std::int64_t update, std::int64_t annealing_updates) {
+          if (update < 0 || annealing_updates < 0)
+            throw reef::ConfigError("pipemare_rate: updates are counted from 0");
+          return reef::pipemare_rate(delay, static_cast<std::uint64_t>(update),
+                                     static_cast<std::uint64_t>(annealing_updates));
+        });
   m.def("simulate_pipeline(" REEF_PIPELINE_COSTS
         ", str schedule) -> (float, float[][], int[][], int, int, float[][], float[][])",
         [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,

@@ -50,6 +50,7 @@ from .pipeline_schedule import (
     greedy_pipeline,
     hops_for,
     pipeline_from_block,
+    pipemare_rate,
     pipeline_schedule,
 )
 from .plan_pipeline import PIPELINE_OBJECTIVES, PipelinePlan, PipelineProfile, plan_pipeline
@@ -195,6 +196,7 @@ __all__ = [
     "pinned_tier",
     "pipeline_from_block",
     "pipeline_micro_batch",
+    "pipemare_rate",
     "pipeline_schedule",
     "plan_chain",
     "plan_of",

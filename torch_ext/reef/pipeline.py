@@ -57,6 +57,11 @@ class Pipeline(OptimizerStates):
     these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made
     by functions, ``tied`` names it: ``[["0.weight", "11.weight"]]``.
 
+    For ``train`` by ``"pipemare"`` (1910.05124, section 3): its first ``synchronous_batches``, over all calls, are by ``"1f1b"`` (also with
+    ``"pipedream"``), and with ``correction_decay`` above 0 (exp(-2) in the paper) backward passes use ``w - delay * d`` instead of the
+    newest weights ``w``, where d follows their changes: ``d = g * d + (1 - g) * (w after - w before an update)`` with
+    ``g = correction_decay ** (1 / delay)`` and the chunk's ``train_schedule(count).delays()``. ``pipemare_rate`` gives learning rates.
+
     ``reduction`` is ``"mean"``, which divides gradients by the number of micro-batches of all replicas when all are added up,
     or ``"sum"``. Random numbers in a stage depend on ``seed``, and on the numbers of the call, the micro-batch and the stage,
     and on nothing else.
@@ -84,6 +89,8 @@ class Pipeline(OptimizerStates):
         sample: Tensors = None,
         rank_bytes: str | int | None = None,
         state_bytes_per_byte: float = 2.0,
+        synchronous_batches: int = 0,
+        correction_decay: float = 0.0,
     ) -> None:
         places = _places(stages)
         made: dict[str, torch.nn.Module] = {}
@@ -94,6 +101,7 @@ class Pipeline(OptimizerStates):
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
             given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute, [list(names) for names in tied],
             reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
+            synchronous_batches, correction_decay,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
         self._rank = group.rank() // replicas  # of the pipeline

@@ -212,6 +212,11 @@ class PipelineSchedule:
         need."""
         return tuple(torch.ops.reef.pipeline_versions(self.json())[1])
 
+    def delays(self) -> tuple[float, ...]:
+        """Of each chunk, how many updates its weights have had since a forward pass when they get its gradient, as the mean over the
+        micro-batches of the last update (tau of PipeMare, 1910.05124). Raises ValueError for a schedule without updates."""
+        return tuple(torch.ops.reef.pipeline_delays(self.json()))
+
     def cost(self, costs: PipelineCosts) -> PipelineCost:
         """Runs the schedule in virtual time. Updates take none. Raises ValueError for costs of another number of chunks, ranks
         or links, and for numbers that are negative or not finite."""
@@ -283,3 +288,9 @@ def hops_for(
     ``forward_seconds`` and ``backward_seconds`` a micro-batch; ``splits``: where backward passes are split."""
     seconds = [float(each) for each in message_seconds]
     return tuple(torch.ops.reef.hops_for(seconds, forward_seconds, backward_seconds, splits))
+
+
+def pipemare_rate(delay: float, update: int, annealing_updates: int) -> float:
+    """By what PipeMare multiplies the learning rate of a chunk with such a delay (``PipelineSchedule.delays``) at update number
+    ``update``: ``1 / max(delay, 1) ** (1 - min(update / annealing_updates, 1))`` (1910.05124, section 3.1)."""
+    return torch.ops.reef.pipemare_rate(delay, update, annealing_updates)
