@@ -249,8 +249,8 @@ class REEF_API Pipeline {
   void agree_with_ranks(const std::string& failed, const std::string& rule = "") const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
 
 /// The micro-batch for which this thread computes a stage of a pipeline, or the lane of generate(); nothing

@@ -433,7 +433,7 @@ TEST(PipelineTrain, WhatFailsSaysWhatChunksHaveHad) {
       for (std::size_t chunk = 0; chunk < pipeline.schedule().chunks(); ++chunk)
         expect_words(
             told, {"chunk " + std::to_string(chunk) + " has had " + std::to_string(all[chunk * replicas])});
-      expect_words(config_error([&] { pipeline.forward(batch_of(0, 1)); }), {"load a state"});
+      expect_words(config_error([&] { pipeline.forward(batch_of(0, 1)); }), {"load states"});
       pipeline.load_state_dict({before});
     }
     train(pipeline, kBatches, update, replica);

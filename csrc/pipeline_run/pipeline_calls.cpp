@@ -1,0 +1,230 @@
+// What runs a pipeline: step(), train(), forward() and generate().
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "distributed/bytes_over_ranks.h"
+#include "distributed/members.h"
+#include "pipeline_run/micro_batches.h"
+#include "pipeline_run/options.h"
+#include "pipeline_run/pipeline_parts.h"
+#include "pipeline_run/training.h"
+#include "reef/error.h"
+#include "shard/together.h"
+
+namespace reef {
+namespace {
+
+using at::Tensor;
+using Tensors = PipelineStage::Tensors;
+
+bool trains(const PipelineSchedule& schedule) {
+  return std::any_of(
+      schedule.actions.front().begin(), schedule.actions.front().end(),
+      [](const PipelineAction& action) { return action.kind != PipelineAction::Kind::kForward; });
+}
+
+/// What a training run begins backward at, which is the loss. Keeps it.
+Tensors ends_of(const Tensor& loss, Tensor& kept) {
+  if (!loss.defined() || loss.numel() != 1 || !loss.is_floating_point())
+    throw ConfigError("reef::Pipeline: a loss is a single floating-point number.");
+  kept = loss.detach();
+  return {loss.reshape({})};
+}
+
+}  // namespace
+
+void Pipeline::Parts::note(const std::string& call) const {
+  if (runs)
+    throw ConfigError(call +
+                      " was called by a stage, a loss or an update of this pipeline, while the other "
+                      "ranks are elsewhere: call it when the pipeline's call has returned.");
+  note_call(*group, call);
+}
+
+PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& batch, std::uint32_t count) {
+  note(call);
+  if (!uneven.empty())
+    throw ConfigError(
+        std::string(call) + ": a call of train() has failed when " + uneven +
+        ", so the chunks are not of one model: load states of it (load_state_dict), and of its optimizers.");
+  PipelineExecutor::Run run;
+  run.course = &executor->serving();
+  run.seed = {options.seed, calls, executor->replica() * micro_batches(), micro_batches()};
+  calls += count;
+  run.input = cut_into_micro_batches(batch, micro_batches());
+  run.failed = [this] { parameters->tell_failed(); };
+  run.meanwhile = parameters->while_waiting();
+  return run;
+}
+
+std::vector<std::string> Pipeline::Parts::run(const PipelineExecutor::Run& run) {
+  parameters->use();
+  runs = true;
+  const auto ended = [this](void*) { runs = false; };
+  const std::unique_ptr<void, decltype(ended)> until_it_ends(this, ended);
+  try {
+    return executor->run(run);
+  } catch (const RankFailed&) {
+    throw;
+  } catch (const RanksOutOfStep&) {
+    throw;
+  } catch (...) {
+    parameters->leave_out();
+    throw;
+  }
+}
+
+Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
+  Parts& parts = *parts_;
+  if (schedule().versions.kind != PipelineVersionRule::Kind::kFlush)
+    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+                      "' is asynchronous and updates weights by itself: use train().");
+  if (!trains(schedule()))
+    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+                      "' has no backward passes: it is for forward() only.");
+  const at::AutoGradMode records(true);
+  const std::uint32_t count = parts.micro_batches(), replicas = parts.options.replicas;
+  std::vector<Tensor> losses(count);
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::step", batch);
+  run.course = &parts.executor->training();
+  run.trains = true;
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return ends_of(loss(outputs, micro_batch), losses[micro_batch]);
+  };
+  run.report = [&] {
+    parts.parameters->check();
+    return text_of_losses(losses, count, parts.executor->replica(), replicas);
+  };
+  PipelineParameters::OfCall gradients(*parts.parameters);
+  const std::vector<Tensor> sums = sums_of_losses(parts.run(run), count * replicas);
+  const std::int64_t divisor = parts.divisor(count);
+  gradients.add(divisor);
+  return divisor == 1 ? sums.front() : sums.front() / divisor;
+}
+
+Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
+                       const std::function<void()>& update) {
+  const at::AutoGradMode records(true);
+  Parts& parts = *parts_;
+  const std::uint32_t count = micro_batches_of_batch();
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::train", {}, batches);
+  run.seed.micro_batches_per_call = count;
+  run.seed.first_micro_batch = parts.executor->replica() * count;
+  std::optional<PipelineCourse> course;
+  std::optional<PipelineTraining> training;
+  Together together(parts.group, c10::kCPU);
+  together.here([&] {
+    if (!parts.parameters->steps_chunks())
+      throw ConfigError(
+          "reef::Pipeline::train is for chunks whose parameters are not sharded and not shared by "
+          "other chunks: use step().");
+    course.emplace(train_schedule(batches), parts.executor->replica(), parts.options.replicas);
+    const std::uint32_t divisor = parts.options.reduction == Reduction::kMean ? parts.options.replicas : 0;
+    training.emplace(
+        parts.executor->chunks(), course->schedule(),
+        PipelineTraining::Update{[&parts](std::uint32_t chunk) { parts.parameters->reduce(chunk); }, divisor,
+                                 update, parts.options.correction_decay});
+  });
+  together.agree_on("the number of batches", std::to_string(batches));
+  std::vector<Tensor> losses(course->schedule().micro_batches);
+  run.course = &*course;
+  run.trains = true;
+  run.input = cut_each_batch(batch, count);
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return ends_of(loss(outputs, micro_batch / count, micro_batch % count), losses[micro_batch]);
+  };
+  run.update = [&](std::uint32_t chunk, std::uint32_t micro_batch) { training->update(chunk, micro_batch); };
+  run.leave_update = [&](std::uint32_t chunk, const std::string& why) {
+    parts.parameters->abandon(chunk, why);
+  };
+  run.report = [&] {
+    return text_of_losses(losses, count, parts.executor->replica(), parts.options.replicas);
+  };
+  const PipelineParameters::OfCall gradients(*parts.parameters);
+  std::vector<std::string> reports;
+  try {
+    reports = parts.run(run);
+  } catch (const RankFailed&) {
+    throw;
+  } catch (const RanksOutOfStep&) {
+    throw;
+  } catch (...) {
+    parts.uneven = uneven_updates(gather_texts(training->updates(), parts.group, c10::kCPU));
+    throw;
+  }
+  parts.trained_batches += batches;
+  const Tensor sums = at::stack(sums_of_losses(reports, count * parts.options.replicas));
+  return sums / parts.divisor(count);
+}
+
+std::uint32_t Pipeline::micro_batches_of_batch() const { return reef::micro_batches_of_batch(schedule()); }
+PipelineSchedule Pipeline::train_schedule(std::uint32_t batches) const {
+  return training_schedule(parts_->options, schedule(), batches, parts_->trained_batches);
+}
+
+Tensor Pipeline::step(const Tensor& batch, const Loss& loss) {
+  return step(Tensors{batch}, [&](const Tensors& outputs, std::uint32_t micro_batch) {
+    if (outputs.size() != 1)
+      throw ConfigError("reef::Pipeline: the last stage has " + std::to_string(outputs.size()) +
+                        " outputs: give step() a list, and a loss of lists.");
+    return loss(outputs.front(), micro_batch);
+  });
+}
+
+Tensors Pipeline::forward(const Tensors& batch) {
+  const at::NoGradGuard no_grad;
+  Parts& parts = *parts_;
+  std::vector<Tensors> outputs(parts.micro_batches());
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::forward", batch);
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& made) -> Tensors {
+    outputs[micro_batch] = made;
+    return {};
+  };
+  run.report = [] { return std::string(); };
+  parts.run(run);
+  Tensors whole;
+  for (std::size_t i = 0; i < outputs.front().size(); ++i) {
+    Tensors rows;
+    for (const Tensors& each : outputs) rows.push_back(each.at(i));
+    whole.push_back(at::cat(rows));
+  }
+  return whole;
+}
+
+void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps, const Next& next) {
+  const at::NoGradGuard no_grad;
+  Parts& parts = *parts_;
+  const std::uint32_t lanes = parts.micro_batches();
+  const PipelineCourse course(repeated(parts.executor->serving().schedule(), steps),
+                              parts.executor->replica(), parts.options.replicas, lanes);
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate", {}, steps);
+  run.course = &course;
+  run.input = [&](std::uint32_t lane) {
+    if (starts.size() != lanes)
+      throw ConfigError("reef::Pipeline::generate was given " + std::to_string(starts.size()) +
+                        " lanes, and the pipeline has " + std::to_string(lanes) +
+                        " micro-batches: give as many.");
+    return starts[lane];
+  };
+  run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
+    return next(outputs, micro_batch % lanes, micro_batch / lanes);
+  };
+  run.report = [] { return std::string(); };
+  parts.run(run);
+}
+
+Tensor Pipeline::forward(const Tensor& batch) {
+  const Tensors outputs = forward(Tensors{batch});
+  return outputs.empty() ? Tensor() : outputs.front();
+}
+
+}  // namespace reef

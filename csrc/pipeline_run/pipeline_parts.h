@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distributed/group_tags.h"
+#include "pipeline_run/executor.h"
+#include "pipeline_run/parameters.h"
+#include "reef/pipeline.h"
+
+namespace reef {
+
+/// What a pipeline consists of on a rank.
+struct Pipeline::Parts {
+  static std::unique_ptr<Parts> make(const std::vector<Maker>& stages, const ProcessGroupPtr& group,
+                                     PipelineOptions options, bool whole);
+
+  ProcessGroupPtr group;
+  PipelineOptions options;
+  PipelineCuts cuts;
+  std::string plan;  ///< for the sample
+  GroupTags numbers;
+  std::unique_ptr<PipelineExecutor> executor;
+  std::optional<PipelineParameters> parameters;
+  std::uint64_t calls = 0;
+  std::uint64_t trained_batches = 0;  ///< by train()
+  bool runs = false;                  ///< a call is under way
+  std::string uneven;                 ///< how many updates chunks have had, if a call has failed between them
+
+  const PipelineSchedule& schedule() const { return executor->training().schedule(); }
+  std::uint32_t micro_batches() const { return schedule().micro_batches; }
+  /// Of gradients and losses, of a batch of so many micro-batches.
+  std::int64_t divisor(std::uint32_t count) const {
+    return options.reduction == Reduction::kMean ? std::int64_t{options.replicas} * count : 1;
+  }
+  /// Throws ConfigError if it is called by what a run calls, when other ranks are elsewhere.
+  void note(const std::string& call) const;
+  /// Notes a call, which uses the random numbers of so many.
+  PipelineExecutor::Run begin(const char* call, const Tensors& batch, std::uint32_t count = 1);
+  std::vector<std::string> run(const PipelineExecutor::Run& run);
+};
+
+}  // namespace reef
