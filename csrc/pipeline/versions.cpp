@@ -108,7 +108,7 @@ std::vector<double> pipeline_delays(const PipelineSchedule& schedule) {
       double sum = 0;
       const std::vector<std::uint32_t> used = std::exchange(since_update[chunk], {});
       for (const std::uint32_t version : used) sum += updates[chunk] - version;
-      delays[chunk] = sum / static_cast<double>(used.size());
+      if (!used.empty()) delays[chunk] = sum / static_cast<double>(used.size());
       ++updates[chunk];
     }
     for (const auto& [chunk, used] : since_update) {

@@ -93,10 +93,15 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
       }
     }
     if (!updates || actions.empty()) continue;
-    std::map<std::uint32_t, std::uint32_t> without_update;
+    std::map<std::uint32_t, std::uint32_t> without_update;  // the last micro-batch of each chunk
     for (const auto& [kind, chunk, micro_batch] : actions) {
       if (makes_weight_gradients(kind)) without_update[chunk] = micro_batch;
-      if (kind == Kind::kUpdate) without_update.erase(chunk);
+      if (kind != Kind::kUpdate) continue;
+      const auto last = without_update.find(chunk);
+      if (last == without_update.end() || last->second != micro_batch)
+        refuse("updates chunk " + std::to_string(chunk) + " for micro-batch " + std::to_string(micro_batch) +
+               ", which is not the one whose gradients it has made last: let it follow them.");
+      without_update.erase(last);
     }
     for (const auto& [chunk, micro_batch] : without_update)
       refuse("does not update chunk " + std::to_string(chunk) + " after micro-batch " +

@@ -50,7 +50,7 @@ void Pipeline::Parts::note(const std::string& call) const {
   note_call(*group, call);
 }
 
-PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& batch, std::uint32_t count) {
+PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& batch) {
   note(call);
   if (!uneven.empty())
     throw ConfigError(
@@ -58,8 +58,7 @@ PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& ba
         ", so the chunks are not of one model: load states of it (load_state_dict), and of its optimizers.");
   PipelineExecutor::Run run;
   run.course = &executor->serving();
-  run.seed = {options.seed, calls, executor->replica() * micro_batches(), micro_batches()};
-  calls += count;
+  run.seed = {options.seed, calls++, executor->replica() * micro_batches(), micro_batches()};
   run.input = cut_into_micro_batches(batch, micro_batches());
   run.failed = [this] { parameters->tell_failed(); };
   run.meanwhile = parameters->while_waiting();
@@ -116,7 +115,7 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
   const at::AutoGradMode records(true);
   Parts& parts = *parts_;
   const std::uint32_t count = micro_batches_of_batch();
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::train", {}, batches);
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::train", {});
   run.seed.micro_batches_per_call = count;
   run.seed.first_micro_batch = parts.executor->replica() * count;
   std::optional<PipelineCourse> course;
@@ -135,6 +134,7 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
                                  update, parts.options.correction_decay});
   });
   together.agree_on("the number of batches", std::to_string(batches));
+  parts.calls += batches - 1;  // each has the random numbers of a call
   std::vector<Tensor> losses(course->schedule().micro_batches);
   run.course = &*course;
   run.trains = true;
@@ -206,7 +206,8 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
   const std::uint32_t lanes = parts.micro_batches();
   const PipelineCourse course(repeated(parts.executor->serving().schedule(), steps),
                               parts.executor->replica(), parts.options.replicas, lanes);
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate", {}, steps);
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate", {});
+  parts.calls += steps - 1;  // each has the random numbers of a call
   run.course = &course;
   run.input = [&](std::uint32_t lane) {
     if (starts.size() != lanes)

@@ -38,8 +38,8 @@ struct Pipeline::Parts {
   }
   /// Throws ConfigError if it is called by what a run calls, when other ranks are elsewhere.
   void note(const std::string& call) const;
-  /// Notes a call, which uses the random numbers of so many.
-  PipelineExecutor::Run begin(const char* call, const Tensors& batch, std::uint32_t count = 1);
+  /// Notes a call, and prepares its run.
+  PipelineExecutor::Run begin(const char* call, const Tensors& batch);
   std::vector<std::string> run(const PipelineExecutor::Run& run);
 };
 

@@ -296,6 +296,9 @@ TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
   for (auto& actions : own.actions) actions.pop_back();
   expect_words(refused(own), {"does not update chunk 0 after micro-batch 3", "add an update"});
   own = pipeline.train_schedule(2);
+  for (auto& actions : own.actions) std::swap(actions.back(), *(actions.end() - 2));
+  expect_words(refused(own), {"updates chunk 0 for micro-batch 3", "let it follow them"});
+  own = pipeline.train_schedule(2);
   own.versions.kind = PipelineVersionRule::Kind::kTwoBuffers;
   own.versions.micro_batches_per_update = 1;
   expect_words(refused(own), {"needs its weights after update"});
