@@ -5,6 +5,7 @@
 #include <limits>
 #include <queue>
 #include <string>
+#include <utility>
 
 #include "pipeline/traffic.h"
 #include "reef/error.h"
@@ -261,6 +262,9 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
     chunk.working_bytes = std::max(chunk.working_bytes, stage.working_bytes);
     chunk.fixed_bytes += stage.fixed_bytes;
   }
+  PipelineChunkCost& first = costs.chunks.front();
+  first.weight_seconds += std::exchange(first.input_seconds, 0);
+  first.kept_after_input_bytes = first.kept_bytes;
   return costs;
 }
 

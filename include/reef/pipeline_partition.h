@@ -26,7 +26,8 @@ struct PipelineProfile {
 using PipelineCuts = std::vector<std::uint32_t>;
 
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
-/// and of working bytes the most. Throws ConfigError for cuts that are not ascending or not within the chain.
+/// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
+/// W is its whole backward pass. Throws ConfigError for cuts that are not ascending or not within the chain.
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts);
 
 /// By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, on its

@@ -86,14 +86,18 @@ TEST(PipelinePartition, ChunksAddUpTheirStages) {
   ASSERT_EQ(costs.chunks.size(), 2U);
   const PipelineChunkCost& first = costs.chunks.front();
   EXPECT_EQ(first.forward_seconds, 3);
-  EXPECT_EQ(first.input_seconds, 5);
-  EXPECT_EQ(first.weight_seconds, 7);
+  EXPECT_EQ(first.input_seconds, 0);  // nobody waits for it
+  EXPECT_EQ(first.weight_seconds, 5 + 7);
   EXPECT_EQ(first.output_bytes, 20U);
   EXPECT_EQ(first.kept_bytes, 300U);
-  EXPECT_EQ(first.kept_after_input_bytes, 110U);
+  EXPECT_EQ(first.kept_after_input_bytes, 300U);
   EXPECT_EQ(first.working_bytes, 9U);
   EXPECT_EQ(first.fixed_bytes, 3000U);
-  EXPECT_EQ(costs.chunks.back().output_bytes, 30U);
+  const PipelineChunkCost& second = costs.chunks.back();
+  EXPECT_EQ(second.output_bytes, 30U);
+  EXPECT_EQ(second.input_seconds, 4);
+  EXPECT_EQ(second.weight_seconds, 5);
+  EXPECT_EQ(second.kept_after_input_bytes, 70U);
 }
 
 TEST(PipelinePartition, CutsThatAreNoneAreRefused) {
