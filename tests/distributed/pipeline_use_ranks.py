@@ -406,15 +406,16 @@ def trained():
     pipeline.train(batches, nn.functional.cross_entropy, optimizer.step)
     assert reef.pipemare_rate(4.0, 50, 100) == 0.5
     messages = []
-    for call in (lambda: pipeline.train(iter(batches[:2]), nn.functional.cross_entropy, optimizer.step, count=5),
+    for call in (lambda: pipeline.train([x for x, _ in batches], nn.functional.cross_entropy, optimizer.step),
+                 lambda: pipeline.train(iter(batches[:2]), nn.functional.cross_entropy, optimizer.step, count=5),
                  lambda: pipeline.train(iter(batches), nn.functional.cross_entropy, optimizer.step),
                  lambda: pipeline.step(*batches[0][:1], nn.functional.cross_entropy, batches[0][1])):  # fmt: skip
         try:
             call()
         except (ValueError, TypeError, torch.distributed.DistError) as error:
             messages.append(str(error))
-    assert len(messages) == 3, messages
-    for message, words in zip(messages, ("was to read batch 2, and there were 2 batches", "give count", "use train()"), strict=True):
+    expected = "a Tensor as a batch", "was to read batch 2, and there were 2 batches", "give count", "use train()"
+    for message, words in zip(messages, expected, strict=True):
         assert words in message, messages
 
 

@@ -50,9 +50,12 @@ class PipelineBatches:
     def _get(self, number: int) -> _Held:
         while self._read <= number:
             try:
-                batch, *targets = next(self._rest)
+                given = next(self._rest)
             except StopIteration:
                 raise ValueError(f"Pipeline.train was to read batch {number}, and there were {self._read} batches") from None
+            if not isinstance(given, (tuple, list)) or not given:
+                raise TypeError(f"Pipeline.train was given a {type(given).__name__} as a batch: give a tuple of it and its targets")
+            batch, *targets = given
             inputs = [batch] if isinstance(batch, torch.Tensor) else list(batch)
             rows = [target.tensor_split(self.micro_batches) for target in targets] if self.has_last else []
             self._held[self._read] = _Held(inputs if self.has_first else None, rows, self.micro_batches if self.has_last else 0)
