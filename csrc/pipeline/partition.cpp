@@ -242,7 +242,7 @@ std::string_view name(PipelineObjective objective) {
   throw ConfigError("there is no such objective of cuts; use one of kPipelineObjectives");
 }
 
-PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts) {
+PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts, bool recompute) {
   check_cuts(profile, cuts);
   PipelineCosts costs{{}, profile.speeds, profile.links};
   std::size_t next = 0;
@@ -265,6 +265,13 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
   PipelineChunkCost& first = costs.chunks.front();
   first.weight_seconds += std::exchange(first.input_seconds, 0);
   first.kept_after_input_bytes = first.kept_bytes;
+  for (std::size_t i = 0; recompute && i < costs.chunks.size(); ++i) {
+    PipelineChunkCost& chunk = costs.chunks[i];
+    chunk.working_bytes += chunk.kept_bytes;  // while the backward pass runs
+    chunk.kept_bytes = i == 0 ? 0 : costs.chunks[i - 1].output_bytes;
+    if (i == 0) chunk.kept_after_input_bytes = 0;
+    (i == 0 ? chunk.weight_seconds : chunk.input_seconds) += chunk.forward_seconds;
+  }
   return costs;
 }
 

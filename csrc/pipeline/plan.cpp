@@ -121,12 +121,16 @@ class Planner {
     constexpr std::size_t kGreedyCuts = 4;
     const std::vector<PipelineCuts> all = best_cuts(PipelineObjective::kSumAndMax, profile_, rank_of,
                                                     options_.micro_batches, std::max(1U, options_.cuts));
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const PipelineCosts costs = cut_costs(profile_, all[i]);
-      for (const Named& named : kNamed) {
-        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
+    for (const bool recompute : {false, true}) {
+      if (recompute && !options_.may_recompute) return;
+      recompute_ = recompute;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const PipelineCosts costs = cut_costs(profile_, all[i], recompute);
+        for (const Named& named : kNamed) {
+          if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
+        }
+        if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
       }
-      if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
     }
   }
 
@@ -213,7 +217,7 @@ class Planner {
         std::pair(best_->cost.makespan_seconds, best_bytes_) <= std::pair(cost.makespan_seconds, all))
       return;
     best_bytes_ = all;
-    best_ = PipelinePlan{cuts, std::move(schedule), costs, std::move(cost)};
+    best_ = PipelinePlan{cuts, std::move(schedule), costs, recompute_, std::move(cost)};
   }
 
   [[noreturn]] void refuse() const {
@@ -236,6 +240,7 @@ class Planner {
   const PipelinePlanOptions& options_;
   std::optional<PipelinePlan> best_;
   std::uint64_t best_bytes_ = 0;
+  bool recompute_ = false;  ///< in what is tried now
   std::uint64_t least_missing_ = std::numeric_limits<std::uint64_t>::max();
   std::uint32_t missing_rank_ = 0;
   std::string missing_name_;
@@ -259,8 +264,8 @@ void check_schedules(const PipelinePlanOptions& options) {
 std::string PipelinePlan::text() const {
   const auto time = [](double seconds) { return duration(seconds * 1e9); };
   std::string lines = schedule.name + " of " + to_string(schedule.micro_batches) + " micro-batches over " +
-                      to_string(schedule.ranks()) + " ranks: " + time(cost.makespan_seconds) + ", idle " +
-                      fixed(100 * cost.idle_share(), 1) + " %\n";
+                      to_string(schedule.ranks()) + " ranks" + (recompute ? ", recomputing" : "") + ": " +
+                      time(cost.makespan_seconds) + ", idle " + fixed(100 * cost.idle_share(), 1) + " %\n";
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     std::string stages;
     for (std::size_t chunk = 0; chunk < schedule.chunks(); ++chunk) {

@@ -24,6 +24,7 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
   const double divisor = options.shard.stage == Stage::kReplicate ? 1 : options.replicas;
   std::string schedule, text;
   std::vector<std::int64_t> cuts;
+  bool recompute = false;
   Together together(group, c10::kCPU);
   together.here([&] {
     if (!first) return;
@@ -31,20 +32,22 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
     const PipelineProfile profile = measure_pipeline(
         stages, sample.micro_batch, first,
         {.state_bytes_per_byte = sample.state_bytes_per_byte / divisor, .rank_bytes = sample.rank_bytes});
-    PipelinePlanOptions wanted{.micro_batches = options.micro_batches};
+    PipelinePlanOptions wanted{.micro_batches = options.micro_batches, .may_recompute = options.recompute};
     if (!options.schedule.empty()) wanted.schedules = {options.schedule};
     const PipelinePlan plan = plan_pipeline(profile, ranks, wanted);
     schedule = plan.schedule.json();
+    recompute = plan.recompute;
     text = plan.text();
     cuts.assign(plan.cuts.begin(), plan.cuts.end());
   });
   const c10::IValue told =
-      together.broadcast([&] { return c10::IValue(std::make_tuple(schedule, text, cuts)); });
+      together.broadcast([&] { return c10::IValue(std::make_tuple(schedule, text, cuts, recompute)); });
   const auto& of_all = told.toTupleRef().elements();
   options.actions = pipeline_schedule_from_json(of_all[0].toStringRef());
   options.cuts.clear();
   for (const std::int64_t cut : of_all[2].toIntVector())
     options.cuts.push_back(static_cast<std::uint32_t>(cut));
+  options.recompute = of_all[3].toBool();
   return of_all[1].toStringRef();
 }
 

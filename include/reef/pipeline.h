@@ -73,7 +73,8 @@ struct PipelineOptions {
   /// reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
   /// Keeps only the inputs of a chunk for its backward pass, and recomputes the rest, as reef::checkpoint()
-  /// does. The stages must compute the same again. Gradients are bit for bit the same.
+  /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample: if the
+  /// plan is faster so, within the bytes that there are.
   bool recompute = false;
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.

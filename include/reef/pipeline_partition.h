@@ -27,8 +27,11 @@ using PipelineCuts = std::vector<std::uint32_t>;
 
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
 /// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
-/// W is its whole backward pass. Throws ConfigError for cuts that are not ascending or not within the chain.
-REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts);
+/// W is its whole backward pass. `recompute`: as PipelineOptions::recompute, so a chunk keeps what is sent to
+/// it, and its backward pass (I, or W of the first chunk) takes the forward pass, too. Throws ConfigError for
+/// cuts that are not ascending or not within the chain.
+REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
+                                 bool recompute = false);
 
 /// By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, on its
 /// rank; C those of a message to the next chunk's rank; M is the number of micro-batches.

@@ -35,7 +35,7 @@ def test_a_plan_is_no_slower_than_any_schedule_by_name():
     whole = reef.plan_pipeline(profile, 4, 8, may_split=False)
     assert not any("I" in action for actions in whole.schedule.actions for action in actions)
     assert str(plan).startswith(f"{plan.schedule.name} of 8 micro-batches over 4 ranks: ")
-    assert plan.costs == profile.cut(plan.cuts)
+    assert plan.costs == profile.cut(plan.cuts) and not plan.recompute
 
 
 def test_a_plan_keeps_to_bytes_or_says_what_is_missing():
@@ -63,3 +63,12 @@ def test_what_cannot_be_planned_is_refused():
         chain(3).cut([2, 1])
     with pytest.raises(ValueError, match="no objective of cuts"):
         chain(3).best_cuts([0, 1], 4, objective="fastest")
+
+
+def test_a_plan_may_recompute():
+    stage = reef.PipelineChunkCost(0.01, 0.01, 0.01, 1_000, 1_000_000, 1_000_000, 1_000, 10_000)
+    profile = reef.PipelineProfile([stage] * 8, rank_bytes=[2_400_000] * 4)
+    plan = reef.plan_pipeline(profile, ranks=4, micro_batches=16, may_recompute=True)
+    assert plan.recompute and "recomputing" in str(plan)
+    assert plan.costs == profile.cut(plan.cuts, recompute=True)
+    assert plan.cost.makespan_seconds < reef.plan_pipeline(profile, ranks=4, micro_batches=16).cost.makespan_seconds

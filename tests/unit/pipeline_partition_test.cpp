@@ -98,6 +98,17 @@ TEST(PipelinePartition, ChunksAddUpTheirStages) {
   EXPECT_EQ(second.input_seconds, 4);
   EXPECT_EQ(second.weight_seconds, 5);
   EXPECT_EQ(second.kept_after_input_bytes, 70U);
+  const PipelineCosts again = cut_costs(profile, {2}, /*recompute=*/true);
+  const PipelineChunkCost &alone = again.chunks.front(), &given = again.chunks.back();
+  EXPECT_EQ(alone.kept_bytes, 0U);  // the batch is the program's
+  EXPECT_EQ(alone.kept_after_input_bytes, 0U);
+  EXPECT_EQ(alone.working_bytes, 9U + 300U);
+  EXPECT_EQ(alone.weight_seconds, 5 + 7 + 3);
+  EXPECT_EQ(given.kept_bytes, 20U);
+  EXPECT_EQ(given.kept_after_input_bytes, 70U);
+  EXPECT_EQ(given.working_bytes, 8U + 300U);
+  EXPECT_EQ(given.input_seconds, 4 + 3);
+  EXPECT_EQ(given.weight_seconds, 5);
 }
 
 TEST(PipelinePartition, CutsThatAreNoneAreRefused) {

@@ -113,6 +113,27 @@ TEST(PlanPipeline, KeepsToEachRanksBytesAndMoreAreNeverSlower) {
   }
 }
 
+TEST(PlanPipeline, RecomputesWhereThatIsFaster) {
+  PipelineProfile profile;
+  profile.stages.assign(8, {0.01, 0.01, 0.01, 1'000, 1'000'000, 1'000'000, 1'000, 10'000});
+  profile.rank_bytes.assign(4, 2'400'000);  // the graphs of one pass of two stages, and little more
+  const PipelinePlan keeps = plan_pipeline(profile, 4, {.micro_batches = 16});
+  const PipelinePlan plan = plan_pipeline(profile, 4, {.micro_batches = 16, .may_recompute = true});
+  EXPECT_FALSE(keeps.recompute);
+  EXPECT_TRUE(plan.recompute);
+  EXPECT_LT(plan.cost.makespan_seconds, 0.9 * keeps.cost.makespan_seconds);
+  EXPECT_NE(plan.text().find("4 ranks, recomputing: "), std::string::npos) << plan.text();
+  for (const PipelineRankCost& rank : plan.cost.ranks) EXPECT_LE(rank.peak_bytes, 2'400'000U);
+  EXPECT_EQ(simulate(cut_costs(profile, plan.cuts, /*recompute=*/true), plan.schedule).makespan_seconds,
+            plan.cost.makespan_seconds);
+  profile.rank_bytes.clear();
+  const PipelinePlan roomy = plan_pipeline(profile, 4, {.micro_batches = 16, .may_recompute = true});
+  EXPECT_FALSE(roomy.recompute);
+  EXPECT_EQ(roomy.cost.makespan_seconds,
+            plan_pipeline(profile, 4, {.micro_batches = 16}).cost.makespan_seconds);
+  EXPECT_LT(roomy.cost.makespan_seconds, plan.cost.makespan_seconds);
+}
+
 TEST(PlanPipeline, IsNeverSlowerThanANamedSchedule) {
   std::mt19937_64 random(23);
   for (int i = 0; i < 10; ++i) {

@@ -56,17 +56,17 @@ std::vector<Ints> cuts_of(const std::string& objective, const std::vector<Floats
   return all;
 }
 
-// The cuts, the schedule and the text of a plan.
-using Plan = std::tuple<Ints, std::string, std::string>;
+// The cuts, the schedule, whether it recomputes, and the text of a plan.
+using Plan = std::tuple<Ints, std::string, bool, std::string>;
 Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
              const std::vector<Floats>& links, const Ints& rank_bytes, std::int64_t ranks,
-             std::int64_t micro_batches, bool may_split, std::vector<std::string> schedules,
-             std::int64_t cuts, std::int64_t orders) {
+             std::int64_t micro_batches, bool may_split, bool may_recompute,
+             std::vector<std::string> schedules, std::int64_t cuts, std::int64_t orders) {
   const reef::PipelinePlan plan = reef::plan_pipeline(
       profile_of(seconds, bytes, std::move(speeds), links, rank_bytes), small(ranks, "the number of ranks"),
-      {small(micro_batches, "the number of micro-batches"), may_split, std::move(schedules),
+      {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, std::move(schedules),
        small(cuts, "the number of cuts"), small(orders, "the number of orders")});
-  return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(), plan.text()};
+  return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(), plan.recompute, plan.text()};
 }
 
 }  // namespace
@@ -87,12 +87,13 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          small(micro_batches, "the number of micro-batches"));
         });
   m.def(
-      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts) -> (float[][], int[][])",
+      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, bool recompute) -> (float[][], int[][])",
       [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-         const std::vector<Floats>& links, const Ints& cuts) {
+         const std::vector<Floats>& links, const Ints& cuts, bool recompute) {
         std::tuple<std::vector<Floats>, std::vector<Ints>> numbers;
         for (const reef::PipelineChunkCost& chunk :
-             reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links), all_small(cuts, "a cut"))
+             reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links), all_small(cuts, "a cut"),
+                             recompute)
                  .chunks) {
           std::get<0>(numbers).push_back({chunk.forward_seconds, chunk.input_seconds, chunk.weight_seconds});
           Ints& counts = std::get<1>(numbers).emplace_back();
@@ -103,8 +104,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         return numbers;
       });
   m.def("plan_pipeline(" REEF_PIPELINE_COSTS
-        ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, str[] schedules, int cuts, int "
-        "orders) -> "
-        "(int[], str, str)",
+        ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, bool may_recompute, str[] "
+        "schedules, int cuts, int orders) -> (int[], str, bool, str)",
         &plan_of);
 }

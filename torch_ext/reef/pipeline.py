@@ -51,7 +51,8 @@ class Pipeline(OptimizerStates):
     ``reduction``, ``ignored`` and ``compression``.
 
     With ``recompute`` a rank keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
-    pass, as ``reef.checkpoint`` does: they must compute the same again. No bit changes.
+    pass, as ``reef.checkpoint`` does: they must compute the same again. No bit changes. With a sample it does so if the plan is faster so,
+    within the bytes that there are.
 
     Stages may share weights, also where they are on different ranks (an embedding and the head of a language model, say): each of
     these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made

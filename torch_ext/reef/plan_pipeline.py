@@ -33,10 +33,11 @@ class PipelineProfile:
     def _numbers(self):
         return PipelineCosts(self.stages, self.speeds, self.links)._numbers()
 
-    def cut(self, cuts: Iterable[int]) -> PipelineCosts:
-        """Adds up the stages of each chunk; ``cuts`` are the first stages of all chunks but the first. Raises ValueError for cuts
-        that are not ascending or not within the chain."""
-        seconds, counts = torch.ops.reef.cut_costs(*self._numbers(), list(cuts))
+    def cut(self, cuts: Iterable[int], *, recompute: bool = False) -> PipelineCosts:
+        """Adds up the stages of each chunk; ``cuts`` are the first stages of all chunks but the first. The first chunk makes no gradient
+        of an input, so its I takes no time. ``recompute``: as of ``Pipeline``. Raises ValueError for cuts that are not ascending or not
+        within the chain."""
+        seconds, counts = torch.ops.reef.cut_costs(*self._numbers(), list(cuts), recompute)
         chunks = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
         return PipelineCosts(chunks, self.speeds, self.links)
 
@@ -64,6 +65,8 @@ class PipelinePlan:
     schedule: PipelineSchedule
     costs: PipelineCosts
     """Of the chunks."""
+    recompute: bool
+    """Whether they recompute what their forward passes keep."""
     text: str
 
     @property
@@ -81,6 +84,7 @@ def plan_pipeline(
     micro_batches: int,
     *,
     may_split: bool = True,
+    may_recompute: bool = False,
     schedules: Iterable[str] = (),
     cuts: int = 16,
     orders: int = 4,
@@ -88,9 +92,10 @@ def plan_pipeline(
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
     and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
     differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
-    W. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
+    W. ``may_recompute``: what forward passes keep, as ``Pipeline`` with ``recompute`` does; the plan says whether. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
     fits; ValueError for fewer stages than ranks, and schedules that there are not."""
-    found, schedule, text = torch.ops.reef.plan_pipeline(
-        *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, list(schedules), cuts, orders
+    found, schedule, recompute, text = torch.ops.reef.plan_pipeline(
+        *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, list(schedules), cuts, orders
     )
-    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found), text)
+    costs = profile.cut(found, recompute=recompute)
+    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), costs, recompute, text)
