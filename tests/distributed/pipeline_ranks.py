@@ -209,7 +209,8 @@ def refusals(group, rank, size):
     assert "reduction" in told(lambda: reef.Pipeline(chain(), group, reduction="median"), ValueError)
     if size == 1:
         return
-    assert "asynchronous" in told(lambda: reef.Pipeline(chain(), group, micro_batches=4, schedule="pipedream"), ValueError)
+    asynchronous = reef.Pipeline(chain(), group, micro_batches=4, schedule="pipedream")
+    assert "use train()" in told(lambda: asynchronous.step(*data(0)[:1], nn.functional.cross_entropy, data(0)[1]), ValueError)
     assert "rank 1" in told(lambda: reef.Pipeline(chain(), group, micro_batches=2 + rank), ValueError)
 
     def broken():
