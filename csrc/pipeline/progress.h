@@ -26,6 +26,9 @@ const char* pass_of(PipelineAction::Kind kind);
 std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
                                           const PipelineAction& action);
 
+/// Lets each rank run the actions of `more` behind those of `to`, whose micro-batches are numbered on.
+void append(const PipelineSchedule& more, PipelineSchedule& to);
+
 /// Throws ConfigError unless each chunk of each direction is on a rank that there is.
 void check_placement(const PipelineSchedule& schedule);
 /// Throws ConfigError for the same, and unless each chunk runs as often as check() says, on its rank.

@@ -172,21 +172,23 @@ bool receives_in_order(const PipelineSchedule& schedule) {
   return true;
 }
 
+void append(const PipelineSchedule& more, PipelineSchedule& to) {
+  for (std::uint32_t rank = 0; rank < more.ranks(); ++rank) {
+    for (PipelineAction action : more.actions[rank]) {
+      action.micro_batch += to.micro_batches;
+      to.actions[rank].push_back(action);
+    }
+  }
+  to.micro_batches += more.micro_batches;
+}
+
 PipelineSchedule repeated(const PipelineSchedule& schedule, std::uint32_t batches) {
   if (batches == 0 || schedule.micro_batches % schedule.rank_of.size() != 0)
     refuse(schedule, "it can be repeated once or more, if its micro-batches are as many in each direction");
   if (schedule.micro_batches > std::numeric_limits<std::uint32_t>::max() / batches)
     refuse(schedule, to_string(batches) + " batches have more micro-batches than can be numbered");
   PipelineSchedule all = schedule;
-  all.micro_batches *= batches;
-  for (std::uint32_t batch = 1; batch < batches; ++batch) {
-    for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
-      for (PipelineAction action : schedule.actions[rank]) {
-        action.micro_batch += batch * schedule.micro_batches;
-        all.actions[rank].push_back(action);
-      }
-    }
-  }
+  for (std::uint32_t batch = 1; batch < batches; ++batch) append(schedule, all);
   return all;
 }
 

@@ -15,8 +15,8 @@ namespace reef {
 std::function<PipelineStage::Tensors(std::uint32_t)> cut_into_micro_batches(
     const PipelineStage::Tensors& batch, std::uint32_t count);
 
-/// The same of one batch after another: of micro-batches that are numbered on. A batch is asked for when the
-/// first of its micro-batches is wanted.
+/// Returns the same for a sequence of batches, whose micro-batches are numbered on. `batch_of` is called when
+/// the first micro-batch of a batch is wanted.
 std::function<PipelineStage::Tensors(std::uint32_t)> cut_each_batch(
     std::function<PipelineStage::Tensors(std::uint32_t batch)> batch_of, std::uint32_t count);
 

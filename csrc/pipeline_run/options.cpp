@@ -40,18 +40,9 @@ PipelineSchedule beginning_with_1f1b(const PipelineOptions& options, std::uint32
   flushing.schedule = "1f1b";
   PipelineSchedule all =
       with_updates(repeated(named_schedule(flushing, ranks, 1), synchronous), options.micro_batches);
-  const std::uint32_t first = all.micro_batches;
   all.name = options.schedule;
   all.versions = named_schedule(options, ranks, 1).versions;
-  if (synchronous == batches) return all;
-  const PipelineSchedule rest = named_schedule(options, ranks, batches - synchronous);
-  all.micro_batches += rest.micro_batches;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    for (PipelineAction action : rest.actions[rank]) {
-      action.micro_batch += first;
-      all.actions[rank].push_back(action);
-    }
-  }
+  if (synchronous < batches) append(named_schedule(options, ranks, batches - synchronous), all);
   return all;
 }
 

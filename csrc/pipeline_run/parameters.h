@@ -45,7 +45,7 @@ class PipelineParameters {
   /// What optimizers step: see Shard::parameters().
   const Named& stepped() const { return stepped_; }
 
-  /// Whether optimizers step the chunks' own parameters, each of them whole, and chunks share none.
+  /// Whether optimizers step the chunks' own parameters, none of them sharded or shared by chunks.
   bool steps_chunks() const;
   /// Adds up the gradients that a chunk's parameters have, over the ranks that have the chunk. Throws
   /// PassAbandoned if one of these abandons it, and RankFailed.

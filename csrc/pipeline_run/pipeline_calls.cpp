@@ -65,11 +65,15 @@ PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& ba
   return run;
 }
 
-std::vector<std::string> Pipeline::Parts::run(const PipelineExecutor::Run& run) {
+std::vector<std::string> Pipeline::Parts::run(const PipelineExecutor::Run& run,
+                                              const std::function<void()>& when_failed) {
+  struct Running {
+    explicit Running(bool& given) : flag(given) { flag = true; }
+    ~Running() { flag = false; }
+    bool& flag;
+  };
   parameters->use();
-  runs = true;
-  const auto ended = [this](void*) { runs = false; };
-  const std::unique_ptr<void, decltype(ended)> until_it_ends(this, ended);
+  const Running running(runs);
   try {
     return executor->run(run);
   } catch (const RankFailed&) {
@@ -78,6 +82,7 @@ std::vector<std::string> Pipeline::Parts::run(const PipelineExecutor::Run& run) 
     throw;
   } catch (...) {
     parameters->leave_out();
+    when_failed();
     throw;
   }
 }
@@ -150,17 +155,8 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
     return text_of_losses(losses, count, parts.executor->replica(), parts.options.replicas);
   };
   const PipelineParameters::OfCall gradients(*parts.parameters);
-  std::vector<std::string> reports;
-  try {
-    reports = parts.run(run);
-  } catch (const RankFailed&) {
-    throw;
-  } catch (const RanksOutOfStep&) {
-    throw;
-  } catch (...) {
-    parts.uneven = uneven_updates(gather_texts(training->updates(), parts.group, c10::kCPU));
-    throw;
-  }
+  const std::vector<std::string> reports = parts.run(
+      run, [&] { parts.uneven = uneven_updates(gather_texts(training->updates(), parts.group, c10::kCPU)); });
   parts.trained_batches += batches;
   const Tensor sums = at::stack(sums_of_losses(reports, count * parts.options.replicas));
   return sums / parts.divisor(count);

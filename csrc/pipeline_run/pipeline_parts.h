@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,7 +41,9 @@ struct Pipeline::Parts {
   void note(const std::string& call) const;
   /// Notes a call, and prepares its run.
   PipelineExecutor::Run begin(const char* call, const Tensors& batch);
-  std::vector<std::string> run(const PipelineExecutor::Run& run);
+  /// Calls `when_failed` on all ranks if one has failed, and none is gone.
+  std::vector<std::string> run(
+      const PipelineExecutor::Run& run, const std::function<void()>& when_failed = [] {});
 };
 
 }  // namespace reef

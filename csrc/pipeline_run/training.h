@@ -44,7 +44,7 @@ class PipelineTraining {
   std::map<std::uint32_t, std::uint32_t> updated_;  ///< of each chunk, micro-batches up to its last update
 };
 
-/// Returns what ranks say about their updates() in a sentence, or nothing if all chunks have had as many.
+/// Returns the updates() of all ranks as one sentence; empty if all chunks have had the same number.
 std::string uneven_updates(const std::vector<std::string>& updates);
 
 }  // namespace reef

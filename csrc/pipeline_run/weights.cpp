@@ -6,7 +6,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -138,7 +137,6 @@ void PipelineWeights::update(const std::function<void()>& step) {
   }
   step();
   ++newest_;
-  most_alive_ = std::max(most_alive_, kept_.size() + 1);
 }
 
 void PipelineWeights::settle() {

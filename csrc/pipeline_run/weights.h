@@ -48,12 +48,10 @@ class PipelineWeights {
 
   /// Calls `step`, which makes the next version of the parameters in place.
   void update(const std::function<void()>& step);
-  /// Gives the parameters the newest version in the memory that they had at first, and lets go of all others.
+  /// Moves the newest version into the memory that the parameters had at first, and frees all others.
   void settle();
 
   std::uint32_t updates() const { return newest_; }
-  /// The most versions that there were at once.
-  std::size_t most_alive() const { return most_alive_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
  private:
@@ -80,9 +78,8 @@ class PipelineWeights {
   std::map<std::uint32_t, Values> kept_;                ///< versions but for the newest
   Values newest_values_;                                ///< while a pass uses another version
   std::vector<Values> free_;                            ///< memory of versions that are no longer needed
-  std::size_t most_alive_ = 1;
-  double delay_ = 0, follows_ = 0;     ///< of correct(): the delay, and g
-  std::vector<at::Tensor> d_, spare_;  ///< of correct(), or empty
+  double delay_ = 0, follows_ = 0;                      ///< of correct(): the delay, and g
+  std::vector<at::Tensor> d_, spare_;                   ///< of correct(), or empty
 };
 
 }  // namespace reef

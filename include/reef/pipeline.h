@@ -36,8 +36,8 @@ struct PipelineStage {
 
 /// For what a pipeline plans its schedule and cuts by itself.
 struct PipelineSample {
-  /// A micro-batch like those of training. Counts on rank 0; the others give tensors, too, which may be
-  /// undefined.
+  /// A micro-batch like those of training. That of rank 0 is used; the others give as many tensors, which may
+  /// be undefined.
   std::vector<at::Tensor> micro_batch;
   /// What this rank may hold at most; 0 stands for any number.
   std::uint64_t rank_bytes = 0;
@@ -171,20 +171,20 @@ class REEF_API Pipeline {
 
   /// Trains for so many batches, without waiting between them until all ranks are done with one. `update` is
   /// called on each rank whenever one of its chunks has the gradients of a batch, and makes an optimizer of
-  /// parameters() step; only the parameters of that chunk have gradients then, and they are let go of
-  /// afterwards. Returns the loss of each batch, on every rank.
+  /// parameters() step; only the parameters of that chunk have gradients then, which are freed afterwards.
+  /// Returns the loss of each batch, on every rank.
   ///
   /// By a synchronous schedule, parameters are bit for bit those of step() and an update, batch after batch.
-  /// An asynchronous one begins a batch before the weights have the gradients of those before; passes use
-  /// the versions of weights that pipeline_versions(train_schedule(batches)) lists, bit for bit.
-  /// When the call ends all chunks have had as many updates; nothing is in flight between calls.
+  /// An asynchronous one begins a batch before the weights are updated by all earlier ones; passes use the
+  /// versions of weights that pipeline_versions(train_schedule(batches)) lists, bit for bit. When the call
+  /// ends, all chunks have had the same number of updates, and nothing is in flight.
   ///
   /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
   /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
   /// ConfigError on every rank for chunks that are sharded or share weights (replicas of kReplicate are
   /// not), for schedules of two directions, and if ranks do not give the same number of batches.
-  /// Bytes: each version besides the newest costs a rank as much as its weights that are trained. A list of
-  /// all actions and losses is kept.
+  /// Bytes: each version besides the newest takes as many as the rank's trained weights. A list of all
+  /// actions and losses is kept during the call.
   at::Tensor train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
                    const std::function<void()>& update);
   /// What train() runs for so many batches.

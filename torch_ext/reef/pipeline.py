@@ -216,12 +216,13 @@ class Pipeline(OptimizerStates):
 
         ``batches`` gives ``(batch, *targets)``, as ``step`` takes them, on ranks that have the first stage or the last; it is not read
         on others. ``count`` says how many are trained on; without it ``len(batches)`` does. ``update()`` is called on each rank whenever one of its chunks
-        has the gradients of a batch; only the parameters of that chunk have gradients then, and they are let go of afterwards.
+        has the gradients of a batch; only the parameters of that chunk have gradients then, which are freed afterwards.
         Returns the loss of each batch, on every rank.
 
         By a synchronous schedule, parameters are bit for bit those of ``step`` and ``update``, batch after batch. An asynchronous one
-        (``"pipedream_2bw"``, say) begins a batch before the weights have the gradients of those before; passes use the versions of
-        weights that ``train_schedule(count).weights()`` lists, bit for bit. When the call ends all chunks have had as many updates.
+        (``"pipedream_2bw"``, say) begins a batch before the weights are updated by all earlier ones; passes use the versions of
+        weights that ``train_schedule(count).weights()`` lists, bit for bit. When the call ends, all chunks have had the same number
+        of updates.
 
         Fails as ``step`` does. If chunks have had different numbers of updates then, this and the other calls that run the model
         raise ValueError, which says how many, until ``load_state_dict`` has been called. ValueError for chunks that are sharded or share
