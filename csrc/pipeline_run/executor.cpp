@@ -80,6 +80,7 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
   std::string own;
   if (why.empty()) {
     try {
+      run.settle();
       check_sent();
       own = kDone + run.report();
     } catch (const std::exception& error) {

@@ -230,6 +230,12 @@ std::function<void()> PipelineParameters::while_waiting() {
   };
 }
 
+void PipelineParameters::settle() {
+  for (Segment& segment : segments_) {
+    if (segment.sums) segment.sums->settle();
+  }
+}
+
 void PipelineParameters::tell_failed() {
   for (Segment& segment : segments_) {
     if (segment.sums) segment.sums->tell_failed();

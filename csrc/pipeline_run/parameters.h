@@ -68,6 +68,8 @@ class PipelineParameters {
   /// Returns what this rank must call now and then while it waits for other ranks, since they may gather
   /// parameters of which it has a part. Empty if they never do.
   std::function<void()> while_waiting();
+  /// Waits for what this rank has begun to gather, for which other ranks may have to be called as above.
+  void settle();
   /// Is called at once on a rank that has failed in a call.
   void tell_failed();
   /// Is called on all ranks when all know that one has failed.

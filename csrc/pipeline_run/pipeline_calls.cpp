@@ -60,6 +60,7 @@ PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& ba
   run.course = &executor->serving();
   run.seed = {options.seed, calls++, executor->replica() * micro_batches(), micro_batches()};
   run.input = cut_into_micro_batches(batch, micro_batches());
+  run.settle = [this] { parameters->settle(); };
   run.failed = [this] { parameters->tell_failed(); };
   run.meanwhile = parameters->while_waiting();
   return run;

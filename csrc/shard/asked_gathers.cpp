@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 
 namespace reef {
 
@@ -67,6 +68,18 @@ void AskedGathers::tell_failed() {
   by_store([&] {
     requests_->tell_failed();
     ask();
+  });
+}
+
+// By then nobody waits for a gather that another has not begun.
+void AskedGathers::end(milliseconds most) {
+  const auto until = std::chrono::steady_clock::now() + most;
+  by_store([&] {
+    if (!requests_->were_made()) return;
+    requests_->make_no_more();
+    for (; !requests_->all_make_no_more() && std::chrono::steady_clock::now() < until;
+         std::this_thread::sleep_for(kLookAgain))
+      take_part_in_asked(/*keeps=*/false);
   });
 }
 

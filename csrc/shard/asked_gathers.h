@@ -62,6 +62,9 @@ class AskedGathers {
   /// This rank's pass has failed: it keeps nothing for others, which need not wait before they ask.
   void tell_failed();
   void abandon_pass() { failed_ = false; }
+  /// To be called when this rank has what it has begun. If ranks have ever asked each other, takes part in
+  /// what the others ask for until each of them has called this, or `most` is over.
+  void end(std::chrono::milliseconds most);
   /// Ranks use buckets in different orders: whoever waits asks soon, from the first gather of a step on.
   void ask_at_once() { patience_at_first_ = patience_ = kLookAgain; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -47,6 +49,7 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
   }
   ~OnDemand() override {
     listener_.reset();
+    end_together();
     if (answers_) answers_->drain();
     close();
     answers_.reset();
@@ -87,6 +90,12 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     Gatherer::begin_step(step);
     const std::lock_guard lock(mutex_);
     asked_.begin_step(step);
+  }
+
+  void settle() override {
+    const Unrecorded unrecorded;
+    const std::lock_guard lock(mutex_);
+    for (FlatBucket& bucket : buckets_) wait(bucket);
   }
 
   bool answer() override {
@@ -259,6 +268,19 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     const std::vector<std::int64_t> most = largest(asked_.begun());
     for (std::size_t number = 0; number < buckets_.size(); ++number) {
       while (asked_.begun()[number] < most[number]) take_part(number);
+    }
+  }
+
+  // What this rank has begun ahead may be what no other comes to. One that is late keeps the others waiting
+  // for so long at most; an error, on its way, not at all.
+  void end_together() noexcept {
+    constexpr std::chrono::seconds kMost{10};
+    if (!asked_.is_open() || std::uncaught_exceptions() > 0) return;
+    try {
+      settle();
+      asked_.end(kMost);
+    } catch (const std::exception&) {
+      // A rank is gone, so what has been begun ends with an error.
     }
   }
 

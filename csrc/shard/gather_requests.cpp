@@ -8,7 +8,9 @@
 namespace reef {
 
 GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name)
-    : store_(group->getSize() > 1 ? group->getStore() : nullptr), prefix_("reef/gathers/" + name + '/') {}
+    : store_(group->getSize() > 1 ? group->getStore() : nullptr),
+      ranks_(group->getSize()),
+      prefix_("reef/gathers/" + name + '/') {}
 
 GatherRequests::~GatherRequests() = default;
 
@@ -34,6 +36,7 @@ void GatherRequests::forget_before_last() {
 }
 
 void GatherRequests::make(const Request& request) {
+  if (!std::exchange(has_made_, true)) store_->set(prefix_ + "asked", "");
   const std::int64_t number = store_->add(key("made"), 1);
   const std::string own = key(std::to_string(number));
   store_->set(own, std::to_string(request.bucket) + ' ' + std::to_string(request.count));
@@ -58,5 +61,9 @@ void GatherRequests::tell_failed() {
 }
 
 bool GatherRequests::has_failed() const { return store_->check({key("failed")}); }
+
+bool GatherRequests::were_made() const { return has_made_ || store_->check({prefix_ + "asked"}); }
+void GatherRequests::make_no_more() { store_->add(prefix_ + "ended", 1); }
+bool GatherRequests::all_make_no_more() const { return store_->add(prefix_ + "ended", 0) == ranks_; }
 
 }  // namespace reef

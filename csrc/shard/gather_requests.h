@@ -44,12 +44,20 @@ class GatherRequests {
   void tell_failed();
   bool has_failed() const;
 
+  /// Whether any rank has ever made a request.
+  bool were_made() const;
+  /// This rank makes no more requests; whether all ranks have said so.
+  void make_no_more();
+  bool all_make_no_more() const;
+
  private:
   std::string key(const std::string& what) const;
   void forget_before_last();
 
   StorePtr store_;
+  int ranks_;
   std::string prefix_;
+  bool has_made_ = false;
   std::int64_t step_ = 0;
   std::int64_t part_ = 0;                 ///< counted over all steps
   std::int64_t taken_ = 0;                ///< in this part

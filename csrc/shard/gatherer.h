@@ -44,6 +44,9 @@ class Gatherer {
   /// All of every bucket, whatever was written. Throws RankFailed.
   virtual void gather() = 0;
 
+  /// Waits for what this rank has begun to gather. Where ranks use parameters in different orders, others
+  /// have to answer() until all ranks have called this; then none has begun a gather that another has not.
+  virtual void settle() {}
   /// What other ranks gather and this one does not, this one takes part in while it waits in the gatherer,
   /// and when it calls this. False: it cannot, so a pass that fails on this rank leaves the others waiting.
   virtual bool answer() { return true; }

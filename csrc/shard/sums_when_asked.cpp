@@ -26,6 +26,9 @@ void SumsWhenAsked::check() const {
 void SumsWhenAsked::reduce() { shard_.parts_->reducer->reduce_own(); }
 void SumsWhenAsked::abandon(const std::string& why) noexcept { shard_.parts_->reducer->abandon_own(why); }
 void SumsWhenAsked::leave_out() { shard_.parts_->reducer->leave_own_out(); }
+void SumsWhenAsked::settle() {
+  if (shard_.parts_->gatherer) shard_.parts_->gatherer->settle();
+}
 bool SumsWhenAsked::answer() {
   const Shard::Parts& parts = *shard_.parts_;
   return parts.options.stage == Stage::kParameters && parts.gatherer->answer();

@@ -31,6 +31,8 @@ class SumsWhenAsked {
   void leave_out();
   /// Tells the other ranks that a pass has failed here, so they do not wait for this rank's gathers.
   void tell_failed();
+  /// Waits for what this rank has begun to gather: see Gatherer::settle().
+  void settle();
   /// Takes part in what other ranks gather. False: they never ask.
   bool answer();
   /// Whether ranks have gradients in parts, and not the module's parameters.
