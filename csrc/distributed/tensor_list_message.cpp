@@ -28,18 +28,24 @@ constexpr std::int64_t kWordsBefore = 4;  ///< magic, number, words of the descr
 constexpr std::int64_t kFirstDescription = kFirstWords - kWordsBefore;
 constexpr std::int64_t kMostTextBytes = 64 << 10;  // each a word
 
-constexpr std::int64_t kDefined = 1, kRequiresGrad = 2;  // flags of a tensor
+constexpr std::int64_t kDefined = 1, kRequiresGrad = 2, kLaidOut = 4;  // flags of a tensor
 
 Words description_of(const TensorListMessage& message) {
   Words words = {static_cast<std::int64_t>(message.tensors.size())};
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     const Tensor& tensor = message.tensors[i];
     const bool requires_grad = i < message.requires_grad.size() && message.requires_grad[i];
-    words.push_back((tensor.defined() ? kDefined : 0) | (requires_grad ? kRequiresGrad : 0));
+    const bool laid_out = i < message.layouts.size() && !message.layouts[i].strides.empty();
+    words.push_back((tensor.defined() ? kDefined : 0) | (requires_grad ? kRequiresGrad : 0) |
+                    (laid_out ? kLaidOut : 0));
     if (!tensor.defined()) continue;
     words.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
     words.push_back(tensor.dim());
     words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
+    if (!laid_out) continue;
+    const TensorLayout& layout = message.layouts[i];
+    words.insert(words.end(), layout.strides.begin(), layout.strides.end());
+    words.push_back(layout.misaligned_elements);
   }
   const std::string text = message.failed.substr(0, kMostTextBytes);
   words.push_back(static_cast<std::int64_t>(text.size()));
@@ -71,6 +77,7 @@ struct Described {
   bool requires_grad = false;
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> sizes;
+  TensorLayout layout;
 
   std::int64_t bytes() const {
     return c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype));
@@ -81,7 +88,7 @@ std::vector<Described> described_in(Reader& reader) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   std::vector<Described> all(static_cast<std::size_t>(reader.next(1 << 20)));
   for (Described& each : all) {
-    const std::int64_t flags = reader.next(kDefined | kRequiresGrad);
+    const std::int64_t flags = reader.next(kDefined | kRequiresGrad | kLaidOut);
     each.defined = (flags & kDefined) != 0;
     each.requires_grad = (flags & kRequiresGrad) != 0;
     if (!each.defined) continue;
@@ -89,6 +96,10 @@ std::vector<Described> described_in(Reader& reader) {
         static_cast<at::ScalarType>(reader.next(static_cast<std::int64_t>(at::ScalarType::NumOptions) - 1));
     each.sizes.resize(static_cast<std::size_t>(reader.next(64)));
     for (std::int64_t& size : each.sizes) size = reader.next(kMost);
+    if ((flags & kLaidOut) == 0) continue;
+    each.layout.strides.resize(each.sizes.size());
+    for (std::int64_t& stride : each.layout.strides) stride = reader.next(kMost);
+    each.layout.misaligned_elements = reader.next(TensorLayout::kAlignment);
   }
   return all;
 }
@@ -249,6 +260,7 @@ TensorListMessage TensorListReceiver::take() {
   std::int64_t at = kFirstBytes;
   for (std::size_t i = 0; i < described.size(); ++i) {
     message.requires_grad.push_back(described[i].requires_grad);
+    message.layouts.push_back(described[i].layout);
     Tensor& tensor = message.tensors.emplace_back();
     if (!described[i].defined) continue;
     if (packed) {

@@ -127,7 +127,7 @@ class GreedyWriter {
     const auto [kind, chunk, micro_batch] = next.action;
     rank.free_seconds = next.begin_seconds + action_seconds(costs_, next.action, next.rank);
     rank.actions.push_back(next.action);
-    traffic_.made(next.action, next.rank, rank.free_seconds);
+    traffic_.made(next.action, rank.free_seconds);
     const std::uint32_t direction = micro_batch % directions();
     if (kind == Kind::kForward) {
       ++rank.in_flight;

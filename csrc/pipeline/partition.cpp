@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "pipeline/parcels.h"
 #include "pipeline/traffic.h"
 #include "reef/error.h"
 
@@ -226,6 +227,17 @@ void check_cuts(const PipelineProfile& profile, const PipelineCuts& cuts) {
     throw ConfigError("PipelineProfile: a chain without a stage; give at least one");
 }
 
+/// Returns the skips between chunks.
+std::vector<PipelineSkip> skips_of(const PipelineProfile& profile, const PipelineCuts& cuts) {
+  const PipelineParcels checked(static_cast<std::uint32_t>(profile.stages.size()), profile.skips);
+  std::vector<PipelineSkip> skips;
+  for (PipelineSkip skip : profile.skips) {
+    skip = between_chunks(std::move(skip), cuts);
+    if (!skip.to.empty()) skips.push_back(std::move(skip));
+  }
+  return skips;
+}
+
 }  // namespace
 
 std::string_view name(PipelineObjective objective) {
@@ -244,7 +256,7 @@ std::string_view name(PipelineObjective objective) {
 
 PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts, bool recompute) {
   check_cuts(profile, cuts);
-  PipelineCosts costs{{}, profile.speeds, profile.links};
+  PipelineCosts costs{{}, profile.speeds, profile.links, skips_of(profile, cuts)};
   std::size_t next = 0;
   for (std::uint32_t i = 0; i < profile.stages.size(); ++i) {
     if (i == 0 || (next < cuts.size() && cuts[next] == i)) {
@@ -269,6 +281,8 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
     PipelineChunkCost& chunk = costs.chunks[i];
     chunk.working_bytes += chunk.kept_bytes;  // while the backward pass runs
     chunk.kept_bytes = i == 0 ? 0 : costs.chunks[i - 1].output_bytes;
+    for (const PipelineSkip& skip : costs.skips)
+      chunk.kept_bytes += std::binary_search(skip.to.begin(), skip.to.end(), i) ? skip.bytes : 0;
     if (i == 0) chunk.kept_after_input_bytes = 0;
     (i == 0 ? chunk.weight_seconds : chunk.input_seconds) += chunk.forward_seconds;
   }

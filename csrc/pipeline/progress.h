@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "reef/pipeline_schedule.h"
@@ -20,11 +19,6 @@ inline bool makes_weight_gradients(PipelineAction::Kind kind) {
 
 /// How errors name what an action does.
 const char* pass_of(PipelineAction::Kind kind);
-
-/// Returns what an action of a rank makes for the chunk after or before its own, which may be on the same
-/// rank.
-std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
-                                          const PipelineAction& action);
 
 /// Lets each rank run the actions of `more` behind those of `to`, whose micro-batches are numbered on.
 void append(const PipelineSchedule& more, PipelineSchedule& to);

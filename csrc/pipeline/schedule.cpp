@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "pipeline/parcels.h"
 #include "pipeline/progress.h"
 #include "reef/error.h"
 
@@ -115,18 +116,6 @@ const char* pass_of(Kind kind) {
   }
 }
 
-std::optional<PipelineMessage> message_of(const PipelineSchedule& schedule, std::uint32_t rank,
-                                          const PipelineAction& action) {
-  const auto [kind, chunk, micro_batch] = action;
-  using Message = PipelineMessage::Kind;
-  if (kind == Kind::kForward && chunk + 1 < schedule.chunks())
-    return PipelineMessage{Message::kOutput, chunk, micro_batch, rank, schedule.rank(chunk + 1, micro_batch)};
-  if (makes_gradient(kind) && chunk > 0)
-    return PipelineMessage{Message::kGradient, chunk, micro_batch, rank,
-                           schedule.rank(chunk - 1, micro_batch)};
-  return std::nullopt;
-}
-
 bool adds_in_order(const PipelineSchedule& schedule) {
   for (const std::vector<PipelineAction>& actions : schedule.actions) {
     std::map<std::pair<std::uint32_t, std::size_t>, std::uint32_t> next;
@@ -140,12 +129,16 @@ bool adds_in_order(const PipelineSchedule& schedule) {
   return true;
 }
 
-std::vector<PipelineMessage> pipeline_messages(const PipelineSchedule& schedule) {
+std::vector<PipelineMessage> pipeline_messages(const PipelineSchedule& schedule,
+                                               const std::vector<PipelineSkip>& skips) {
+  const PipelineParcels parcels(schedule.chunks(), skips);
   std::vector<PipelineMessage> all;
-  for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
-    for (const PipelineAction& action : schedule.actions[rank]) {
-      const auto message = message_of(schedule, rank, action);
-      if (message && message->to != rank) all.push_back(*message);
+  for (const std::vector<PipelineAction>& actions : schedule.actions) {
+    for (const PipelineAction& action : actions) {
+      for (const PipelineParcel& parcel : parcels.made_by(action)) {
+        const PipelineMessage message = message_of(schedule, action, parcel);
+        if (message.to != message.from) all.push_back(message);
+      }
     }
   }
   return all;
@@ -155,11 +148,11 @@ bool receives_in_order(const PipelineSchedule& schedule) {
   // When a rank needs the output of a chunk, or a gradient: the place of the action in its list.
   const auto needed_at = [&](const PipelineMessage& message) {
     const bool output = message.kind == PipelineMessage::Kind::kOutput;
-    const std::uint32_t chunk = output ? message.chunk + 1 : message.chunk - 1;
     const std::vector<PipelineAction>& actions = schedule.actions[message.to];
     return std::find_if(actions.begin(), actions.end(), [&](const PipelineAction& action) {
       const bool forward = action.kind == Kind::kForward;
-      return action.chunk == chunk && action.micro_batch == message.micro_batch && forward == output;
+      return action.chunk == message.to_chunk && action.micro_batch == message.micro_batch &&
+             forward == output;
     });
   };
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::ptrdiff_t> last;

@@ -14,15 +14,14 @@ using Kind = PipelineAction::Kind;
 /// Adds up a rank's memory over its actions and messages.
 class RankMemory {
  public:
-  RankMemory(const PipelineCosts& costs, std::vector<MemoryChange> changes)
-      : costs_(costs), changes_(std::move(changes)) {}
+  RankMemory(const PipelineCosts& costs, PipelineTraffic& traffic, std::uint32_t rank)
+      : costs_(costs), traffic_(traffic), changes_(traffic.changes(rank)) {}
 
   void hold(std::uint64_t bytes) { add(bytes); }
 
   void run(const PipelineAction& action, double begin_seconds, double end_seconds) {
     const PipelineChunkCost& cost = costs_.chunks[action.chunk];
-    const std::uint64_t input = action.chunk == 0 ? 0 : costs_.chunks[action.chunk - 1].output_bytes;
-    const std::uint64_t output = action.chunk + 1 == costs_.chunks.size() ? 0 : cost.output_bytes;
+    const std::uint64_t needed = traffic_.needed_bytes(action), made = traffic_.made_bytes(action);
     // I frees what only it has needed, and keeps the gradients with which W begins.
     const std::uint64_t in_both = std::min(cost.kept_bytes, cost.kept_after_input_bytes);
     const std::uint64_t at_input = cost.kept_bytes - in_both;
@@ -31,13 +30,13 @@ class RankMemory {
     arrive_at(begin_seconds);
     switch (action.kind) {
       case Kind::kForward:
-        take(input);  // which is part of what is kept from now on
-        return during(end_seconds, cost.kept_bytes + output + cost.working_bytes, cost.working_bytes);
+        take(needed);  // which is part of what is kept from now on
+        return during(end_seconds, cost.kept_bytes + made + cost.working_bytes, cost.working_bytes);
       case Kind::kBackward:
-        return during(end_seconds, input + cost.working_bytes, cost.working_bytes + cost.kept_bytes + output);
+        return during(end_seconds, made + cost.working_bytes, cost.working_bytes + cost.kept_bytes + needed);
       case Kind::kInput:
-        return during(end_seconds, input + from_input + cost.working_bytes,
-                      cost.working_bytes + at_input + output);
+        return during(end_seconds, made + from_input + cost.working_bytes,
+                      cost.working_bytes + at_input + needed);
       case Kind::kWeight:
         return during(end_seconds, cost.working_bytes, cost.working_bytes + cost.kept_after_input_bytes);
       case Kind::kUpdate:
@@ -75,6 +74,7 @@ class RankMemory {
   void take(std::uint64_t bytes) { alive_ -= static_cast<std::int64_t>(bytes); }
 
   const PipelineCosts& costs_;
+  const PipelineTraffic& traffic_;
   std::vector<MemoryChange> changes_;
   std::size_t next_ = 0;
   std::int64_t alive_ = 0, peak_ = 0;
@@ -90,8 +90,8 @@ std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions) {
 }
 
 std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& schedule, std::uint32_t rank,
-                         const PipelineCost& cost, std::vector<MemoryChange> changes) {
-  RankMemory memory(costs, std::move(changes));
+                         const PipelineCost& cost, PipelineTraffic& traffic) {
+  RankMemory memory(costs, traffic, rank);
   for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
     for (std::size_t chunk = 0; chunk < rank_of.size(); ++chunk) {
       if (rank_of[chunk] == rank) memory.hold(costs.chunks[chunk].fixed_bytes);
@@ -127,7 +127,7 @@ PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedu
     cost.end_seconds[rank].push_back(begin + seconds);
     cost.ranks[rank].end_seconds = begin + seconds;
     cost.ranks[rank].busy_seconds += seconds;
-    traffic.made(action, rank, begin + seconds);
+    traffic.made(action, begin + seconds);
   });
   cost.messages = traffic.messages();
   cost.message_bytes = traffic.message_bytes();
@@ -137,7 +137,7 @@ PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedu
     if (schedule.actions[rank].empty()) continue;
     of.begin_seconds = cost.begin_seconds[rank].front();
     of.most_in_flight = most_in_flight(schedule.actions[rank]);
-    of.peak_bytes = peak_bytes(costs, schedule, rank, cost, traffic.changes(rank));
+    of.peak_bytes = peak_bytes(costs, schedule, rank, cost, traffic);
   }
   return cost;
 }

@@ -81,25 +81,45 @@ double action_seconds(const PipelineCosts& costs, const PipelineAction& action, 
 PipelineTraffic::PipelineTraffic(const PipelineCosts& costs, const PipelineSchedule& schedule)
     : costs_(costs),
       schedule_(schedule),
-      output_(std::size_t{schedule.chunks()} * schedule.micro_batches),
-      gradient_(output_.size()),
+      parcels_(schedule.chunks(), costs.skips),
+      forward_(std::size_t{schedule.chunks()} * schedule.micro_batches),
+      backward_(forward_.size()),
       link_free_(std::size_t{schedule.ranks()} * schedule.ranks()),
       changes_(schedule.ranks()) {}
 
 double PipelineTraffic::ready_seconds(const PipelineAction& action) const {
-  const auto [kind, chunk, micro_batch] = action;
-  if (kind == Kind::kForward) return chunk == 0 ? 0 : output_[at(chunk - 1, micro_batch)];
-  if (!makes_gradient(kind) || chunk + 1 == schedule_.chunks()) return 0;
-  return gradient_[at(chunk + 1, micro_batch)];
+  if (action.kind == Kind::kForward) return forward_[at(action.chunk, action.micro_batch)];
+  return makes_gradient(action.kind) ? backward_[at(action.chunk, action.micro_batch)] : 0;
 }
 
-void PipelineTraffic::made(const PipelineAction& action, std::uint32_t rank, double end_seconds) {
-  const auto message = message_of(schedule_, rank, action);
-  if (!message) return;
-  const bool is_output = message->kind == PipelineMessage::Kind::kOutput;
-  const std::uint64_t bytes = costs_.chunks[is_output ? action.chunk : action.chunk - 1].output_bytes;
-  double& arrival = (is_output ? output_ : gradient_)[at(action.chunk, action.micro_batch)];
-  arrival = message->to == rank ? end_seconds : send(rank, message->to, bytes, end_seconds);
+void PipelineTraffic::made(const PipelineAction& action, double end_seconds) {
+  std::vector<double>& ready = action.kind == Kind::kForward ? forward_ : backward_;
+  for (const PipelineParcel& parcel : parcels_.made_by(action)) {
+    const PipelineMessage message = message_of(schedule_, action, parcel);
+    const double arrival = message.to == message.from
+                               ? end_seconds
+                               : send(message.from, message.to, bytes_of(parcel), end_seconds);
+    double& all = ready[at(parcel.to, action.micro_batch)];
+    all = std::max(all, arrival);
+  }
+}
+
+std::uint64_t PipelineTraffic::bytes_of(const PipelineParcel& parcel) const {
+  const std::uint32_t cut = std::min(parcel.from, parcel.to);  // after this chunk
+  std::uint64_t bytes = parcel.is_to_next ? costs_.chunks[cut].output_bytes : 0;
+  for (const std::size_t skip : parcel.skips) bytes += costs_.skips[skip].bytes;
+  return bytes;
+}
+
+std::uint64_t PipelineTraffic::made_bytes(const PipelineAction& action) const {
+  std::uint64_t bytes = 0;
+  for (const PipelineParcel& parcel : parcels_.made_by(action)) bytes += bytes_of(parcel);
+  return bytes;
+}
+std::uint64_t PipelineTraffic::needed_bytes(const PipelineAction& action) const {
+  std::uint64_t bytes = 0;
+  for (const PipelineParcel& parcel : parcels_.needed_by(action)) bytes += bytes_of(parcel);
+  return bytes;
 }
 
 std::vector<MemoryChange> PipelineTraffic::changes(std::uint32_t rank) {

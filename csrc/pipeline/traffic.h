@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/parcels.h"
 #include "reef/pipeline_simulation.h"
 
 namespace reef {
@@ -48,8 +49,11 @@ class PipelineTraffic {
   /// Gives the time at which what an action needs from other chunks is on its rank. What makes it has to be
   /// given to made() before.
   double ready_seconds(const PipelineAction& action) const;
-  /// Sends what an action has made to the rank that needs it.
-  void made(const PipelineAction& action, std::uint32_t rank, double end_seconds);
+  /// Sends what an action has made to the ranks that need it.
+  void made(const PipelineAction& action, double end_seconds);
+  /// Gives the bytes of what an action makes for other chunks, and of what it needs of them.
+  std::uint64_t made_bytes(const PipelineAction& action) const;
+  std::uint64_t needed_bytes(const PipelineAction& action) const;
 
   std::uint64_t messages() const { return messages_; }
   std::uint64_t message_bytes() const { return message_bytes_; }
@@ -57,6 +61,7 @@ class PipelineTraffic {
   std::vector<MemoryChange> changes(std::uint32_t rank);
 
  private:
+  std::uint64_t bytes_of(const PipelineParcel& parcel) const;
   /// Returns when the message is there.
   double send(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, double seconds);
   std::size_t at(std::uint32_t chunk, std::uint32_t micro_batch) const {
@@ -65,7 +70,8 @@ class PipelineTraffic {
 
   const PipelineCosts& costs_;
   const PipelineSchedule& schedule_;
-  std::vector<double> output_, gradient_;           ///< arrival seconds, by the chunk that makes it
+  PipelineParcels parcels_;
+  std::vector<double> forward_, backward_;          ///< when what a pass of a chunk needs is there
   std::vector<double> link_free_;                   ///< of each pair of ranks, when its link is free again
   std::vector<std::vector<MemoryChange>> changes_;  ///< of each rank
   std::uint64_t messages_ = 0, message_bytes_ = 0;

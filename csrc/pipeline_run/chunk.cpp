@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -12,8 +13,11 @@
 #include <utility>
 
 #include "compat.h"
+#include "pipeline_run/unmodified_tensors.h"
 #include "reef/checkpoint.h"
+#include "reef/error.h"
 #include "surroundings.h"
+#include "tensor_layout.h"
 
 namespace reef {
 namespace {
@@ -62,9 +66,11 @@ std::optional<std::uint32_t> pipeline_micro_batch() { return micro_batch_now; }
 MicroBatchScope::MicroBatchScope(std::uint32_t number) : before_(std::exchange(micro_batch_now, number)) {}
 MicroBatchScope::~MicroBatchScope() { micro_batch_now = before_; }
 
-PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, bool recomputes)
-    : stages_(std::make_shared<const std::vector<PipelineStage>>(std::move(stages))),
+PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, ChunkSkips skips,
+                             bool recomputes)
+    : stages_(std::make_shared<const Stages>(std::move(stages))),
       first_stage_(first_stage),
+      skips_(std::move(skips)),
       recomputes_(recomputes) {
   for (const PipelineStage& stage : *stages_) {
     if (stage.parameters.empty()) continue;
@@ -85,76 +91,151 @@ PipelineChunk::Tensors PipelineChunk::trained() const {
   return once;
 }
 
-PipelineChunk::Tensors PipelineChunk::forward(std::uint32_t micro_batch, ChunkInput input,
-                                              PipelineSeed seed) {
+PipelineChunk::Tensors PipelineChunk::run(const Stages& stages, const ChunkSkips& skips, Tensors tensors,
+                                          const std::function<void(std::uint32_t index)>& before_stage) {
+  std::map<std::string, Tensor> known;
+  UnmodifiedTensors<std::string> unmodified;
+  const auto learn = [&](const std::string& name, const Tensor& tensor) {
+    known[name] = tensor;
+    unmodified.add(tensor, name);
+  };
+  /// Takes the last tensors away.
+  const auto take_last = [&](std::size_t count) {
+    const auto first = tensors.end() - static_cast<std::ptrdiff_t>(count);
+    Tensors last(first, tensors.end());
+    tensors.erase(first, tensors.end());
+    return last;
+  };
+  const Tensors taken = take_last(skips.takes.size());
+  for (std::size_t i = 0; i < taken.size(); ++i) learn(skips.takes[i].second, taken[i]);
+  for (std::uint32_t index = 0; index < stages.size(); ++index) {
+    const PipelineStage& stage = stages[index];
+    for (const std::string& name : stage.takes) tensors.push_back(known.at(name));
+    before_stage(index);
+    tensors = stage.run(tensors);
+    if (tensors.size() < stage.gives.size())
+      throw ConfigError("reef::Pipeline: a stage that gives '" + stage.gives.front() + "' has returned " +
+                        std::to_string(tensors.size()) + " tensors: what it gives comes last among them.");
+    const Tensors given = take_last(stage.gives.size());
+    // Its uses by the name are added up before all others of the tensor join them, wherever chunks end.
+    for (std::size_t i = 0; i < given.size(); ++i)
+      learn(stage.gives[i], given[i].defined() ? at::alias(given[i]) : given[i]);
+  }
+  if (const std::string* const name = unmodified.find_modified())
+    throw ConfigError("reef::Pipeline: '" + *name +
+                      "' was modified in place after a stage had given it to others, which would have other "
+                      "values where the model is cut elsewhere: give a clone, or modify one.");
+  for (const auto& [number, name] : skips.gives) tensors.push_back(known.at(name));
+  return tensors;
+}
+
+PassTensors PipelineChunk::forward(std::uint32_t micro_batch, PassTensors input, PipelineSeed seed) {
   Graph graph;
-  for (std::size_t i = 0; i < input.tensors.size(); ++i) {
-    NodePtr& node = graph.inputs.emplace_back();
-    Tensor& tensor = input.tensors[i];
-    if (!tensor.defined() || !input.requires_grad[i] || !at::GradMode::is_enabled()) continue;
+  const bool records = at::GradMode::is_enabled();
+  const auto begin_at = [&](Tensor& tensor) {
+    NodePtr node;
+    if (!tensor.defined() || !tensor.requires_grad()) return node;
+    tensor.set_requires_grad(false);
+    if (!records) return node;
     node = compat::make_node<ChunkBegin, NodePtr>();
     ta::create_gradient_edge(tensor, node);
+    return node;
+  };
+  for (Tensor& tensor : input.tensors) graph.inputs.push_back(begin_at(tensor));
+  Tensors tensors = std::move(input.tensors);
+  for (const auto& [number, name] : skips_.takes) {
+    Tensor& taken = input.skips.at(number);
+    graph.taken[number] = begin_at(taken);
+    tensors.push_back(std::move(taken));
   }
   const std::vector<c10::Device> devices =
       device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_};
   const SurroundingsScope generators_are_kept{Surroundings(devices)};
-  const auto run = [stages = stages_, first = first_stage_, devices, seed, micro_batch,
-                    told = pipeline_micro_batch().value_or(micro_batch)](Tensors tensors) {
+  const auto run_stages = [stages = stages_, skips = skips_, first = first_stage_, devices, seed, micro_batch,
+                           told = pipeline_micro_batch().value_or(micro_batch)](Tensors given) {
     const MicroBatchScope again(told);  // on the thread that computes it once more
-    for (std::uint32_t i = 0; i < stages->size(); ++i) {
-      seed_generators(devices, seed, micro_batch, first + i);
-      tensors = (*stages)[i].run(tensors);
-    }
-    return tensors;
+    return run(*stages, skips, std::move(given),
+               [&](std::uint32_t index) { seed_generators(devices, seed, micro_batch, first + index); });
   };
-  Tensors outputs;
-  if (recomputes_ && at::GradMode::is_enabled()) {
-    // Stages may modify their inputs, and the recomputation needs them as they were.
-    const auto run_again = [run](const Tensors& given) {
+  Tensors made;
+  if (recomputes_ && records) {
+    // Stages may modify their inputs, and the recomputation needs them as they were, also in memory, or its
+    // kernels would add up in another order.
+    const auto run_again = [run_stages](const Tensors& given) {
       Tensors copies;
-      for (const Tensor& tensor : given) copies.push_back(tensor.defined() ? tensor.clone() : tensor);
-      return run(std::move(copies));
+      for (const Tensor& tensor : given) {
+        Tensor& copy = copies.emplace_back(tensor.defined() ? copy_with_layout(tensor) : tensor);
+        if (tensor.defined() && tensor.requires_grad())
+          ta::impl::set_gradient_edge(copy, ta::impl::gradient_edge(tensor));
+      }
+      return run_stages(std::move(copies));
     };
-    const CheckpointRegion region(run_again, input.tensors, {.devices = devices});
-    outputs = run_again(input.tensors);
+    const CheckpointRegion region(run_again, tensors, {.devices = devices});
+    made = run_again(tensors);
   } else {
-    outputs = run(std::move(input.tensors));
+    made = run_stages(std::move(tensors));
   }
-  if (at::GradMode::is_enabled()) graphs_[micro_batch] = std::move(graph);
+  if (records) graphs_[micro_batch] = std::move(graph);
+  PassTensors outputs;
+  const std::size_t count = made.size() - skips_.gives.size();
+  for (std::size_t i = 0; i < skips_.gives.size(); ++i)
+    outputs.skips[skips_.gives[i].first] = std::move(made[count + i]);
+  made.resize(count);
+  outputs.tensors = std::move(made);
   return outputs;
 }
 
-void PipelineChunk::keep(std::uint32_t micro_batch, const Tensors& ends) {
+void PipelineChunk::keep(std::uint32_t micro_batch, const PassTensors& ends) {
   Graph& graph = graphs_.at(micro_batch);
-  for (const Tensor& end : ends) {
-    const bool is_differentiable = end.defined() && end.requires_grad();
-    graph.ends.push_back(is_differentiable ? ta::impl::gradient_edge(end) : ta::Edge());
-    graph.devices.push_back(end.defined() ? end.device() : c10::Device(c10::kCPU));
-  }
+  const auto end_at = [](const Tensor& tensor) {
+    const bool is_differentiable = tensor.defined() && tensor.requires_grad();
+    return End{is_differentiable ? ta::impl::gradient_edge(tensor) : ta::Edge(),
+               tensor.defined() ? tensor.device() : c10::Device(c10::kCPU)};
+  };
+  for (const Tensor& tensor : ends.tensors) graph.ends.push_back(end_at(tensor));
+  for (const auto& [number, tensor] : ends.skips) graph.given[number] = end_at(tensor);
 }
 
 PipelineChunk::Graph PipelineChunk::take(std::uint32_t micro_batch) {
   return std::move(graphs_.extract(micro_batch).mapped());
 }
 
-std::pair<ta::edge_list, ta::variable_list> PipelineChunk::Graph::begin(const Tensors& gradients) const {
+std::pair<ta::edge_list, ta::variable_list> PipelineChunk::Graph::begin(const PassTensors& gradients) const {
   std::pair<ta::edge_list, ta::variable_list> found;
-  for (std::size_t i = 0; i < ends.size() && i < gradients.size(); ++i) {
-    if (!ends[i].is_valid() || !gradients[i].defined()) continue;
-    found.first.push_back(ends[i]);
-    found.second.push_back(gradients[i].to(devices[i]));
+  const auto add = [&](const ta::Edge& edge, const Tensor& gradient, c10::Device device) {
+    if (!edge.is_valid() || !gradient.defined()) return;
+    found.first.push_back(edge);
+    found.second.push_back(gradient.to(device));
+  };
+  for (const auto& [number, gradient] : gradients.skips) {
+    if (const auto here = taken.find(number); here != taken.end()) {
+      if (here->second) add(ta::Edge(here->second, 0), gradient, gradient.device());
+    } else {
+      add(given.at(number).edge, gradient, given.at(number).device);
+    }
   }
+  for (std::size_t i = 0; i < ends.size() && i < gradients.tensors.size(); ++i)
+    add(ends[i].edge, gradients.tensors[i], ends[i].device);
   return found;
 }
 
-PipelineChunk::Tensors PipelineChunk::Graph::take_gradients_of_inputs() const {
-  Tensors gradients;
-  for (const NodePtr& node : inputs)
-    gradients.push_back(node ? std::move(static_cast<ChunkBegin&>(*node).gradient) : Tensor());
+std::vector<PipelineChunk::NodePtr> PipelineChunk::Graph::all_inputs() const {
+  std::vector<NodePtr> all = inputs;
+  for (const auto& [number, node] : taken) all.push_back(node);
+  return all;
+}
+
+PassTensors PipelineChunk::Graph::take_gradients_of_inputs() const {
+  PassTensors gradients;
+  const auto gradient_at = [](const NodePtr& node) {
+    return node ? std::move(static_cast<ChunkBegin&>(*node).gradient) : Tensor();
+  };
+  for (const NodePtr& node : inputs) gradients.tensors.push_back(gradient_at(node));
+  for (const auto& [number, node] : taken) gradients.skips[number] = gradient_at(node);
   return gradients;
 }
 
-PipelineChunk::Tensors PipelineChunk::backward(std::uint32_t micro_batch, const Tensors& gradients) {
+PassTensors PipelineChunk::backward(std::uint32_t micro_batch, const PassTensors& gradients) {
   const Graph graph = take(micro_batch);
   const auto [ends, given] = graph.begin(gradients);
   if (!ends.empty()) {
@@ -164,11 +245,10 @@ PipelineChunk::Tensors PipelineChunk::backward(std::uint32_t micro_batch, const 
   return graph.take_gradients_of_inputs();
 }
 
-PipelineChunk::Tensors PipelineChunk::backward_to_inputs(std::uint32_t micro_batch,
-                                                         const Tensors& gradients) {
+PassTensors PipelineChunk::backward_to_inputs(std::uint32_t micro_batch, const PassTensors& gradients) {
   const Graph graph = take(micro_batch);
   auto [ends, given] = graph.begin(gradients);
-  halves_.emplace(micro_batch, SplitBackward(std::move(ends), std::move(given), graph.inputs));
+  halves_.emplace(micro_batch, SplitBackward(std::move(ends), std::move(given), graph.all_inputs()));
   return graph.take_gradients_of_inputs();
 }
 

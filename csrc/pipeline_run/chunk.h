@@ -3,23 +3,27 @@
 #include <ATen/core/Tensor.h>
 
 #include <torch/csrc/autograd/function.h>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "pipeline_run/pass_tensors.h"
 #include "pipeline_run/split_backward.h"
 #include "pipeline_run/weights.h"
 #include "reef/pipeline.h"
 
 namespace reef {
 
-/// What a chunk is given for a micro-batch: tensors without a graph, of which some want a gradient.
-struct ChunkInput {
-  std::vector<at::Tensor> tensors;
-  std::vector<bool> requires_grad;
+/// What a chunk takes of others besides its inputs, and gives to others besides its outputs: numbers of
+/// skips, and the names that stages have for them.
+struct ChunkSkips {
+  std::vector<std::pair<std::size_t, std::string>> takes = {}, gives = {};
 };
 
 /// What random numbers depend on, besides the stage and the micro-batch.
@@ -50,17 +54,20 @@ class PipelineChunk {
  public:
   using Tensors = PipelineStage::Tensors;
   /// `recomputes`: see PipelineOptions::recompute.
-  PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, bool recomputes = false);
+  PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, ChunkSkips skips = {},
+                bool recomputes = false);
 
   /// Runs the stages, each with generators that are seeded for it; afterwards generators are what they were.
-  Tensors forward(std::uint32_t micro_batch, ChunkInput input, PipelineSeed seed);
+  /// Throws what a stage throws, and ConfigError if a tensor of a skip is modified in place.
+  PassTensors forward(std::uint32_t micro_batch, PassTensors input, PipelineSeed seed);
   /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss.
-  void keep(std::uint32_t micro_batch, const Tensors& ends);
+  void keep(std::uint32_t micro_batch, const PassTensors& ends);
   /// Runs backward from the ends, which have these gradients, and returns the gradients of the inputs. The
-  /// gradient of an input that backward does not reach is undefined.
-  Tensors backward(std::uint32_t micro_batch, const Tensors& gradients);
+  /// gradient of an input that backward does not reach is undefined. That of what was taken adds to a
+  /// gradient that is given for it.
+  PassTensors backward(std::uint32_t micro_batch, const PassTensors& gradients);
   /// Run backward in two halves, of which the second makes those gradients of weights that could wait.
-  Tensors backward_to_inputs(std::uint32_t micro_batch, const Tensors& gradients);
+  PassTensors backward_to_inputs(std::uint32_t micro_batch, const PassTensors& gradients);
   void backward_to_weights(std::uint32_t micro_batch);
   /// Where the stages compute: on the device of their first parameter.
   c10::Device device() const { return device_; }
@@ -79,21 +86,34 @@ class PipelineChunk {
   void forget();
 
  private:
+  using Stages = std::vector<PipelineStage>;
   using NodePtr = decltype(torch::autograd::Edge::function);
+  struct End {
+    torch::autograd::Edge edge;  ///< not valid of one that has no graph
+    c10::Device device = c10::kCPU;
+  };
   struct Graph {
     std::vector<NodePtr> inputs;  ///< nullptr of those that want no gradient
-    std::vector<torch::autograd::Edge> ends;
-    std::vector<c10::Device> devices;  ///< of the ends
+    std::map<std::size_t, NodePtr> taken;
+    std::vector<End> ends;
+    std::map<std::size_t, End> given;
 
-    /// Returns the ends that have a gradient, and their gradients.
+    /// Returns the edges at which a backward pass begins, and their gradients: of skips first, since stages
+    /// that take them are behind those that use the outputs.
     std::pair<torch::autograd::edge_list, torch::autograd::variable_list> begin(
-        const Tensors& gradients) const;
-    Tensors take_gradients_of_inputs() const;
+        const PassTensors& gradients) const;
+    PassTensors take_gradients_of_inputs() const;
+    std::vector<NodePtr> all_inputs() const;
   };
   Graph take(std::uint32_t micro_batch);
+  /// Runs the stages. `tensors`: the inputs, and behind them what is taken. Returns the outputs, and behind
+  /// them what is given.
+  static Tensors run(const Stages& stages, const ChunkSkips& skips, Tensors tensors,
+                     const std::function<void(std::uint32_t index)>& before_stage);
 
-  std::shared_ptr<const std::vector<PipelineStage>> stages_;
+  std::shared_ptr<const Stages> stages_;
   std::uint32_t first_stage_;
+  ChunkSkips skips_;
   bool recomputes_;
   c10::Device device_ = c10::kCPU;
   PipelineWeights* weights_ = nullptr;

@@ -7,9 +7,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "distributed/bytes_over_ranks.h"
-#include "distributed/members.h"
 #include "pipeline/progress.h"
 #include "pipeline/segments.h"
+#include "pipeline_run/deliveries.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -17,7 +17,6 @@ namespace {
 
 using at::Tensor;
 using Kind = PipelineAction::Kind;
-using MessageKind = PipelineMessage::Kind;
 
 /// Something has failed on another rank, in these words.
 struct FailedElsewhere {
@@ -36,19 +35,25 @@ constexpr char kDone = 'd', kFailed = 'f', kFailedElsewhere = 'e';
 
 }  // namespace
 
-PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, std::uint32_t replicas,
-                                   int tag)
+PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, std::vector<PipelineSkip> skips,
+                                   ProcessGroupPtr group, std::uint32_t replicas, int tag)
     : group_(std::move(group)),
+      replicas_(replicas),
       replica_(static_cast<std::uint32_t>(group_->getRank()) % replicas),
       rank_(static_cast<std::uint32_t>(group_->getRank()) / replicas),
-      training_(std::move(schedule), replica_, replicas),
-      serving_(serving_schedule(training_.schedule()), replica_, replicas),
+      skips_(std::move(skips)),
+      training_(course(std::move(schedule))),
+      serving_(course(serving_schedule(training_.schedule()))),
       mail_(group_, tag) {}
+
+PipelineCourse PipelineExecutor::course(PipelineSchedule schedule, std::uint32_t lanes) const {
+  return {std::move(schedule), skips_, replica_, replicas_, lanes};
+}
 
 std::vector<std::string> PipelineExecutor::run(const Run& run) {
   now_ = run.course;
   handed_over_.clear();
-  sent_.clear();
+  passed_on_.clear();
   mail_.begin(now_->messages());
   std::exception_ptr failed;
   std::string why;
@@ -74,14 +79,14 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
     } else if (action.kind == Kind::kUpdate) {
       run.leave_update(action.chunk, why);
     }
-    pass_on(action, {.failed = why});
+    pass_on(action, {}, why);
   }
   mail_.end(run.meanwhile);
   std::string own;
   if (why.empty()) {
     try {
       run.settle();
-      check_sent();
+      check_passed_on();
       own = kDone + run.report();
     } catch (const std::exception& error) {
       failed = std::current_exception();
@@ -98,72 +103,56 @@ void PipelineExecutor::perform(const PipelineAction& action, const Run& run) {
   PipelineChunk& chunk = chunks_.at(number);
   const auto pass = chunk.begin(kind, micro_batch);
   const bool is_last = number + 1 == now_->schedule().chunks();
-  TensorListMessage made;
+  PassTensors needed = take(action, run), made;
   if (kind == Kind::kForward) {
-    ChunkInput input = input_of(action, run);
-    if (now_->lanes() > 0 && input.tensors.empty()) return pass_on(action, {});  // the lane has ended
+    if (now_->lanes() > 0 && needed.tensors.empty()) return pass_on(action, {});  // the lane has ended
     const MicroBatchScope told(micro_batch % run.seed.micro_batches_per_call);
-    made.tensors = chunk.forward(micro_batch, std::move(input), run.seed);
+    made = chunk.forward(micro_batch, std::move(needed), run.seed);
     if (is_last) made.tensors = run.finish(micro_batch, made.tensors);
-    if (run.trains) chunk.keep(micro_batch, made.tensors);
-    for (const Tensor& tensor : made.tensors)
-      made.requires_grad.push_back(run.trains && tensor.defined() && tensor.requires_grad());
+    if (run.trains) chunk.keep(micro_batch, made);
   } else if (kind == Kind::kWeight) {
     chunk.backward_to_weights(micro_batch);
   } else {
-    const Tensors gradients =
-        is_last ? Tensors{at::ones({})}
-                : take({MessageKind::kGradient, number + 1, micro_batch}, run.meanwhile).tensors;
-    made.tensors = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, gradients)
-                                        : chunk.backward(micro_batch, gradients);
+    if (is_last) needed.tensors = {at::ones({})};
+    made = kind == Kind::kInput ? chunk.backward_to_inputs(micro_batch, needed)
+                                : chunk.backward(micro_batch, needed);
   }
-  pass_on(action, std::move(made));
+  pass_on(action, made);
 }
 
-ChunkInput PipelineExecutor::input_of(const PipelineAction& action, const Run& run) {
-  const auto [kind, number, micro_batch] = action;
-  const std::optional<PipelineMessage> before =
-      number > 0 ? PipelineMessage{MessageKind::kOutput, number - 1, micro_batch}
-                 : now_->leads_to(micro_batch);
-  TensorListMessage given;
-  if (before) {
-    given = take(*before, run.meanwhile);
-    for (Tensor& tensor : given.tensors) {
-      if (tensor.defined()) tensor = tensor.to(chunks_.at(number).device());
+PassTensors PipelineExecutor::take(const PipelineAction& action, const Run& run) {
+  PassTensors needed;
+  const auto deliveries = now_->needed_by(action);
+  if (action.kind == Kind::kForward && deliveries.empty()) needed.tensors = run.input(action.micro_batch);
+  for (const PipelineCourse::Delivery& delivery : deliveries) {
+    const PipelineMessage& message = delivery.message;
+    TensorListMessage content = message.to == message.from
+                                    ? std::move(handed_over_.extract(PipelineMail::key_of(message)).mapped())
+                                    : mail_.receive(message, run.meanwhile);
+    if (!content.failed.empty()) throw FailedElsewhere{content.failed};
+    unpack(delivery, std::move(content), chunks_.at(action.chunk).device(), needed);
+  }
+  return needed;
+}
+
+void PipelineExecutor::pass_on(const PipelineAction& action, const PassTensors& made,
+                               const std::string& failed) {
+  for (const auto& [number, tensor] : made.skips) passed_on_.add(tensor, action);
+  for (const PipelineCourse::Delivery& delivery : now_->made_by(action)) {
+    const PipelineMessage& message = delivery.message;
+    TensorListMessage content = packed(delivery, made);
+    content.failed = failed;
+    if (message.to == message.from) {
+      for (Tensor& tensor : content.tensors) {
+        if (tensor.defined()) tensor = without_graph(tensor);
+      }
+      handed_over_[PipelineMail::key_of(message)] = std::move(content);
+      continue;
     }
-  } else {
-    given.tensors = run.input(micro_batch);
+    content.check("reef::Pipeline, " + place_of(action));
+    for (const Tensor& tensor : content.tensors) passed_on_.add(tensor, action);
+    mail_.send(message, std::move(content));
   }
-  given.requires_grad.resize(given.tensors.size());
-  return {std::move(given.tensors), std::move(given.requires_grad)};
-}
-
-TensorListMessage PipelineExecutor::take(const PipelineMessage& message, const Meanwhile& meanwhile) {
-  const PipelineMail::Key key{message.kind, message.chunk, message.micro_batch};
-  const bool is_here = now_->schedule().rank(message.chunk, message.micro_batch) == rank_;
-  TensorListMessage taken =
-      is_here ? std::move(handed_over_.extract(key).mapped()) : mail_.receive(message, meanwhile);
-  if (!taken.failed.empty()) throw FailedElsewhere{taken.failed};
-  return taken;
-}
-
-void PipelineExecutor::pass_on(const PipelineAction& action, TensorListMessage content) {
-  const std::optional<PipelineMessage> message = now_->message_of(action);
-  if (!message) return;
-  if (message->to == message->from) {
-    for (Tensor& tensor : content.tensors) {
-      if (tensor.defined()) tensor = without_graph(tensor);
-    }
-    handed_over_[{message->kind, message->chunk, message->micro_batch}] = std::move(content);
-    return;
-  }
-  content.check("reef::Pipeline, " + place_of(action));
-  for (const Tensor& tensor : content.tensors) {
-    if (!tensor.defined() || tensor.is_inference()) continue;
-    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-    sent_.push_back({counter, counter.current_version(), action});
-  }
-  mail_.send(*message, std::move(content));
 }
 
 std::string PipelineExecutor::place_of(const PipelineAction& action) const {
@@ -171,13 +160,12 @@ std::string PipelineExecutor::place_of(const PipelineAction& action) const {
          std::to_string(action.chunk) + " for micro-batch " + std::to_string(action.micro_batch);
 }
 
-void PipelineExecutor::check_sent() const {
-  for (const Sent& sent : sent_) {
-    if (sent.counter.current_version() == sent.version) continue;
-    throw ConfigError(place_of(sent.action) +
-                      ": what it gave to the next rank was modified in place while it was being sent; give a "
-                      "clone, which is not modified.");
-  }
+void PipelineExecutor::check_passed_on() const {
+  const PipelineAction* const action = passed_on_.find_modified();
+  if (action == nullptr) return;
+  throw ConfigError(place_of(*action) +
+                    ": what it gave to another chunk was modified in place before it was used there; give a "
+                    "clone, which is not modified.");
 }
 
 std::vector<std::string> PipelineExecutor::agree(const std::string& own, const std::exception_ptr& failed,

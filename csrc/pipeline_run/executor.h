@@ -11,6 +11,7 @@
 #include "pipeline/course.h"
 #include "pipeline_run/chunk.h"
 #include "pipeline_run/mail.h"
+#include "pipeline_run/unmodified_tensors.h"
 
 namespace reef {
 
@@ -40,7 +41,8 @@ class PipelineExecutor {
   };
 
   /// `tag`: as for PipelineMail.
-  PipelineExecutor(PipelineSchedule schedule, ProcessGroupPtr group, std::uint32_t replicas, int tag);
+  PipelineExecutor(PipelineSchedule schedule, std::vector<PipelineSkip> skips, ProcessGroupPtr group,
+                   std::uint32_t replicas, int tag);
 
   /// Returns the report of each rank. Throws the error of this rank if it has failed, PassAbandoned if
   /// another one has, RankFailed and RanksOutOfStep.
@@ -49,35 +51,33 @@ class PipelineExecutor {
   std::map<std::uint32_t, PipelineChunk>& chunks() { return chunks_; }  ///< this rank's
   const PipelineCourse& training() const { return training_; }
   const PipelineCourse& serving() const { return serving_; }
+  /// Returns what this rank's replica runs by a schedule of the same chunks.
+  PipelineCourse course(PipelineSchedule schedule, std::uint32_t lanes = 0) const;
   std::uint32_t replica() const { return replica_; }  ///< this rank's
 
  private:
-  /// What tells whether a tensor is modified while it is being sent.
-  struct Sent {
-    c10::VariableVersion counter;
-    std::uint32_t version;
-    PipelineAction action;
-  };
-
   void perform(const PipelineAction& action, const Run& run);
-  TensorListMessage take(const PipelineMessage& message, const Meanwhile& meanwhile);
-  ChunkInput input_of(const PipelineAction& action, const Run& run);
-  void pass_on(const PipelineAction& action, TensorListMessage content);
+  /// Waits for what an action needs.
+  PassTensors take(const PipelineAction& action, const Run& run);
+  /// Gives what an action has made to those that need it or, if it has failed, says why there is nothing.
+  void pass_on(const PipelineAction& action, const PassTensors& made, const std::string& failed = {});
   std::string place_of(const PipelineAction& action) const;
-  void check_sent() const;
+  void check_passed_on() const;
   std::vector<std::string> agree(const std::string& own, const std::exception_ptr& failed,
                                  const Meanwhile& meanwhile);
 
   ProcessGroupPtr group_;
-  std::uint32_t replica_;
-  std::uint32_t rank_;  ///< of the pipeline
+  std::uint32_t replicas_;
+  std::uint32_t replica_;  ///< of this rank
+  std::uint32_t rank_;     ///< in it
+  std::vector<PipelineSkip> skips_;
   PipelineCourse training_, serving_;
   const PipelineCourse* now_ = nullptr;  ///< that of this run
   PipelineMail mail_;
   std::map<std::uint32_t, PipelineChunk> chunks_;
   /// What chunks of this rank have made for each other.
   std::map<PipelineMail::Key, TensorListMessage> handed_over_;
-  std::vector<Sent> sent_;
+  UnmodifiedTensors<PipelineAction> passed_on_;
 };
 
 }  // namespace reef

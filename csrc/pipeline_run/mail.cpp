@@ -48,9 +48,10 @@ std::future<Result> start(MessageQueue& queue, const std::shared_ptr<void>& owne
   return result;
 }
 
-/// Messages of one kind from one chunk are mostly alike.
+/// Messages of one kind from one chunk to another are mostly alike.
 std::int64_t stream_of(const PipelineMessage& message) {
-  return 3 * std::int64_t{message.chunk} + static_cast<std::int64_t>(message.kind);
+  const std::int64_t chunks = std::int64_t{message.chunk} << 30 | message.to_chunk;
+  return 3 * chunks + static_cast<std::int64_t>(message.kind);
 }
 
 }  // namespace
@@ -94,7 +95,10 @@ void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
 void PipelineMail::send(const PipelineMessage& message, TensorListMessage content) {
   const int to = static_cast<int>(message.to);
   for (at::Tensor& tensor : content.tensors) {
-    if (tensor.defined()) tensor = values_of_message(tensor);
+    TensorLayout& layout = content.layouts.emplace_back();
+    if (!tensor.defined()) continue;
+    if (!lies_in_order(tensor)) layout = layout_of(tensor);
+    tensor = values_of_message(tensor);
   }
   auto& [sender, queue] =
       queues_->sending.try_emplace(to, TensorListSender(MessageRoute::to("reef::Pipeline", to, group_), tag_))

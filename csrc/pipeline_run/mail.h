@@ -28,8 +28,11 @@ Result wait_for(std::future<Result>& future, const Meanwhile& meanwhile) {
 /// ranks they have the order in which the sender's actions make them, so each is received by its number.
 class PipelineMail {
  public:
-  /// Names a message by its kind, the chunk that has made it, and the micro-batch.
-  using Key = std::tuple<PipelineMessage::Kind, std::uint32_t, std::uint32_t>;
+  /// Names a message by its kind, the chunk that has made it, the one that needs it, and the micro-batch.
+  using Key = std::tuple<PipelineMessage::Kind, std::uint32_t, std::uint32_t, std::uint32_t>;
+  static Key key_of(const PipelineMessage& message) {
+    return {message.kind, message.chunk, message.to_chunk, message.micro_batch};
+  }
 
   /// Uses gloo's tags `tag` and `tag` + 1 of the group.
   PipelineMail(ProcessGroupPtr group, int tag);
@@ -49,9 +52,6 @@ class PipelineMail {
 
  private:
   struct Queues;
-  static Key key_of(const PipelineMessage& message) {
-    return {message.kind, message.chunk, message.micro_batch};
-  }
 
   ProcessGroupPtr group_;
   int tag_;

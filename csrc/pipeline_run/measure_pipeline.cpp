@@ -15,12 +15,14 @@
 #include <utility>
 
 #include "pipeline_run/chunk.h"
+#include "pipeline_run/skips.h"
 #include "pipeline_run/stages.h"
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/measure_link.h"
 #include "reef/subgroup.h"
 #include "shard/together.h"
+#include "tensor_layout.h"
 
 namespace reef {
 namespace {
@@ -101,41 +103,64 @@ std::uint64_t fixed_bytes_of(const PipelineStage& stage, double state_bytes_per_
   return static_cast<std::uint64_t>(bytes);
 }
 
-PipelineChunkCost measure_stage(const PipelineStage& stage, std::uint32_t number, const Tensors& inputs,
-                                const MeasurePipelineOptions& options) {
+/// What a stage takes and gives, numbered in this order.
+ChunkSkips skips_of(const PipelineStage& stage) {
+  ChunkSkips skips;
+  std::size_t number = 0;
+  for (const std::string& name : stage.takes) skips.takes.emplace_back(number++, name);
+  for (const std::string& name : stage.gives) skips.gives.emplace_back(number++, name);
+  return skips;
+}
+
+/// What a stage costs, and the bytes of what it gives besides its outputs.
+struct StageCost {
+  PipelineChunkCost chunk;
+  std::vector<std::uint64_t> given_bytes;
+};
+
+StageCost measure_stage(const PipelineStage& stage, std::uint32_t number, const Tensors& inputs,
+                        const MeasurePipelineOptions& options) {
   const at::AutoGradMode records(true);
-  PipelineChunk chunk({stage}, number);
+  PipelineChunk chunk({stage}, number, skips_of(stage));
   const c10::Device device = chunk.device();
   Ledger ledger;
   const auto live = [&] { return ledger.live(device).total(); };
-  PipelineChunkCost cost;
+  StageCost of_stage;
+  PipelineChunkCost& cost = of_stage.chunk;
   cost.fixed_bytes = fixed_bytes_of(stage, options.state_bytes_per_byte);
   std::vector<double> forward, input, weight;
   for (std::uint32_t repeat = 0; repeat <= options.repeats; ++repeat) {
     const std::int64_t before = live();
     ledger.reset_peak();
-    ChunkInput given;
-    for (const Tensor& tensor : inputs) {
-      const bool trains = number > 0 && tensor.defined() && tensor.is_floating_point();
-      given.tensors.push_back(tensor.defined() ? tensor.clone() : tensor);
-      given.requires_grad.push_back(trains);
+    PassTensors given;
+    const std::size_t taken = inputs.size() - stage.takes.size();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      Tensor tensor = inputs[i].defined() ? copy_with_layout(inputs[i]) : inputs[i];
+      if (number > 0 && tensor.defined() && tensor.is_floating_point()) tensor.set_requires_grad(true);
+      (i < taken ? given.tensors.emplace_back() : given.skips[i - taken]) = std::move(tensor);
     }
     Watch watch(device);
     watch.lap();
-    Tensors outputs = chunk.forward(0, std::move(given), {});
+    PassTensors outputs = chunk.forward(0, std::move(given), {});
     const double forward_seconds = watch.lap();
     chunk.keep(0, outputs);
-    cost.output_bytes = bytes_of(outputs);
+    cost.output_bytes = bytes_of(outputs.tensors);
+    of_stage.given_bytes.clear();
+    for (const auto& [skip, tensor] : outputs.skips) of_stage.given_bytes.push_back(bytes_of({tensor}));
     const std::int64_t forward_peak = ledger.peak(device).bytes.total();
-    Tensors gradients;
+    PassTensors gradients;
     bool has_graph = false;
-    for (const Tensor& output : outputs) {
-      const bool is_differentiable = output.defined() && output.requires_grad();
-      gradients.push_back(is_differentiable ? at::ones_like(output) : Tensor());
-      has_graph = has_graph || is_differentiable;
-    }
-    outputs.clear();
-    const std::int64_t kept = live() - static_cast<std::int64_t>(bytes_of(gradients)) - before;
+    std::int64_t gradient_bytes = 0;
+    const auto gradient_of = [&](const Tensor& output) {
+      if (!output.defined() || !output.requires_grad()) return Tensor();
+      has_graph = true;
+      gradient_bytes += static_cast<std::int64_t>(output.nbytes());
+      return at::ones_like(output);
+    };
+    for (const Tensor& output : outputs.tensors) gradients.tensors.push_back(gradient_of(output));
+    for (const auto& [skip, tensor] : outputs.skips) gradients.skips[skip] = gradient_of(tensor);
+    outputs = {};
+    const std::int64_t kept = live() - gradient_bytes - before;
     ledger.reset_peak();
     const std::int64_t at_backward = live();
     double input_seconds = 0, weight_seconds = 0;
@@ -144,7 +169,7 @@ PipelineChunkCost measure_stage(const PipelineStage& stage, std::uint32_t number
       watch.lap();
       chunk.backward_to_inputs(0, gradients);
       input_seconds = watch.lap();
-      gradients.clear();
+      gradients = {};
       kept_after_input = live() - before;
       watch.lap();
       chunk.backward_to_weights(0);
@@ -163,7 +188,7 @@ PipelineChunkCost measure_stage(const PipelineStage& stage, std::uint32_t number
   cost.forward_seconds = median(forward);
   cost.input_seconds = median(input);
   cost.weight_seconds = median(weight);
-  return cost;
+  return of_stage;
 }
 
 /// Seconds of a product of matrices.
@@ -238,14 +263,18 @@ std::vector<Link> measure_links(const ProcessGroupPtr& group, bool each) {
 PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensors& micro_batch,
                         const ProcessGroupPtr& group, const MeasurePipelineOptions& options) {
   if (options.repeats == 0) throw ConfigError("reef::measure_pipeline was given 0 repeats: give 1 or more.");
-  std::map<std::uint32_t, PipelineChunkCost> own;
+  std::map<std::uint32_t, StageCost> own;
+  MadeStages made;
   c10::Device device = c10::kCPU;
   std::vector<Pipeline::Maker> measured;
   for (std::uint32_t number = 0; number < makers.size(); ++number) {
     measured.emplace_back([&, number] {
       PipelineStage stage = makers[number]();
       if (!stage.parameters.empty()) device = stage.parameters.front().second.device();
+      made.emplace_back(number, stage);
       PipelineStage wrapped;
+      wrapped.gives = stage.gives;
+      wrapped.takes = stage.takes;
       wrapped.parameters = stage.parameters;  // which say where it computes
       wrapped.run = [&, number, stage](const Tensors& inputs) {
         const LeftAsItWas left(stage);
@@ -260,12 +289,16 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
   profile.speeds = measure_speeds(device, group);
   profile.links = measure_links(group, options.each_link);
   Rows rows = {{static_cast<double>(options.rank_bytes)}};
-  for (const auto& [number, cost] : own)
+  for (const auto& [number, of_stage] : own) {
+    const PipelineChunkCost& cost = of_stage.chunk;
     rows.push_back({static_cast<double>(number), cost.forward_seconds, cost.input_seconds,
                     cost.weight_seconds, static_cast<double>(cost.output_bytes),
                     static_cast<double>(cost.kept_bytes), static_cast<double>(cost.kept_after_input_bytes),
                     static_cast<double>(cost.working_bytes), static_cast<double>(cost.fixed_bytes)});
+    for (const std::uint64_t given : of_stage.given_bytes) rows.back().push_back(static_cast<double>(given));
+  }
   profile.stages.resize(makers.size());
+  std::map<std::uint32_t, std::vector<std::uint64_t>> given_bytes;  // by stage
   std::size_t rank = 0;
   bool is_limited = false;
   for (const auto& of_rank : shared(rows, group)) {
@@ -279,10 +312,18 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
       const auto bytes = [&](std::size_t column) { return static_cast<std::uint64_t>(row[column]); };
       profile.stages[static_cast<std::size_t>(row[0])] = {
           row[1] * speed, row[2] * speed, row[3] * speed, bytes(4), bytes(5), bytes(6), bytes(7), bytes(8)};
+      for (std::size_t column = 9; column < row.size(); ++column)
+        given_bytes[static_cast<std::uint32_t>(row[0])].push_back(bytes(column));
     }
     ++rank;
   }
   if (!is_limited) profile.rank_bytes.clear();
+  std::map<std::uint32_t, std::size_t> next;  // of what a stage gives
+  for (NamedSkip& skip : skips_of_names(tell_names(made, group))) {
+    const std::uint32_t from = skip.between_stages.from;
+    skip.between_stages.bytes = given_bytes.at(from).at(next[from]++);
+    profile.skips.push_back(std::move(skip.between_stages));
+  }
   return profile;
 }
 

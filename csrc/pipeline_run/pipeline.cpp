@@ -10,6 +10,7 @@
 #include "pipeline_run/options.h"
 #include "pipeline_run/pipeline_parts.h"
 #include "pipeline_run/planned.h"
+#include "pipeline_run/skips.h"
 #include "pipeline_run/stages.h"
 #include "pipeline_run/tied.h"
 #include "reef/error.h"
@@ -53,7 +54,7 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
   if (options.sample) parts->plan = plan_for_sample(stages, group, options);
   parts->options = options;
   PipelineSchedule schedule;
-  std::map<std::uint32_t, PipelineChunk> chunks;
+  std::map<std::uint32_t, std::vector<PipelineStage>> own_stages;  // by chunk
   std::map<std::uint32_t, PipelineParameters::OfChunk> parameters;
   std::vector<std::uint32_t> first_stages;  // of each chunk
   MadeStages made;
@@ -69,16 +70,12 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
       const std::size_t end = chunk + 1 == schedule.chunks() ? stages.size() : parts->cuts[chunk];
       const bool is_own = std::any_of(schedule.rank_of.begin(), schedule.rank_of.end(),
                                       [&](const auto& rank_of) { return rank_of[chunk] == rank; });
-      std::vector<PipelineStage> own;
       for (std::size_t stage = first; stage < end && (is_own || whole); ++stage) {
-        made.emplace_back(static_cast<std::uint32_t>(stage), stages[stage]());
-        if (is_own) own.push_back(made.back().second);
+        const auto& [number, own] = made.emplace_back(static_cast<std::uint32_t>(stage), stages[stage]());
+        if (!is_own) continue;
+        parameters[chunk].push_back({number, own.parameters, own.buffers});
+        own_stages[chunk].push_back(own);
       }
-      if (!is_own) continue;
-      PipelineParameters::OfChunk& of_chunk = parameters[chunk];
-      for (std::size_t i = 0; i < own.size(); ++i)
-        of_chunk.push_back({static_cast<std::uint32_t>(first + i), own[i].parameters, own[i].buffers});
-      chunks.emplace(chunk, PipelineChunk(std::move(own), first, options.recompute));
     }
     check_tied(made, tied);
     const std::vector<TiedNames> found = find_tied(made);
@@ -93,15 +90,20 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
     if (failed) std::rethrow_exception(failed);
     throw;
   }
-  const auto stage_of = stages_of_names(names_on_all_ranks(names_of(made), group));
+  const ToldNames told = tell_names(made, group);
+  const auto stage_of = stages_of_names(told.parameters);
+  const SkipsOfChunks skips = skips_of_chunks(skips_of_names(told), parts->cuts);
   parts->parameters.emplace(pipeline_segments(schedule, options.replicas),
                             tied_segments(tied, stage_of, first_stages, schedule, options.replicas),
                             parameters, group, options.shard, schedule.rank_of.size() == 1);
   parts->numbers = GroupTags::take(group, 1, c10::kCPU);
   parts->executor = std::make_unique<PipelineExecutor>(
-      std::move(schedule), group, options.replicas,
+      std::move(schedule), skips.skips, group, options.replicas,
       TagSpace::kExchanges + parts->numbers.first() * TagSpace::kPerNumber);
-  parts->executor->chunks() = std::move(chunks);
+  for (auto& [chunk, own] : own_stages) {
+    parts->executor->chunks().emplace(
+        chunk, PipelineChunk(std::move(own), first_stages[chunk], skips.of_chunk(chunk), options.recompute));
+  }
   return parts;
 }
 

@@ -132,7 +132,7 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
       throw ConfigError(
           "reef::Pipeline::train is for chunks whose parameters are not sharded and not shared by "
           "other chunks: use step().");
-    course.emplace(train_schedule(batches), parts.executor->replica(), parts.options.replicas);
+    course.emplace(parts.executor->course(train_schedule(batches)));
     const std::uint32_t divisor = parts.options.reduction == Reduction::kMean ? parts.options.replicas : 0;
     training.emplace(
         parts.executor->chunks(), course->schedule(),
@@ -201,8 +201,8 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
   const at::NoGradGuard no_grad;
   Parts& parts = *parts_;
   const std::uint32_t lanes = parts.micro_batches();
-  const PipelineCourse course(repeated(parts.executor->serving().schedule(), steps),
-                              parts.executor->replica(), parts.options.replicas, lanes);
+  const PipelineCourse course =
+      parts.executor->course(repeated(parts.executor->serving().schedule(), steps), lanes);
   PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate", {});
   parts.calls += steps - 1;  // each has the random numbers of a call
   run.course = &course;

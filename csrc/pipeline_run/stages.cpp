@@ -48,18 +48,37 @@ std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages)
   return makers;
 }
 
-std::map<std::uint32_t, std::vector<std::string>> names_on_all_ranks(const StageNames& own,
-                                                                     const ProcessGroupPtr& group) {
+NamesOfStages names_on_all_ranks(const StageNames& own, const ProcessGroupPtr& group) {
   std::string text;
   for (const auto& [stage, name] : own) text += std::to_string(stage) + " " + name + "\n";
-  std::map<std::uint32_t, std::vector<std::string>> all;
+  NamesOfStages all;
   for (const std::string& of_one : gather_texts(text, group, c10::kCPU)) {
-    std::map<std::uint32_t, std::vector<std::string>> of_rank;
+    NamesOfStages of_rank;
     for (const std::string& line : lines_of(of_one))
       of_rank[static_cast<std::uint32_t>(std::stoul(line))].push_back(line.substr(line.find(' ') + 1));
     all.merge(of_rank);  // replicas have the same
   }
   return all;
+}
+
+ToldNames tell_names(const MadeStages& made, const ProcessGroupPtr& group) {
+  constexpr char kParameter = 'p', kGives = 'g', kTakes = 't';  // before the names
+  StageNames own;
+  for (const auto& [number, stage] : made) {
+    for (const auto& [name, parameter] : stage.parameters) own.emplace_back(number, kParameter + name);
+    for (const std::string& name : stage.gives) own.emplace_back(number, kGives + name);
+    for (const std::string& name : stage.takes) own.emplace_back(number, kTakes + name);
+  }
+  ToldNames told;
+  for (const auto& [number, names] : names_on_all_ranks(own, group)) {
+    for (const std::string& name : names) {
+      NamesOfStages& of_kind = name.front() == kParameter ? told.parameters
+                               : name.front() == kGives   ? told.gives
+                                                          : told.takes;
+      of_kind[number].push_back(name.substr(1));
+    }
+  }
+  return told;
 }
 
 }  // namespace reef

@@ -16,12 +16,22 @@ std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules);
 /// Returns functions that give the stages.
 std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages);
 
-/// Names of parameters and buffers, with the numbers of the stages that have them.
+/// Stages that have been made on this rank, with their numbers.
+using MadeStages = std::vector<std::pair<std::uint32_t, PipelineStage>>;
+
+/// Names that stages have, with the numbers of these stages.
 using StageNames = std::vector<std::pair<std::uint32_t, std::string>>;
+using NamesOfStages = std::map<std::uint32_t, std::vector<std::string>>;
 
 /// Returns the names that the stages of all ranks have, by stage and in the order in which a rank gives them.
 /// All ranks of the group call it alike, each with what it has. Throws RankFailed.
-std::map<std::uint32_t, std::vector<std::string>> names_on_all_ranks(const StageNames& own,
-                                                                     const ProcessGroupPtr& group);
+NamesOfStages names_on_all_ranks(const StageNames& own, const ProcessGroupPtr& group);
+
+/// What stages tell all ranks by names.
+struct ToldNames {
+  NamesOfStages parameters, gives, takes;
+};
+/// As names_on_all_ranks().
+ToldNames tell_names(const MadeStages& made, const ProcessGroupPtr& group);
 
 }  // namespace reef

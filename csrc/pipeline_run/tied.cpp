@@ -72,16 +72,7 @@ void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied) {
   }
 }
 
-StageNames names_of(const MadeStages& made) {
-  StageNames names;
-  for (const auto& [number, stage] : made) {
-    for (const auto& [name, parameter] : stage.parameters) names.emplace_back(number, name);
-  }
-  return names;
-}
-
-std::map<std::string, std::uint32_t> stages_of_names(
-    const std::map<std::uint32_t, std::vector<std::string>>& names) {
+std::map<std::string, std::uint32_t> stages_of_names(const NamesOfStages& names) {
   std::map<std::string, std::uint32_t> stage_of;
   for (const auto& [stage, of_stage] : names) {
     for (const std::string& name : of_stage) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipeline/segments.h"
+#include "pipeline_run/stages.h"
 #include "reef/pipeline.h"
 
 namespace reef {
@@ -22,9 +23,6 @@ struct TiedSegment {
   std::vector<TiedNames> parameters;
 };
 
-/// Stages that have been made on this rank, with their numbers.
-using MadeStages = std::vector<std::pair<std::uint32_t, PipelineStage>>;
-
 /// Finds the parameters that several stages share, and returns their names. Throws ConfigError if stages have
 /// parameters that share memory otherwise, since their gradients would be added up in another order.
 std::vector<TiedNames> find_tied(const MadeStages& made);
@@ -32,13 +30,9 @@ std::vector<TiedNames> find_tied(const MadeStages& made);
 /// Throws ConfigError unless all names of a tied parameter that this rank has are of one tensor.
 void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied);
 
-/// Returns the names of the parameters of this rank's stages, with their numbers.
-StageNames names_of(const MadeStages& made);
-
 /// Returns the number of the stage that each name is of. `names`: those of all ranks. Throws ConfigError if a
 /// name is that of several parameters.
-std::map<std::string, std::uint32_t> stages_of_names(
-    const std::map<std::uint32_t, std::vector<std::string>>& names);
+std::map<std::string, std::uint32_t> stages_of_names(const NamesOfStages& names);
 
 /// Returns the tied parameters whose uses are in several segments, grouped by the ranks that have them. Those
 /// of one segment need nothing. `first_stages` has the number of each chunk's first stage. Throws ConfigError

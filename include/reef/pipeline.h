@@ -32,6 +32,11 @@ struct PipelineStage {
   std::vector<std::pair<std::string, at::Tensor>> parameters = {};
   /// Gives its buffers (running statistics) as they are now, with their names. Empty: it has none.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> buffers = {};
+  /// Skips: names of the tensors that it gives to stages behind it besides its outputs, and of those that it
+  /// takes besides its inputs. They come last in what `run` returns, and in what it is given, in these
+  /// orders. One stage gives a name, and any later ones take an alias of the tensor (at::alias), which is
+  /// sent straight to each chunk that needs it, and must not be modified in place.
+  std::vector<std::string> gives = {}, takes = {};
 };
 
 /// For what a pipeline plans its schedule and cuts by itself.

@@ -20,6 +20,8 @@ struct PipelineProfile {
   std::vector<Link> links = {};           ///< as in PipelineCosts
   std::vector<std::uint64_t> rank_bytes =
       {};  ///< what each rank may hold at most; empty stands for any number
+  /// What stages give to others besides their outputs: with the numbers of stages in place of chunks.
+  std::vector<PipelineSkip> skips = {};
 };
 
 /// The first stage of each chunk but the first: ascending, from 1.
@@ -28,13 +30,14 @@ using PipelineCuts = std::vector<std::uint32_t>;
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
 /// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
 /// W is its whole backward pass. `recompute`: as PipelineOptions::recompute, so a chunk keeps what is sent to
-/// it, and its backward pass (I, or W of the first chunk) takes the forward pass, too. Throws ConfigError for
-/// cuts that are not ascending or not within the chain.
+/// it, and its backward pass (I, or W of the first chunk) takes the forward pass, too. A skip is between the
+/// chunks of its stages. Throws ConfigError for cuts that are not ascending or not within the chain, and for
+/// skips that are not from a stage to later ones.
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
                                  bool recompute = false);
 
-/// By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, on its
-/// rank; C those of a message to the next chunk's rank; M is the number of micro-batches.
+/// By what cuts are compared; skips do not count. T are the seconds of a chunk for a micro-batch, forward and
+/// backward, on its rank; C those of a message to the next chunk's rank; M is the number of micro-batches.
 enum class PipelineObjective : std::uint8_t {
   kPipeDream,  ///< the slowest chunk or link: max(T, 2 C) (1806.03377, section 3.2)
   kDapple,     ///< up to a pivot chunk and back, with its M - 1 repetitions (2007.01045, section 4.2)

@@ -89,15 +89,27 @@ REEF_API void check(const PipelineSchedule& schedule);
 /// direction: then they are added up as one process would that takes micro-batches one after another.
 REEF_API bool adds_in_order(const PipelineSchedule& schedule);
 
+/// A tensor that a chunk gives to later ones besides its output, and that is sent to each of them directly.
+/// Its gradient is added up on its way back, from the last of them by way of the others to the chunk that has
+/// given it: so its bits do not depend on where the model is cut.
+struct PipelineSkip {
+  std::uint32_t from = 0;         ///< chunk
+  std::vector<std::uint32_t> to;  ///< chunks, ascending
+  std::uint64_t bytes = 0;        ///< of the tensor, for one micro-batch; the gradient has as many
+
+  friend bool operator==(const PipelineSkip&, const PipelineSkip&) = default;
+};
+
 /// A message that a schedule implies, from the rank that has made something to the one that needs it.
 struct PipelineMessage {
   enum class Kind : std::uint8_t {
-    kOutput,    ///< of `chunk`, for the next chunk
-    kGradient,  ///< of the input of `chunk`, for the chunk before
+    kOutput,    ///< of `chunk`, for the next chunk, and what it gives to `to_chunk` besides
+    kGradient,  ///< of the input of `chunk`, for the chunk before, and of what it has taken besides
     kNext,      ///< what follows from the last chunk's output, for the first one: see Pipeline::generate()
   };
   Kind kind = Kind::kOutput;
-  std::uint32_t chunk = 0;  ///< that has made it
+  std::uint32_t chunk = 0;     ///< that has made it
+  std::uint32_t to_chunk = 0;  ///< that needs it
   std::uint32_t micro_batch = 0;
   std::uint32_t from = 0;  ///< rank
   std::uint32_t to = 0;    ///< rank
@@ -105,8 +117,10 @@ struct PipelineMessage {
   friend bool operator==(const PipelineMessage&, const PipelineMessage&) = default;
 };
 
-/// Lists the messages in the order in which each rank sends them, rank by rank.
-REEF_API std::vector<PipelineMessage> pipeline_messages(const PipelineSchedule& schedule);
+/// Lists the messages in the order in which each rank sends them, rank by rank. What is for the same chunk
+/// travels together. Throws ConfigError for skips that are not from a chunk to later ones.
+REEF_API std::vector<PipelineMessage> pipeline_messages(const PipelineSchedule& schedule,
+                                                        const std::vector<PipelineSkip>& skips = {});
 
 /// Whether each rank needs the messages of every other rank in the order in which that one sends them: then a
 /// transport without tags will do.

@@ -33,6 +33,9 @@ struct PipelineCosts {
   /// message_seconds plus bytes over bytes_per_second, and arrives latency_seconds later. A single one holds
   /// for all pairs; empty stands for links that take no time.
   std::vector<Link> links = {};
+  /// What chunks give to others besides their outputs. Its bytes are held, and sent, for each chunk that
+  /// takes it.
+  std::vector<PipelineSkip> skips = {};
 };
 
 struct PipelineRankCost {

@@ -37,6 +37,66 @@ TEST(Pipeline, SeveralTensorsOfAnyKind) {
   expect_part_of(expected, pipeline, "");
 }
 
+/// The same values in other memory.
+Tensor laid_out(const Tensor& values, std::uint32_t how) {
+  const std::int64_t rows = values.size(0), columns = values.size(1), width = values.size(2);
+  switch (how % 6) {
+    case 0:
+      return values.transpose(0, 1).contiguous().transpose(0, 1);
+    case 1:  // beginning at no multiple of 64 bytes
+      return torch::cat({torch::zeros({1}), values.flatten()})
+          .narrow(0, 1, values.numel())
+          .view(values.sizes());
+    case 2:
+      return torch::cat({values, values}, 2).narrow(2, 1, width);
+    case 3:
+      return values.transpose(1, 2).contiguous().transpose(1, 2);
+    case 4:
+      return values.select(1, 0).unsqueeze(1).expand({rows, columns, width});
+    default:
+      return values;
+  }
+}
+
+// Kernels of matrix products choose by strides and addresses how they add up.
+TEST(Pipeline, WhatIsReceivedLiesInMemoryAsWhereItWasMade) {
+  constexpr std::int64_t kRows = 3, kColumns = 7, kWidth = 5;
+  constexpr std::uint32_t kStages = 7;
+  for (const bool recompute : {false, true}) {
+    for (std::uint32_t first = 0; first < 6; ++first) {
+      std::vector<torch::nn::Linear> linear;
+      std::vector<PipelineStage> stages;
+      torch::manual_seed(3);
+      for (std::uint32_t i = 0; i < kStages; ++i) {
+        linear.emplace_back(kWidth, kWidth);
+        PipelineStage stage;
+        for (const auto& each : linear.back()->named_parameters())
+          stage.parameters.emplace_back(std::to_string(i) + "." + each.key(), each.value());
+        stage.run = [own = linear.back(), how = first + i](const Tensors& inputs) mutable -> Tensors {
+          return {laid_out(own(inputs.front()).tanh(), how)};
+        };
+        stages.push_back(stage);
+      }
+      const Tensor input = torch::randn({2 * kRows + 1, kColumns, kWidth});
+      Bits expected;
+      for (std::uint32_t m = 0; m < 2; ++m) {
+        Tensors tensors = {input.tensor_split(2)[m]};
+        for (const PipelineStage& stage : stages) tensors = stage.run(tensors);
+        loss_of(tensors.front(), m).backward();
+      }
+      for (const PipelineStage& stage : stages) {
+        for (const auto& [name, parameter] : stage.parameters) {
+          expected[name] = parameter.grad().div(2);
+          parameter.mutable_grad().reset();
+        }
+      }
+      Pipeline pipeline(stages, world(), {.micro_batches = 2, .recompute = recompute});
+      pipeline.step(input, loss_of);
+      expect_part_of(expected, pipeline, (recompute ? " recompute " : " ") + std::to_string(first));
+    }
+  }
+}
+
 TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) {
   const std::vector<at::ScalarType> dtypes = {
       at::kFloat, at::kDouble,       at::kHalf,          at::kBFloat16, at::kByte,        at::kLong,

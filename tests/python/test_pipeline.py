@@ -22,7 +22,7 @@ def test_all_of_it_from_python(ranks):
     assert result.ok, result.report()
 
 
-USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "trained": (1, 2, 3), "sampled": (1, 3)}.items()
+USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "trained": (1, 2, 3), "sampled": (1, 3), "skips": (1, 2, 3)}.items()
         for ranks in counts]  # fmt: skip
 
 

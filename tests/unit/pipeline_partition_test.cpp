@@ -111,6 +111,32 @@ TEST(PipelinePartition, ChunksAddUpTheirStages) {
   EXPECT_EQ(given.weight_seconds, 5);
 }
 
+TEST(PipelinePartition, SkipsAreBetweenTheChunksOfTheirStages) {
+  PipelineProfile profile;
+  profile.stages.assign(6, {1, 1, 1, 8, 100, 50, 7, 1000});
+  profile.skips = {{0, {1, 5}, 3}, {1, {2, 3, 4}, 5}, {4, {5}, 7}};
+  const auto skips = [&](const PipelineCuts& cuts) { return cut_costs(profile, cuts).skips; };
+  EXPECT_EQ(skips({}), std::vector<PipelineSkip>{});
+  EXPECT_EQ(skips({3}), (std::vector<PipelineSkip>{{0, {1}, 3}, {0, {1}, 5}}));
+  EXPECT_EQ(skips({1, 3, 5}), (std::vector<PipelineSkip>{{0, {1, 3}, 3}, {1, {2}, 5}, {2, {3}, 7}}));
+  EXPECT_EQ(skips({1, 2, 3, 4, 5}), profile.skips);
+  const PipelineCosts again = cut_costs(profile, {1, 3, 5}, /*recompute=*/true);
+  EXPECT_EQ(again.chunks[1].kept_bytes, 8U + 3U);
+  EXPECT_EQ(again.chunks[2].kept_bytes, 8U + 5U);
+  EXPECT_EQ(again.chunks[3].kept_bytes, 8U + 3U + 7U);
+  using Skips = std::vector<PipelineSkip>;
+  for (const Skips& wrong :
+       {Skips{{0, {}}}, Skips{{2, {2}}}, Skips{{3, {1}}}, Skips{{0, {6}}}, Skips{{0, {3, 3}}}}) {
+    profile.skips = wrong;
+    EXPECT_NE(config_error([&] { cut_costs(profile, {1}); }).find("PipelineSkip 0 is from"),
+              std::string::npos);
+    EXPECT_NE(config_error([&] {
+                pipeline_messages(pipeline_schedule("gpipe", {6, 1}), wrong);
+              }).find("PipelineSkip 0"),
+              std::string::npos);
+  }
+}
+
 TEST(PipelinePartition, CutsThatAreNoneAreRefused) {
   PipelineProfile profile;
   profile.stages.resize(4);

@@ -16,11 +16,13 @@ using reef::bind::Floats;
 using reef::bind::Ints;
 
 /// The fields of reef.PipelineProfile in their order.
-using ProfileNumbers = std::tuple<std::vector<Floats>, std::vector<Ints>, Floats, std::vector<Floats>, Ints>;
+using ProfileNumbers =
+    std::tuple<std::vector<Floats>, std::vector<Ints>, Floats, std::vector<Floats>, Ints, std::vector<Ints>>;
 
 ProfileNumbers numbers_of(const reef::PipelineProfile& profile) {
   ProfileNumbers numbers;
-  auto& [seconds, bytes, speeds, links, rank_bytes] = numbers;
+  auto& [seconds, bytes, speeds, links, rank_bytes, skips] = numbers;
+  skips = reef::bind::rows_of(profile.skips);
   for (const reef::PipelineChunkCost& stage : profile.stages) {
     seconds.push_back({stage.forward_seconds, stage.input_seconds, stage.weight_seconds});
     Ints& row = bytes.emplace_back();
@@ -42,7 +44,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "measure_pipeline(int[] makers, Tensor[] micro_batch, __torch__.torch.classes.c10d.ProcessGroup group, "
       "int "
       "repeats, float state_bytes_per_byte, int rank_bytes, bool each_link) -> (float[][], int[][], float[], "
-      "float[][], int[])",
+      "float[][], int[], int[][])",
       [](const std::vector<std::int64_t>& makers, const std::vector<at::Tensor>& micro_batch,
          const reef::ProcessGroupPtr& group, std::int64_t repeats, double state_bytes_per_byte,
          std::int64_t rank_bytes, bool each_link) {

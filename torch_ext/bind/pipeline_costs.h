@@ -11,8 +11,10 @@
 #include "reef/error.h"
 #include "reef/pipeline_simulation.h"
 
-/// How Python gives what a pipeline costs: numbers of chunks, speeds of ranks, numbers of links.
-#define REEF_PIPELINE_COSTS "float[][] chunk_seconds, int[][] chunk_bytes, float[] speeds, float[][] links"
+/// How Python gives what a pipeline costs: numbers of chunks, speeds of ranks, numbers of links and of skips.
+#define REEF_PIPELINE_COSTS                                                         \
+  "float[][] chunk_seconds, int[][] chunk_bytes, float[] speeds, float[][] links, " \
+  "int[][] skips"
 
 namespace reef::bind {
 
@@ -52,10 +54,29 @@ inline std::vector<Link> links_of(const std::vector<Floats>& rows) {
   return links;
 }
 
+/// Of each of reef.PipelineSkip: the chunk that gives, the bytes, and the chunks that take.
+inline std::vector<PipelineSkip> skips_of(const std::vector<Ints>& rows) {
+  std::vector<PipelineSkip> skips;
+  for (const Ints& row : rows)
+    skips.push_back({small(row.at(0), "a chunk that gives"),
+                     all_small(Ints(row.begin() + 2, row.end()), "a chunk that takes"),
+                     bytes_of(row.at(1), "a skip")});
+  return skips;
+}
+inline std::vector<Ints> rows_of(const std::vector<PipelineSkip>& skips) {
+  std::vector<Ints> rows;
+  for (const PipelineSkip& skip : skips) {
+    rows.push_back({skip.from, static_cast<std::int64_t>(skip.bytes)});
+    rows.back().insert(rows.back().end(), skip.to.begin(), skip.to.end());
+  }
+  return rows;
+}
+
 inline PipelineCosts pipeline_costs_of(const std::vector<Floats>& chunk_seconds,
                                        const std::vector<Ints>& chunk_bytes, Floats speeds,
-                                       const std::vector<Floats>& links) {
-  return {pipeline_chunks_of(chunk_seconds, chunk_bytes), std::move(speeds), links_of(links)};
+                                       const std::vector<Floats>& links, const std::vector<Ints>& skips) {
+  return {pipeline_chunks_of(chunk_seconds, chunk_bytes), std::move(speeds), links_of(links),
+          skips_of(skips)};
 }
 
 /// In the order of the fields of reef.PipelineCost; of ranks, first seconds, then counts.

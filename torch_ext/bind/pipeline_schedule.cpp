@@ -26,12 +26,13 @@ reef::PipelineSchedule schedule_of(const std::string& json) {
   return reef::pipeline_schedule_from_json(json);
 }
 
-// Of each message: whether it is a gradient, then chunk, micro-batch, sender and receiver.
-std::vector<Ints> messages_of(const std::string& schedule) {
+// Of each message: whether it is a gradient, then chunks, micro-batch, sender and receiver.
+std::vector<Ints> messages_of(const std::string& schedule, const std::vector<Ints>& skips) {
   std::vector<Ints> messages;
-  for (const reef::PipelineMessage& message : reef::pipeline_messages(schedule_of(schedule)))
+  for (const reef::PipelineMessage& message :
+       reef::pipeline_messages(schedule_of(schedule), reef::bind::skips_of(skips)))
     messages.push_back({message.kind == reef::PipelineMessage::Kind::kGradient, message.chunk,
-                        message.micro_batch, message.from, message.to});
+                        message.to_chunk, message.micro_batch, message.from, message.to});
   return messages;
 }
 
@@ -85,12 +86,13 @@ std::string schedule_from_block(std::int64_t period, const std::vector<Ints>& sl
 }
 
 std::string greedy_schedule(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-                            const std::vector<Floats>& links, const std::vector<Ints>& rank_of,
-                            std::int64_t micro_batches, const Ints& most_in_flight, bool splits) {
+                            const std::vector<Floats>& links, const std::vector<Ints>& skips,
+                            const std::vector<Ints>& rank_of, std::int64_t micro_batches,
+                            const Ints& most_in_flight, bool splits) {
   std::vector<std::vector<std::uint32_t>> placed;
   for (const Ints& direction : rank_of) placed.push_back(all_small(direction, "a rank"));
-  return reef::greedy_pipeline(pipeline_costs_of(seconds, bytes, std::move(speeds), links), std::move(placed),
-                               small(micro_batches, "the number of micro-batches"),
+  return reef::greedy_pipeline(pipeline_costs_of(seconds, bytes, std::move(speeds), links, skips),
+                               std::move(placed), small(micro_batches, "the number of micro-batches"),
                                all_small(most_in_flight, "what a rank has in flight"), splits)
       .json();
 }
@@ -127,7 +129,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         [](const std::string& schedule, std::int64_t batches) {
           return reef::repeated(schedule_of(schedule), small(batches, "the number of batches")).json();
         });
-  m.def("pipeline_messages(str schedule) -> int[][]", &messages_of);
+  m.def("pipeline_messages(str schedule, int[][] skips) -> int[][]", &messages_of);
   m.def("pipeline_versions(str schedule) -> (int[][], int[])", &versions_of);
   m.def("pipeline_delays(str schedule) -> float[]",
         [](const std::string& schedule) { return reef::pipeline_delays(schedule_of(schedule)); });
@@ -141,20 +143,21 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("simulate_pipeline(" REEF_PIPELINE_COSTS
         ", str schedule) -> (float, float[][], int[][], int, int, float[][], float[][])",
         [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-           const std::vector<Floats>& links, const std::string& schedule) {
-          return pipeline_cost_of(reef::simulate(pipeline_costs_of(seconds, bytes, std::move(speeds), links),
-                                                 schedule_of(schedule)));
+           const std::vector<Floats>& links, const std::vector<Ints>& skips, const std::string& schedule) {
+          return pipeline_cost_of(reef::simulate(
+              pipeline_costs_of(seconds, bytes, std::move(speeds), links, skips), schedule_of(schedule)));
         });
   m.def("pipeline_period_seconds(" REEF_PIPELINE_COSTS ", str schedule) -> float",
         [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-           const std::vector<Floats>& links, const std::string& schedule) {
-          return reef::pipeline_period_seconds(pipeline_costs_of(seconds, bytes, std::move(speeds), links),
-                                               schedule_of(schedule));
+           const std::vector<Floats>& links, const std::vector<Ints>& skips, const std::string& schedule) {
+          return reef::pipeline_period_seconds(
+              pipeline_costs_of(seconds, bytes, std::move(speeds), links, skips), schedule_of(schedule));
         });
   m.def("pipeline_chart(" REEF_PIPELINE_COSTS ", str schedule, str title) -> str",
         [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-           const std::vector<Floats>& links, const std::string& schedule, const std::string& title) {
-          return reef::pipeline_chart(pipeline_costs_of(seconds, bytes, std::move(speeds), links),
+           const std::vector<Floats>& links, const std::vector<Ints>& skips, const std::string& schedule,
+           const std::string& title) {
+          return reef::pipeline_chart(pipeline_costs_of(seconds, bytes, std::move(speeds), links, skips),
                                       schedule_of(schedule), title);
         });
 }

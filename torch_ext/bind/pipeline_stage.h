@@ -11,16 +11,22 @@
 namespace reef::bind {
 
 /// Of a Python function that makes a stage: it returns the numbers of two functions, which run the stage and
-/// give its buffers, the names of its parameters and buffers as bytes, a line each, and the parameters.
+/// give its buffers; names of parameters and buffers, of what it gives, and of what it takes, each as bytes,
+/// a line for a name; and the parameters.
 inline PipelineStage stage_made_by(const PythonFunction& maker) {
   const std::vector<at::Tensor> made = maker({});
   PipelineStage stage;
   stage.run = PythonFunction(made.at(0)[0].item<std::int64_t>());
-  const at::Tensor& bytes = made.at(1);
-  std::istringstream names(
-      std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())));
+  const auto lines_at = [&](std::size_t place) {
+    const at::Tensor& bytes = made.at(place);
+    return std::istringstream(std::string(static_cast<const char*>(bytes.const_data_ptr()),
+                                          static_cast<std::size_t>(bytes.numel())));
+  };
+  std::istringstream names = lines_at(1), gives = lines_at(2), takes = lines_at(3);
   std::string name;
-  for (std::size_t i = 2; i < made.size(); ++i) {
+  while (std::getline(gives, name)) stage.gives.push_back(name);
+  while (std::getline(takes, name)) stage.takes.push_back(name);
+  for (std::size_t i = 4; i < made.size(); ++i) {
     std::getline(names, name);
     stage.parameters.emplace_back(name, made[i]);
   }

@@ -20,9 +20,12 @@ using reef::bind::small;
 
 reef::PipelineProfile profile_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes,
                                  Floats speeds, const std::vector<Floats>& links,
-                                 const Ints& rank_bytes = {}) {
-  reef::PipelineProfile profile{
-      reef::bind::pipeline_chunks_of(seconds, bytes), std::move(speeds), reef::bind::links_of(links), {}};
+                                 const std::vector<Ints>& skips, const Ints& rank_bytes = {}) {
+  reef::PipelineProfile profile{reef::bind::pipeline_chunks_of(seconds, bytes),
+                                std::move(speeds),
+                                reef::bind::links_of(links),
+                                {},
+                                reef::bind::skips_of(skips)};
   for (const std::int64_t each : rank_bytes)
     profile.rank_bytes.push_back(reef::bind::bytes_of(each, "a rank"));
   return profile;
@@ -46,10 +49,11 @@ std::vector<std::string> objectives() {
 
 std::vector<Ints> cuts_of(const std::string& objective, const std::vector<Floats>& seconds,
                           const std::vector<Ints>& bytes, Floats speeds, const std::vector<Floats>& links,
-                          const Ints& rank_of, std::int64_t micro_batches, std::int64_t count) {
+                          const std::vector<Ints>& skips, const Ints& rank_of, std::int64_t micro_batches,
+                          std::int64_t count) {
   std::vector<Ints> all;
   for (const reef::PipelineCuts& cuts :
-       reef::best_cuts(objective_of(objective), profile_of(seconds, bytes, std::move(speeds), links),
+       reef::best_cuts(objective_of(objective), profile_of(seconds, bytes, std::move(speeds), links, skips),
                        all_small(rank_of, "a rank"), small(micro_batches, "the number of micro-batches"),
                        small(count, "the number of cuts")))
     all.emplace_back(cuts.begin(), cuts.end());
@@ -59,11 +63,12 @@ std::vector<Ints> cuts_of(const std::string& objective, const std::vector<Floats
 // The cuts, the schedule, whether it recomputes, and the text of a plan.
 using Plan = std::tuple<Ints, std::string, bool, std::string>;
 Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-             const std::vector<Floats>& links, const Ints& rank_bytes, std::int64_t ranks,
-             std::int64_t micro_batches, bool may_split, bool may_recompute,
+             const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& rank_bytes,
+             std::int64_t ranks, std::int64_t micro_batches, bool may_split, bool may_recompute,
              std::vector<std::string> schedules, std::int64_t cuts, std::int64_t orders) {
   const reef::PipelinePlan plan = reef::plan_pipeline(
-      profile_of(seconds, bytes, std::move(speeds), links, rank_bytes), small(ranks, "the number of ranks"),
+      profile_of(seconds, bytes, std::move(speeds), links, skips, rank_bytes),
+      small(ranks, "the number of ranks"),
       {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, std::move(schedules),
        small(cuts, "the number of cuts"), small(orders, "the number of orders")});
   return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(), plan.recompute, plan.text()};
@@ -79,22 +84,22 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("objective_seconds(str objective, " REEF_PIPELINE_COSTS
         ", int[] cuts, int[] rank_of, int micro_batches) -> float",
         [](const std::string& objective, const std::vector<Floats>& seconds, const std::vector<Ints>& bytes,
-           Floats speeds, const std::vector<Floats>& links, const Ints& cuts, const Ints& rank_of,
-           std::int64_t micro_batches) {
+           Floats speeds, const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts,
+           const Ints& rank_of, std::int64_t micro_batches) {
           return reef::objective_seconds(objective_of(objective),
-                                         profile_of(seconds, bytes, std::move(speeds), links),
+                                         profile_of(seconds, bytes, std::move(speeds), links, skips),
                                          all_small(cuts, "a cut"), all_small(rank_of, "a rank"),
                                          small(micro_batches, "the number of micro-batches"));
         });
   m.def(
-      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, bool recompute) -> (float[][], int[][])",
+      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, bool recompute) -> (float[][], int[][], int[][])",
       [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-         const std::vector<Floats>& links, const Ints& cuts, bool recompute) {
-        std::tuple<std::vector<Floats>, std::vector<Ints>> numbers;
-        for (const reef::PipelineChunkCost& chunk :
-             reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links), all_small(cuts, "a cut"),
-                             recompute)
-                 .chunks) {
+         const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts, bool recompute) {
+        std::tuple<std::vector<Floats>, std::vector<Ints>, std::vector<Ints>> numbers;
+        const reef::PipelineCosts costs = reef::cut_costs(
+            profile_of(seconds, bytes, std::move(speeds), links, skips), all_small(cuts, "a cut"), recompute);
+        std::get<2>(numbers) = reef::bind::rows_of(costs.skips);
+        for (const reef::PipelineChunkCost& chunk : costs.chunks) {
           std::get<0>(numbers).push_back({chunk.forward_seconds, chunk.input_seconds, chunk.weight_seconds});
           Ints& counts = std::get<1>(numbers).emplace_back();
           for (const std::uint64_t each : {chunk.output_bytes, chunk.kept_bytes, chunk.kept_after_input_bytes,

@@ -11,7 +11,7 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .link import Link
 from .pipeline import Maker, Tensors, _list_of, _maker, _places
-from .pipeline_schedule import PipelineChunkCost
+from .pipeline_schedule import PipelineChunkCost, _skips
 from .plan_pipeline import PipelineProfile
 from .process_group import _boxed
 
@@ -45,8 +45,8 @@ def measure_pipeline(
     ranks, and what a stage raises, on the others torch.distributed.DistError."""
     makers = [number_of(_maker(name, stage, {})) for name, stage in _places(stages)]
     limit = 0 if rank_bytes is None else parse_bytes(rank_bytes)
-    seconds, counts, speeds, links, limits = torch.ops.reef.measure_pipeline(
+    seconds, counts, speeds, links, limits, skips = torch.ops.reef.measure_pipeline(
         makers, _list_of(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link
     )
     costs = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
-    return PipelineProfile(costs, tuple(speeds), tuple(Link(*link) for link in links), tuple(limits))
+    return PipelineProfile(costs, tuple(speeds), tuple(Link(*link) for link in links), tuple(limits), _skips(skips))

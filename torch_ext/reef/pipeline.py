@@ -54,6 +54,16 @@ class Pipeline(OptimizerStates):
     pass, as ``reef.checkpoint`` does: they must compute the same again. No bit changes. With a sample it does so if the plan is faster so,
     within the bytes that there are.
 
+    A module whose attribute ``gives`` is a tuple of names gives tensors to later stages besides its outputs, and one with ``takes`` takes
+    them besides its inputs: they come last in what it returns, and in what it is called with, in the order of the names. A tensor
+    is sent straight to each chunk that takes it, and must not be modified in place. ::
+
+        class Down(torch.nn.Module):
+            gives = ("fine",)
+
+            def forward(self, x):
+                return self.pool(x), x
+
     Stages may share weights, also where they are on different ranks (an embedding and the head of a language model, say): each of
     these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made
     by functions, ``tied`` names it: ``[["0.weight", "11.weight"]]``.
@@ -301,7 +311,7 @@ def _maker(
     name: str, stage: torch.nn.Module | Maker, made: dict[str, torch.nn.Module]
 ) -> Callable[[], list[torch.Tensor]]:
     """What the library calls for a stage that it needs here: tensors of the numbers of two functions, which run it and give its
-    buffers as they are, of the names of its parameters and buffers, and its parameters."""
+    buffers as they are, of the names of its parameters and buffers, of what it gives and takes, and its parameters."""
 
     def make() -> list[torch.Tensor]:
         module = stage if isinstance(stage, torch.nn.Module) else stage()
@@ -316,11 +326,18 @@ def _maker(
             return [module.get_buffer(own) for own in buffers]
 
         names = [*named, *(f"{name}.{own}" for own in buffers)]
-        text = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
+        skips = (getattr(module, "gives", ()), getattr(module, "takes", ()))
+        for which in skips:
+            if isinstance(which, str) or not all(isinstance(each, str) and "\n" not in each for each in which):
+                raise TypeError(f"Pipeline: gives and takes of stage {name} are tuples of names, a line each")
         functions = torch.tensor([number_of(_runner(module)), number_of(buffers_now)])
-        return [functions, text, *named.values()]
+        return [functions, _lines(names), *map(_lines, skips), *named.values()]
 
     return make
+
+
+def _lines(names: Iterable[str]) -> torch.Tensor:
+    return torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
 
 
 def _places(stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker]) -> list[tuple[str, torch.nn.Module | Maker]]:

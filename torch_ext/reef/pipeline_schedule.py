@@ -55,6 +55,27 @@ class PipelineChunkCost:
 
 
 @dataclass(frozen=True)
+class PipelineSkip:
+    """A tensor that a chunk gives to later ones besides its output, and that is sent to each of them directly. Its gradient is added up
+    on its way back, from the last of them by way of the others to the chunk that has given it."""
+
+    giver: int
+    """The chunk that gives it."""
+    takers: tuple[int, ...]
+    """The chunks that take it, ascending."""
+    bytes: int = 0
+    """Of the tensor, for one micro-batch; the gradient has as many."""
+
+
+def _skips(rows: Iterable[Sequence[int]]) -> tuple[PipelineSkip, ...]:
+    return tuple(PipelineSkip(giver, tuple(takers), size) for giver, size, *takers in rows)
+
+
+def _rows(skips: Iterable[PipelineSkip]) -> list[list[int]]:
+    return [[skip.giver, skip.bytes, *skip.takers] for skip in skips]
+
+
+@dataclass(frozen=True)
 class PipelineCosts:
     """What chunks cost, how fast ranks are, and what links between them do."""
 
@@ -65,12 +86,14 @@ class PipelineCosts:
     """From rank a to rank b: element a * ranks + b. Each is a queue: a message occupies it for ``message_seconds`` plus bytes
     over ``bytes_per_second``, and arrives ``latency_seconds`` later. A single one holds for all pairs; empty stands for links
     that take no time."""
+    skips: Sequence[PipelineSkip] = ()
+    """What chunks give to others besides their outputs. Its bytes are held, and sent, for each chunk that takes it."""
 
-    def _numbers(self) -> tuple[list[list[float]], list[list[int]], list[float], list[list[float]]]:
+    def _numbers(self) -> tuple[list[list[float]], list[list[int]], list[float], list[list[float]], list[list[int]]]:
         rows = [astuple(chunk) for chunk in self.chunks]
         links = [[float(number) for number in astuple(link)] for link in self.links]
         seconds = [[float(number) for number in row[:3]] for row in rows]
-        return seconds, [list(row[3:]) for row in rows], [float(speed) for speed in self.speeds], links
+        return seconds, [list(row[3:]) for row in rows], [float(speed) for speed in self.speeds], links, _rows(self.skips)
 
 
 @dataclass(frozen=True)
@@ -113,9 +136,12 @@ class PipelineMessage:
     """A message that a schedule implies."""
 
     kind: str
-    """``"output"`` of ``chunk``, for the next chunk, or ``"gradient"`` of its input, for the chunk before."""
+    """``"output"`` of ``chunk``, for the next chunk, or ``"gradient"`` of its input, for the chunk before; and what goes to ``to_chunk``
+    of skips."""
     chunk: int
     """The chunk that has made it."""
+    to_chunk: int
+    """The chunk that needs it."""
     micro_batch: int
     sender: int
     receiver: int
@@ -192,9 +218,9 @@ class PipelineSchedule:
         """Whether each rank needs the messages of every other rank in the order in which that one sends them."""
         return torch.ops.reef.receives_in_order(self.json())
 
-    def messages(self) -> tuple[PipelineMessage, ...]:
-        """The messages in the order in which each rank sends them, rank by rank."""
-        rows = torch.ops.reef.pipeline_messages(self.json())
+    def messages(self, skips: Iterable[PipelineSkip] = ()) -> tuple[PipelineMessage, ...]:
+        """The messages in the order in which each rank sends them, rank by rank. What is for the same chunk travels together."""
+        rows = torch.ops.reef.pipeline_messages(self.json(), _rows(skips))
         return tuple(PipelineMessage("gradient" if row[0] else "output", *row[1:]) for row in rows)
 
     def repeated(self, batches: int) -> PipelineSchedule:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .link import Link
-from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule
+from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule, PipelineSkip, _skips
 
 PIPELINE_OBJECTIVES: tuple[str, ...] = tuple(torch.ops.reef.pipeline_objectives())
 """By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, C those of a message to the
@@ -29,17 +29,19 @@ class PipelineProfile:
     """As in :class:`PipelineCosts`."""
     rank_bytes: Sequence[int] = ()
     """What each rank may hold at most; empty stands for any number."""
+    skips: Sequence[PipelineSkip] = ()
+    """What stages give to others besides their outputs: with the numbers of stages in place of chunks."""
 
     def _numbers(self):
-        return PipelineCosts(self.stages, self.speeds, self.links)._numbers()
+        return PipelineCosts(self.stages, self.speeds, self.links, self.skips)._numbers()
 
     def cut(self, cuts: Iterable[int], *, recompute: bool = False) -> PipelineCosts:
         """Adds up the stages of each chunk; ``cuts`` are the first stages of all chunks but the first. The first chunk makes no gradient
         of an input, so its I takes no time. ``recompute``: as of ``Pipeline``. Raises ValueError for cuts that are not ascending or not
         within the chain."""
-        seconds, counts = torch.ops.reef.cut_costs(*self._numbers(), list(cuts), recompute)
+        seconds, counts, skips = torch.ops.reef.cut_costs(*self._numbers(), list(cuts), recompute)
         chunks = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
-        return PipelineCosts(chunks, self.speeds, self.links)
+        return PipelineCosts(chunks, self.speeds, self.links, _skips(skips))
 
     def best_cuts(
         self, rank_of: Sequence[int], micro_batches: int, count: int = 1, objective: str = "sum_and_max"

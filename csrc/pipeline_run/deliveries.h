@@ -1,0 +1,18 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "distributed/tensor_list_message.h"
+#include "pipeline/course.h"
+#include "pipeline_run/pass_tensors.h"
+
+namespace reef {
+
+/// Returns what a delivery takes along of what a pass has made. Of a pass that has made nothing, since its
+/// lane has ended, that is nothing.
+TensorListMessage packed(const PipelineCourse::Delivery& delivery, const PassTensors& made);
+/// Adds what a delivery brings to a chunk on this device.
+void unpack(const PipelineCourse::Delivery& delivery, TensorListMessage content, c10::Device device,
+            PassTensors& to);
+
+}  // namespace reef
