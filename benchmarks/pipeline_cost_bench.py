@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 WIDTH, HEADS, LENGTH, WINDOWS = 128, 4, 128, 4
-RANKS, MICRO_BATCHES = 8, 16
+RANKS, MICRO_BATCHES, BLOCKS = 8, 16, 32
 RANK_SCHEDULES = ("1f1b", "zero_bubble", "zbv", "v_half", "v_min", "gpipe")
 
 
@@ -104,7 +104,7 @@ def run_rank(schedule: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     group = reef.init_process_group()
-    model = nn.Sequential(*(Block() for _ in range(2 * RANKS)))
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     batch = torch.randn(MICRO_BATCHES, LENGTH, WIDTH)
     profiles = reef.measure_pipeline(model, batch[:1], group, repeats=1, each_link=False, state_bytes_per_byte=0)
     pipeline = reef.Pipeline(model, group, micro_batches=MICRO_BATCHES, schedule=schedule)
@@ -117,26 +117,38 @@ def run_rank(schedule: str) -> None:
     for parameter in pipeline.parameters():
         parameter.grad = None
     begin = sum(ledger.live("cpu").values())
+    after_forward = []  # without gradients of parameters
+
+    def note(*_: object) -> None:
+        gradients = sum(parameter.grad.nbytes for parameter in pipeline.parameters() if parameter.grad is not None)
+        after_forward.append(sum(ledger.live("cpu").values()) - begin - gradients)
+
+    for module in pipeline.modules().values():
+        module.register_forward_hook(note)
     ledger.reset_peak()
     pipeline.step(batch, lambda y: y.square().mean())
     used = ledger.peak("cpu").total - begin
-    print(json.dumps([group.rank(), used - own, predicted - 2 * own]), flush=True)  # without gradients
+    print(json.dumps([group.rank(), used - own, predicted - 2 * own, max(after_forward)]), flush=True)  # without gradients
 
 
 def eight_ranks() -> None:
-    """The activations of each schedule: what a step needs above what is there before it, counted by a ledger, and as predicted."""
-    most = {}
+    """What a step needs above what is there before it, counted by a ledger, and as predicted; and the activations alone, which are
+    what is there when a module's forward pass has ended."""
+    most, alone = {}, {}
     for schedule in RANK_SCHEDULES:
         command = [sys.executable, str(Path(__file__).resolve()), "--rank", schedule]
         common = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29507", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
         ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": "0"}, stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]
         printed = [json.loads(next(line for line in rank.communicate(timeout=600)[0].splitlines() if line.startswith("["))) for rank in ranks]
-        used = {rank: (peak, predicted) for rank, peak, predicted in printed}
-        first, largest = used[0][0], max(peak for peak, _ in used.values())
-        most.setdefault("1f1b", first)
-        ratios = [peak / predicted for peak, predicted in used.values()]
+        used = {rank: numbers for rank, *numbers in printed}
+        largest, activations = max(peak for peak, _, _ in used.values()), max(kept for _, _, kept in used.values())
+        most.setdefault("1f1b", used[0][0])
+        alone.setdefault("1f1b", used[0][2])
+        ratios = [peak / predicted for peak, predicted, _ in used.values()]
         row(f"8 ranks, 16 micro-batches/{schedule}", largest / 2**20, "MiB on the rank with most",
             f"{largest / most['1f1b']:.3f} times 1F1B's first rank; measured over predicted {min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
+        row(f"8 ranks, 16 micro-batches/{schedule}, activations", activations / 2**20, "MiB on the rank with most",
+            f"{activations / alone['1f1b']:.3f} times 1F1B's first rank")  # fmt: skip
 
 
 PARTS = {part.__name__: part for part in (block, planner, eight_ranks)}

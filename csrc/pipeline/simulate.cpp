@@ -92,6 +92,7 @@ std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions) {
 std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& schedule, std::uint32_t rank,
                          const PipelineCost& cost, PipelineTraffic& traffic) {
   RankMemory memory(costs, traffic, rank);
+  memory.hold(traffic.ahead_bytes(rank));
   for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
     for (std::size_t chunk = 0; chunk < rank_of.size(); ++chunk) {
       if (rank_of[chunk] == rank) memory.hold(costs.chunks[chunk].fixed_bytes);

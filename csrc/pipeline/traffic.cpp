@@ -85,6 +85,7 @@ PipelineTraffic::PipelineTraffic(const PipelineCosts& costs, const PipelineSched
       forward_(std::size_t{schedule.chunks()} * schedule.micro_batches),
       backward_(forward_.size()),
       link_free_(std::size_t{schedule.ranks()} * schedule.ranks()),
+      largest_(link_free_.size()),
       changes_(schedule.ranks()) {}
 
 double PipelineTraffic::ready_seconds(const PipelineAction& action) const {
@@ -122,6 +123,15 @@ std::uint64_t PipelineTraffic::needed_bytes(const PipelineAction& action) const 
   return bytes;
 }
 
+std::uint64_t PipelineTraffic::ahead_bytes(std::uint32_t rank) const {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t from = 0; from < schedule_.ranks(); ++from) {
+    const std::uint64_t largest = largest_[std::size_t{from} * schedule_.ranks() + rank];
+    if (largest <= kLargestAheadBytes) bytes += kReceivesAhead * largest;
+  }
+  return bytes;
+}
+
 std::vector<MemoryChange> PipelineTraffic::changes(std::uint32_t rank) {
   std::sort(changes_[rank].begin(), changes_[rank].end());
   return std::move(changes_[rank]);
@@ -129,6 +139,8 @@ std::vector<MemoryChange> PipelineTraffic::changes(std::uint32_t rank) {
 
 double PipelineTraffic::send(std::uint32_t from, std::uint32_t to, std::uint64_t bytes, double seconds) {
   double sent = seconds, arrival = seconds;
+  std::uint64_t& largest = largest_[std::size_t{from} * schedule_.ranks() + to];
+  largest = std::max(largest, bytes);
   if (const Link* link = link_between(costs_.links, schedule_.ranks(), from, to)) {
     double& link_free = link_free_[std::size_t{from} * schedule_.ranks() + to];
     sent = link_free = std::max(link_free, seconds) + occupied_seconds(*link, bytes);

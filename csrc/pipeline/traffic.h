@@ -40,6 +40,10 @@ struct MemoryChange {
   }
 };
 
+/// From each other rank so many messages are received into memory that is there before they come, if they are
+/// not larger than this.
+inline constexpr std::uint64_t kReceivesAhead = 2, kLargestAheadBytes = std::uint64_t{16} << 20;
+
 /// When outputs and gradients are on the ranks that need them, in virtual time. Of the schedule, only the
 /// placement and the number of micro-batches are used.
 class PipelineTraffic {
@@ -57,6 +61,8 @@ class PipelineTraffic {
 
   std::uint64_t messages() const { return messages_; }
   std::uint64_t message_bytes() const { return message_bytes_; }
+  /// Gives what a rank has ready for messages that have not come: as for the largest of each sender.
+  std::uint64_t ahead_bytes(std::uint32_t rank) const;
   /// Gives what messages do to a rank's memory, in the order of time.
   std::vector<MemoryChange> changes(std::uint32_t rank);
 
@@ -73,6 +79,7 @@ class PipelineTraffic {
   PipelineParcels parcels_;
   std::vector<double> forward_, backward_;          ///< when what a pass of a chunk needs is there
   std::vector<double> link_free_;                   ///< of each pair of ranks, when its link is free again
+  std::vector<std::uint64_t> largest_;              ///< message of each pair of ranks
   std::vector<std::vector<MemoryChange>> changes_;  ///< of each rank
   std::uint64_t messages_ = 0, message_bytes_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distributed/message_queue.h"
+#include "pipeline/traffic.h"
 
 namespace reef {
 
@@ -47,6 +48,9 @@ std::future<Result> start(MessageQueue& queue, const std::shared_ptr<void>& owne
       owner);
   return result;
 }
+
+// What the simulation counts.
+static_assert(MessageRoom::kAhead == kReceivesAhead && kMessageChunkBytes == kLargestAheadBytes);
 
 /// Messages of one kind from one chunk to another are mostly alike.
 std::int64_t stream_of(const PipelineMessage& message) {

@@ -44,6 +44,17 @@ struct Catch final : ta::FunctionPreHook {
   ta::variable_list* caught;
 };
 
+/// Lets go of what a node has saved when it has run, as the engine does where a graph is not kept.
+struct Release final : ta::FunctionPostHook {
+  explicit Release(ta::Node* of) : node(of) {}
+  ta::variable_list operator()(const ta::variable_list& outputs,
+                               const ta::variable_list& /*inputs*/) override {
+    node->release_variables();
+    return outputs;
+  }
+  ta::Node* node;
+};
+
 /// The nodes of a graph, by how many edges each is reached, and those at which it begins.
 struct Graph {
   std::vector<NodePtr> nodes;
@@ -143,6 +154,10 @@ SplitBackward::SplitBackward(ta::edge_list ends, ta::variable_list gradients,
   for (Waiting& each : waiting) {
     at_once.emplace_back(each.node, 0);  // it is run even if none of its gradients is wanted yet
     each.node->add_pre_hook(std::make_unique<Catch>(&each.gradients));
+  }
+  for (const NodePtr& node : graph.nodes) {
+    if (!kept.contains(node.get()) && !is_parameter(*node))  // which outlive the graph
+      node->add_post_hook(std::make_unique<Release>(node.get()));
   }
   const auto forget_hooks = [&] {
     for (const Waiting& each : waiting) each.node->pre_hooks().pop_back();

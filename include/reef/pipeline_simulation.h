@@ -43,7 +43,9 @@ struct PipelineRankCost {
   double begin_seconds = 0;          ///< of its first action
   double end_seconds = 0;            ///< of its last one
   std::uint32_t most_in_flight = 0;  ///< pairs of chunk and micro-batch between F and B or W, at most
-  std::uint64_t peak_bytes = 0;      ///< with messages that have not been sent yet, or not been used
+  /// With messages that have not been sent yet, or not been used, and memory that is ready for those that come
+  /// next: two from each other rank, if a message has at most 16 MiB.
+  std::uint64_t peak_bytes = 0;
 };
 
 struct PipelineCost {

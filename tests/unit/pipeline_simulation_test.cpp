@@ -161,15 +161,21 @@ class Oracle {
       sent_and_arrival[{gradient, message.chunk, message.to_chunk, message.micro_batch}] = {
           free, free + link.latency_seconds};
     }
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> largest;  // between ranks
     for (const bool gradient : {false, true}) {
       for (const auto& [chunks, bytes] : gradient ? gradients : outputs) {
         for (std::uint32_t m = 0; m < schedule_.micro_batches; ++m) {
           const auto [from, to] = chunks;
           const auto use = making(gradient, to, m);
+          std::uint64_t& most = largest[{schedule_.rank(from, m), schedule_.rank(to, m)}];
+          most = std::max(most, bytes);
           move({gradient, from, to, m}, making(gradient, from, m), schedule_.rank(from, m),
                schedule_.rank(to, m), gradient ? use.second : use.first, bytes, sent_and_arrival);
         }
       }
+    }
+    for (const auto& [ranks, bytes] : largest) {
+      if (ranks.first != ranks.second) hold(ranks.second, 0, 1e9, 2 * bytes);
     }
   }
   /// Gives the span of the pass of a chunk that makes outputs, or gradients.

@@ -206,8 +206,8 @@ TEST(PlanPipeline, TextSaysWhatWasChosen) {
   const std::string text = plan_pipeline(profile, 2, {.micro_batches = 4, .schedules = {"1f1b"}}).text();
   EXPECT_EQ(text,
             "1f1b of 4 micro-batches over 2 ranks: 7.50 s, idle 20.0 %\n"
-            "rank 0: stages 0 to 1, busy 6.00 s, at most 2 passes in flight, 1 B\n"
-            "rank 1: stages 2 to the last, busy 6.00 s, at most 1 passes in flight, 2 B\n");
+            "rank 0: stages 0 to 1, busy 6.00 s, at most 2 passes in flight, 3 B\n"
+            "rank 1: stages 2 to the last, busy 6.00 s, at most 1 passes in flight, 4 B\n");
 }
 
 }  // namespace

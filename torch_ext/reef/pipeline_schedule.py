@@ -108,7 +108,8 @@ class PipelineRankCost:
     most_in_flight: int
     """Pairs of chunk and micro-batch between F and B or W, at most."""
     peak_bytes: int
-    """With messages that have not been sent yet, or not been used."""
+    """With messages that have not been sent yet, or not been used, and memory that is ready for those that come next: two from each other
+    rank, if a message has at most 16 MiB."""
 
 
 @dataclass(frozen=True)
