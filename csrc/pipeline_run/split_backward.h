@@ -13,11 +13,11 @@ namespace reef {
 /// inputs, for which another rank waits, and finish() the rest of the parameters' gradients.
 ///
 /// Only nodes whose weight's gradient is a matrix product or a convolution wait for finish(). All others are
-/// done at once, and what each has saved is let go when it has run. A node that waits keeps what it has saved, and the
-/// gradient of its output. Each parameter's gradient is made by the same kernels from the same operands as in
-/// a whole backward pass, and is added to what there is once, so both have the same bits. Where that could
-/// not be so, a node does not wait: if another node of the graph uses its weight, too, or if hooks are
-/// registered on it.
+/// done at once, and what each has saved is let go when it has run. A node that waits keeps what it has
+/// saved, and the gradient of its output. Each parameter's gradient is made by the same kernels from the same
+/// operands as in a whole backward pass, and is added to what there is once, so both have the same bits.
+/// Where that could not be so, a node does not wait: if another node of the graph uses its weight, too, or if
+/// hooks are registered on it.
 class SplitBackward {
  public:
   using NodePtr = decltype(torch::autograd::Edge::function);
