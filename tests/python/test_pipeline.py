@@ -32,6 +32,11 @@ def test_what_programs_do_with_pipelines(scene, ranks):
     assert result.ok, result.report()
 
 
+def test_a_model_that_needs_three_times_what_a_rank_may_have():
+    result = run(4, program="pipeline_limit_ranks.py")
+    assert result.ok, result.report()
+
+
 def test_over_a_group_of_torch_distributed():
     result = run(2, "by_torch")
     assert result.ok, result.report()
