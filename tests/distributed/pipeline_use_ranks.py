@@ -419,71 +419,63 @@ def trained():
         assert words in message, messages
 
 
-class Level(nn.Module):
-    """A level of a U-Net: on the way down it gives what it has made, on the way up it takes that."""
-
-    def __init__(self, name, *, down):
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        (self.gives, self.takes) = ((name,), ()) if down else ((), (name,))
-
-    def forward(self, x, *fine):
-        x = self.layer(x + fine[0] * x if fine else x).relu()
-        return (x, x) if self.gives else x
-
-
-def skips():
-    """Modules that give tensors to later ones: by steps, by a plan, and what is wrong with names."""
+def scaled():
+    """Half precision and a scaled loss over replicas: the bits of one process, also where one replica overflows."""
     group = reef.init_process_group()
-    size = group.size()
+    rank, size = group.rank(), group.size()
+    micro_batches = 2
 
-    def levels():
-        torch.manual_seed(4)
-        names = ["coarse", "middle", "fine"]
-        return [*(Level(name, down=True) for name in names), nn.Linear(6, 6), *(Level(name, down=False) for name in reversed(names))]
+    def net(dtype):
+        torch.manual_seed(8)
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3)).to(dtype)
 
-    def alone(stages, x):
-        known = {}
-        for stage in stages:
-            made = stage(x, *(known[name] for name in getattr(stage, "takes", ())))
-            x, given = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
-            known |= {name: one.view_as(one) for name, one in zip(getattr(stage, "gives", ()), given, strict=True)}
-        return x
+    def batch(step, replica):
+        torch.manual_seed(100 * step + replica)
+        return torch.randn(4, 6), torch.randint(0, 3, (4,))
 
-    torch.manual_seed(6)
-    batch, target = torch.randn(8, 6), torch.randn(8, 6)
-    one = levels()
-    for x, y in zip(batch.tensor_split(4), target.tensor_split(4), strict=True):
-        nn.functional.mse_loss(alone(one, x), y).backward()
-    expected = {f"{i}.{name}": each.grad / 4 for i, stage in enumerate(one) for name, each in stage.named_parameters()}
-    for options in ({}, {"cuts": list(range(1, size))}, {"recompute": True}, {"sample": batch[:2]},
-                    {"schedule": "zbv"}):  # fmt: skip
-        pipeline = reef.Pipeline(levels(), group, micro_batches=4, **options)
-        pipeline.step(batch, nn.functional.mse_loss, target)
-        for name, parameter in pipeline.named_parameters():
-            assert torch.equal(parameter.grad, expected[name]), (name, options)
-        output = pipeline.forward(batch)
-        assert output is None or torch.equal(output, torch.cat([alone(one, x) for x in batch.tensor_split(4)]))
-    profile = reef.measure_pipeline(levels(), batch[:2], group, repeats=1)
-    assert profile.skips == tuple(reef.PipelineSkip(i, (6 - i,), 2 * 6 * 4) for i in range(3)), profile.skips
-    assert profile.cut([2, 5]).skips == (reef.PipelineSkip(0, (2,), 48), reef.PipelineSkip(0, (2,), 48)), profile.cut([2, 5]).skips
-    wrong = levels()
-    del wrong[0]
-    try:
-        reef.Pipeline(wrong, group, micro_batches=2)
-    except ValueError as error:
-        assert "takes 'coarse', which no stage gives" in str(error), error
-    else:
-        raise AssertionError("a name that nobody gives")
-    wrong = levels()
-    wrong[0].gives = "coarse"
-    try:
-        reef.Pipeline(wrong, group, micro_batches=2)
-    except (TypeError, ValueError) as error:
-        assert "are tuples of names" in str(error), error
-    else:
-        raise AssertionError("a text in place of names")
+    def loss(scaler, step, replica):
+        overflows = step == 1 and replica == size - 1
+        return lambda output, y: scaler.scale(nn.functional.cross_entropy(output.float(), y) * (1e38 if overflows else 1))
+
+    def trained_alone(dtype):
+        one = net(dtype)
+        optimizer, scaler = reef.optim.AdamW(one.parameters(), lr=1e-2), reef.GradScaler("cpu", init_scale=64.0)
+        for step in range(3):
+            sums = []
+            for replica in range(size):
+                x, y = batch(step, replica)
+                for xs, ys in zip(x.to(dtype).tensor_split(micro_batches), y.tensor_split(micro_batches), strict=True):
+                    loss(scaler, step, replica)(one(xs), ys).backward()
+                sums.append([parameter.grad for parameter in one.parameters()])
+                optimizer.zero_grad()
+            for parameter, *of_replicas in zip(one.parameters(), *sums, strict=True):
+                parameter.grad = sum(of_replicas[1:], of_replicas[0]) / (size * micro_batches)
+            scaler.unscale_(optimizer)
+            reef.clip_grad_norm_(one.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return one.state_dict(), scaler.get_scale()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        expected, scale = trained_alone(dtype)
+        assert scale == 32.0, scale  # one step was left out
+        for stage in ("replicate", "optimizer", "gradients", "parameters"):
+            pipeline = reef.Pipeline(net(dtype), group, micro_batches=micro_batches, replicas=size, shard=dict(stage=stage))
+            optimizer = reef.optim.AdamW([{"params": pipeline.parameters()}], lr=1e-2)
+            scaler = reef.GradScaler("cpu", init_scale=64.0, group=group)
+            for step in range(3):
+                x, y = batch(step, rank)
+                pipeline.step(x.to(dtype), loss(scaler, step, rank), y)
+                scaler.unscale_(optimizer)
+                pipeline.clip_grad_norm_(0.5)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            assert scaler.get_scale() == scale, (dtype, stage, scaler.get_scale())
+            for name, value in pipeline.full_state_dict().items():
+                assert torch.equal(value, expected[name]), (dtype, stage, name)
 
 
 if __name__ == "__main__":
-    {"skips": skips, "states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "trained": trained, "sampled": sampled}[sys.argv[1]]()
+    {"scaled": scaled, "states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "trained": trained, "sampled": sampled}[sys.argv[1]]()

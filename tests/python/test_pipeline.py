@@ -22,13 +22,19 @@ def test_all_of_it_from_python(ranks):
     assert result.ok, result.report()
 
 
-USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "trained": (1, 2, 3), "sampled": (1, 3), "skips": (1, 2, 3)}.items()
+USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "trained": (1, 2, 3), "sampled": (1, 3), "scaled": (1, 2, 3)}.items()
         for ranks in counts]  # fmt: skip
 
 
 @pytest.mark.parametrize(["scene", "ranks"], USES)
 def test_what_programs_do_with_pipelines(scene, ranks):
     result = run(ranks, scene, program="pipeline_use_ranks.py")
+    assert result.ok, result.report()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_modules_that_give_tensors_to_later_ones(ranks):
+    result = run(ranks, program="pipeline_skips_ranks.py")
     assert result.ok, result.report()
 
 

@@ -208,7 +208,7 @@ class Pipeline(OptimizerStates):
         rows = [target.tensor_split(count) for target in targets]
 
         def of_micro_batch(number: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
-            return [loss(*outputs, *(each[int(number)] for each in rows))]
+            return _single(loss(*outputs, *(each[int(number)] for each in rows)))
 
         return torch.ops.reef.pipeline_step(self._pipeline, _list_of(batch), number_of(of_micro_batch))
 
@@ -246,7 +246,7 @@ class Pipeline(OptimizerStates):
         given = PipelineBatches(batches, self._pipeline.micro_batches_of_batch(), has_first, has_last)
 
         def of_micro_batch(batch: torch.Tensor, micro_batch: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
-            return [loss(*outputs, *given.targets(int(batch), int(micro_batch)))]
+            return _single(loss(*outputs, *given.targets(int(batch), int(micro_batch))))
 
         def of_batch(batch: torch.Tensor) -> list[torch.Tensor]:
             return given.inputs(int(batch))
@@ -330,7 +330,7 @@ def _maker(
         for which in skips:
             if isinstance(which, str) or not all(isinstance(each, str) and "\n" not in each for each in which):
                 raise TypeError(f"Pipeline: gives and takes of stage {name} are tuples of names, a line each")
-        functions = torch.tensor([number_of(_runner(module)), number_of(buffers_now)])
+        functions = torch.tensor([number_of(_runner(name, module)), number_of(buffers_now)])
         return [functions, _lines(names), *map(_lines, skips), *named.values()]
 
     return make
@@ -346,12 +346,25 @@ def _places(stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker]) -> 
     return [(str(index), stage) for index, stage in enumerate(stages)]
 
 
-def _runner(module: torch.nn.Module) -> Callable[..., list[torch.Tensor]]:
+def _runner(name: str, module: torch.nn.Module) -> Callable[..., list[torch.Tensor]]:
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
         outputs = module(*inputs)
-        return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        listed = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        if not isinstance(listed, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in listed):
+            raise TypeError(f"Pipeline: stage {name} returned {_kind(outputs)}, not a tensor or a tuple of tensors")
+        return list(listed)
 
     return run
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of {', '.join(type(each).__name__ for each in value)}" if isinstance(value, (tuple, list)) else type(value).__name__
+
+
+def _single(loss: Any) -> list[torch.Tensor]:
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"Pipeline: the loss returned {_kind(loss)}, not a tensor of one number")
+    return [loss]
 
 
 def _list_of(batch: Tensors) -> list[torch.Tensor]:
