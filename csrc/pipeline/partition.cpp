@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipeline/parcels.h"
+#include "pipeline/recompute.h"
 #include "pipeline/traffic.h"
 #include "reef/error.h"
 
@@ -254,37 +255,48 @@ std::string_view name(PipelineObjective objective) {
   throw ConfigError("there is no such objective of cuts; use one of kPipelineObjectives");
 }
 
-PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts, bool recompute) {
+RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& cuts) {
+  RecomputedRuns runs;
+  for (std::size_t chunk = 0; chunk <= cuts.size(); ++chunk)
+    runs.push_back({chunk == 0 ? 0 : cuts[chunk - 1], chunk < cuts.size() ? cuts[chunk] : stages});
+  return runs;
+}
+
+PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
+                        const RecomputedRuns& recomputed) {
   check_cuts(profile, cuts);
+  const auto stages = static_cast<std::uint32_t>(profile.stages.size());
+  check_runs(recomputed, stages);
   PipelineCosts costs{{}, profile.speeds, profile.links, skips_of(profile, cuts)};
-  std::size_t next = 0;
-  for (std::uint32_t i = 0; i < profile.stages.size(); ++i) {
-    if (i == 0 || (next < cuts.size() && cuts[next] == i)) {
-      costs.chunks.emplace_back();
-      next += i == 0 ? 0 : 1;
+  for (const RecomputedRun& chunk : whole_chunks(stages, cuts)) {
+    PipelineChunkCost& cost = costs.chunks.emplace_back();
+    double again = 0;
+    std::uint64_t run_bytes = 0;
+    for (std::uint32_t i = chunk.first; i < chunk.end; ++i) {
+      const PipelineChunkCost& stage = profile.stages[i];
+      cost.forward_seconds += stage.forward_seconds;
+      cost.input_seconds += stage.input_seconds;
+      cost.weight_seconds += stage.weight_seconds;
+      cost.output_bytes = stage.output_bytes;
+      cost.kept_bytes += stage.kept_bytes;
+      cost.kept_after_input_bytes += stage.kept_after_input_bytes;
+      cost.working_bytes = std::max(cost.working_bytes, stage.working_bytes);
+      cost.fixed_bytes += stage.fixed_bytes;
     }
-    const PipelineChunkCost& stage = profile.stages[i];
-    PipelineChunkCost& chunk = costs.chunks.back();
-    chunk.forward_seconds += stage.forward_seconds;
-    chunk.input_seconds += stage.input_seconds;
-    chunk.weight_seconds += stage.weight_seconds;
-    chunk.output_bytes = stage.output_bytes;
-    chunk.kept_bytes += stage.kept_bytes;
-    chunk.kept_after_input_bytes += stage.kept_after_input_bytes;
-    chunk.working_bytes = std::max(chunk.working_bytes, stage.working_bytes);
-    chunk.fixed_bytes += stage.fixed_bytes;
-  }
-  PipelineChunkCost& first = costs.chunks.front();
-  first.weight_seconds += std::exchange(first.input_seconds, 0);
-  first.kept_after_input_bytes = first.kept_bytes;
-  for (std::size_t i = 0; recompute && i < costs.chunks.size(); ++i) {
-    PipelineChunkCost& chunk = costs.chunks[i];
-    chunk.working_bytes += chunk.kept_bytes;  // while the backward pass runs
-    chunk.kept_bytes = i == 0 ? 0 : costs.chunks[i - 1].output_bytes;
-    for (const PipelineSkip& skip : costs.skips)
-      chunk.kept_bytes += std::binary_search(skip.to.begin(), skip.to.end(), i) ? skip.bytes : 0;
-    if (i == 0) chunk.kept_after_input_bytes = 0;
-    (i == 0 ? chunk.weight_seconds : chunk.input_seconds) += chunk.forward_seconds;
+    for (const RecomputedRun& run : runs_within(recomputed, chunk)) {
+      std::uint64_t kept = 0;
+      for (std::uint32_t i = run.first; i < run.end; ++i) {
+        kept += profile.stages[i].kept_bytes;
+        again += profile.stages[i].forward_seconds;
+      }
+      cost.kept_bytes += input_bytes(profile, run) - kept;
+      run_bytes = std::max(run_bytes, kept);
+    }
+    cost.working_bytes += run_bytes;
+    cost.input_seconds += again;
+    if (chunk.first > 0) continue;
+    cost.weight_seconds += std::exchange(cost.input_seconds, 0);
+    cost.kept_after_input_bytes = cost.kept_bytes;
   }
   return costs;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipeline/generators.h"
+#include "pipeline/recompute.h"
 #include "pipeline/traffic.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
@@ -121,16 +122,12 @@ class Planner {
     constexpr std::size_t kGreedyCuts = 4;
     const std::vector<PipelineCuts> all = best_cuts(PipelineObjective::kSumAndMax, profile_, rank_of,
                                                     options_.micro_batches, std::max(1U, options_.cuts));
-    for (const bool recompute : {false, true}) {
-      if (recompute && !options_.may_recompute) return;
-      recompute_ = recompute;
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        const PipelineCosts costs = cut_costs(profile_, all[i], recompute);
-        for (const Named& named : kNamed) {
-          if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
-        }
-        if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const PipelineCosts costs = cut_costs(profile_, all[i]);
+      for (const Named& named : kNamed) {
+        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
       }
+      if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
     }
   }
 
@@ -194,15 +191,52 @@ class Planner {
                                        : profile_.rank_bytes[rank];
   }
 
+  std::uint64_t missing_bytes(const PipelineCost& cost, std::uint32_t rank) const {
+    const std::uint64_t peak = cost.ranks[rank].peak_bytes;
+    return peak - std::min(peak, bytes_of(rank));
+  }
+
+  bool fits(const PipelineCost& cost) const {
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+      if (missing_bytes(cost, rank) > 0) return false;
+    }
+    return true;
+  }
+
   void consider(const PipelineCuts& cuts, const PipelineCosts& costs, PipelineSchedule schedule) {
     PipelineCost cost = simulate(costs, schedule);
+    // Recomputing takes longer than not to.
+    const bool is_too_slow = best_ && cost.makespan_seconds >= best_->cost.makespan_seconds;
+    if (options_.may_recompute && !is_too_slow && !fits(cost))
+      return recompute(cuts, std::move(schedule), std::move(cost));
+    judge(cuts, costs, {}, std::move(schedule), std::move(cost));
+  }
+
+  /// Recomputes so little that each rank's passes in flight leave what it lacks. What the simulation then
+  /// says may be more or less than their sum, so that is made up for, a few times.
+  void recompute(const PipelineCuts& cuts, PipelineSchedule schedule, PipelineCost cost) {
+    constexpr int kMostTries = 4;
+    std::vector<std::uint64_t> to_free(ranks_);
+    PipelineCosts costs;
+    RecomputedRuns runs;
+    for (int tries = 0; tries < kMostTries && !fits(cost); ++tries) {
+      for (std::uint32_t rank = 0; rank < ranks_; ++rank) to_free[rank] += missing_bytes(cost, rank);
+      runs = recompute_planner_.runs(cuts, schedule, to_free);
+      costs = cut_costs(profile_, cuts, runs);
+      cost = simulate(costs, schedule);
+    }
+    judge(cuts, costs, runs, std::move(schedule), std::move(cost));
+  }
+
+  /// Keeps what is the best so far or, if nothing fits, lacks the least.
+  void judge(const PipelineCuts& cuts, const PipelineCosts& costs, const RecomputedRuns& recomputed,
+             PipelineSchedule schedule, PipelineCost cost) {
     std::uint64_t missing = 0, all = 0;
     std::uint32_t short_rank = 0;
     for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-      const std::uint64_t peak = cost.ranks[rank].peak_bytes;
-      all += peak;
-      if (peak <= bytes_of(rank) || peak - bytes_of(rank) <= missing) continue;
-      missing = peak - bytes_of(rank);
+      all += cost.ranks[rank].peak_bytes;
+      if (missing_bytes(cost, rank) <= missing) continue;
+      missing = missing_bytes(cost, rank);
       short_rank = rank;
     }
     if (missing > 0) {
@@ -217,7 +251,7 @@ class Planner {
         std::pair(best_->cost.makespan_seconds, best_bytes_) <= std::pair(cost.makespan_seconds, all))
       return;
     best_bytes_ = all;
-    best_ = PipelinePlan{cuts, std::move(schedule), costs, recompute_, std::move(cost)};
+    best_ = PipelinePlan{cuts, std::move(schedule), costs, recomputed, std::move(cost)};
   }
 
   [[noreturn]] void refuse() const {
@@ -240,7 +274,7 @@ class Planner {
   const PipelinePlanOptions& options_;
   std::optional<PipelinePlan> best_;
   std::uint64_t best_bytes_ = 0;
-  bool recompute_ = false;  ///< in what is tried now
+  RecomputePlanner recompute_planner_{profile_};
   std::uint64_t least_missing_ = std::numeric_limits<std::uint64_t>::max();
   std::uint32_t missing_rank_ = 0;
   std::string missing_name_;
@@ -264,8 +298,9 @@ void check_schedules(const PipelinePlanOptions& options) {
 std::string PipelinePlan::text() const {
   const auto time = [](double seconds) { return duration(seconds * 1e9); };
   std::string lines = schedule.name + " of " + to_string(schedule.micro_batches) + " micro-batches over " +
-                      to_string(schedule.ranks()) + " ranks" + (recompute ? ", recomputing" : "") + ": " +
-                      time(cost.makespan_seconds) + ", idle " + fixed(100 * cost.idle_share(), 1) + " %\n";
+                      to_string(schedule.ranks()) + " ranks" + (recomputed.empty() ? "" : ", recomputing") +
+                      ": " + time(cost.makespan_seconds) + ", idle " + fixed(100 * cost.idle_share(), 1) +
+                      " %\n";
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     std::string stages;
     for (std::size_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
@@ -274,6 +309,13 @@ std::string PipelinePlan::text() const {
       stages += chunk < cuts.size() ? to_string(cuts[chunk] - 1) : "the last";
     }
     lines += "rank " + to_string(rank) + ": stages" + stages;
+    std::string again;
+    for (const RecomputedRun& run : recomputed) {
+      const auto chunk = std::upper_bound(cuts.begin(), cuts.end(), run.first) - cuts.begin();
+      if (schedule.rank_of.front()[static_cast<std::size_t>(chunk)] != rank) continue;
+      again += (again.empty() ? " " : ", ") + to_string(run.first) + " to " + to_string(run.end - 1);
+    }
+    if (!again.empty()) lines += ", recomputes" + again;
     const PipelineRankCost& of = cost.ranks[rank];
     lines += ", busy " + time(of.busy_seconds) + ", at most " + to_string(of.most_in_flight) +
              " passes in flight, " + format_bytes(static_cast<std::int64_t>(of.peak_bytes)) + "\n";

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -60,6 +61,25 @@ void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed,
 
 thread_local std::optional<std::uint32_t> micro_batch_now;
 
+using Tensors = PipelineStage::Tensors;
+
+/// Runs stages so that they are run once more before their backward pass. They may modify their inputs, and
+/// are then given these as they were, also in memory, or kernels would add up in another order.
+template <class Run>
+Tensors run_recomputed(const Run& run, const Tensors& tensors, const std::vector<c10::Device>& devices) {
+  const auto run_again = [run](const Tensors& given) {
+    Tensors copies;
+    for (const Tensor& tensor : given) {
+      Tensor& copy = copies.emplace_back(tensor.defined() ? copy_with_layout(tensor) : tensor);
+      if (tensor.defined() && tensor.requires_grad())
+        ta::impl::set_gradient_edge(copy, ta::impl::gradient_edge(tensor));
+    }
+    return run(std::move(copies));
+  };
+  const CheckpointRegion region(run_again, tensors, {.devices = devices});
+  return run_again(tensors);
+}
+
 }  // namespace
 
 std::optional<std::uint32_t> pipeline_micro_batch() { return micro_batch_now; }
@@ -67,65 +87,114 @@ MicroBatchScope::MicroBatchScope(std::uint32_t number) : before_(std::exchange(m
 MicroBatchScope::~MicroBatchScope() { micro_batch_now = before_; }
 
 PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, ChunkSkips skips,
-                             bool recomputes)
-    : stages_(std::make_shared<const Stages>(std::move(stages))),
-      first_stage_(first_stage),
-      skips_(std::move(skips)),
-      recomputes_(recomputes) {
-  for (const PipelineStage& stage : *stages_) {
-    if (stage.parameters.empty()) continue;
-    device_ = stage.parameters.front().second.device();
-    break;
+                             const RecomputedRuns& recomputed)
+    : is_first_(first_stage == 0), skips_(std::move(skips)) {
+  bool has_device = false;
+  for (std::uint32_t number = first_stage; PipelineStage & stage : stages) {
+    if (!has_device && !stage.parameters.empty()) {
+      device_ = stage.parameters.front().second.device();
+      has_device = true;
+    }
+    const auto run = std::find_if(recomputed.begin(), recomputed.end(), [&](const RecomputedRun& each) {
+      return number >= each.first && number < each.end;
+    });
+    const bool recomputes = run != recomputed.end();
+    const bool begins =
+        parts_.empty() || recomputes != parts_.back()->recomputes || (recomputes && number == run->first);
+    if (begins) parts_.push_back(std::make_shared<Part>(Part{{}, number, recomputes}));
+    parts_.back()->stages.push_back(std::move(stage));
+    ++number;
+  }
+  name_skips();
+}
+
+/// A part takes what parts or chunks before it give, and gives what others behind it take.
+void PipelineChunk::name_skips() {
+  const auto is_among = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  std::vector<std::string> taken_behind;
+  for (const auto& [number, name] : skips_.gives) taken_behind.push_back(name);
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    std::vector<std::string> given;
+    for (const PipelineStage& stage : (*part)->stages) {
+      for (const std::string& name : stage.takes) {
+        if (!is_among(given, name) && !is_among((*part)->takes, name)) (*part)->takes.push_back(name);
+      }
+      for (const std::string& name : stage.gives) {
+        given.push_back(name);
+        if (is_among(taken_behind, name)) (*part)->gives.push_back(name);
+      }
+    }
+    taken_behind.insert(taken_behind.end(), (*part)->takes.begin(), (*part)->takes.end());
   }
 }
 
 PipelineChunk::Tensors PipelineChunk::trained() const {
   Tensors once;
-  for (const PipelineStage& stage : *stages_) {
-    for (const auto& [name, parameter] : stage.parameters) {
-      const auto is_same = [&, &given = parameter](const Tensor& known) { return known.is_same(given); };
-      if (parameter.requires_grad() && std::none_of(once.begin(), once.end(), is_same))
-        once.push_back(parameter);
+  for (const auto& part : parts_) {
+    for (const PipelineStage& stage : part->stages) {
+      for (const auto& [name, parameter] : stage.parameters) {
+        const auto is_same = [&, &given = parameter](const Tensor& known) { return known.is_same(given); };
+        if (parameter.requires_grad() && std::none_of(once.begin(), once.end(), is_same))
+          once.push_back(parameter);
+      }
     }
   }
   return once;
 }
 
-PipelineChunk::Tensors PipelineChunk::run(const Stages& stages, const ChunkSkips& skips, Tensors tensors,
-                                          const std::function<void(std::uint32_t index)>& before_stage) {
-  std::map<std::string, Tensor> known;
-  UnmodifiedTensors<std::string> unmodified;
-  const auto learn = [&](const std::string& name, const Tensor& tensor) {
-    known[name] = tensor;
-    unmodified.add(tensor, name);
-  };
-  /// Takes the last tensors away.
-  const auto take_last = [&](std::size_t count) {
-    const auto first = tensors.end() - static_cast<std::ptrdiff_t>(count);
-    Tensors last(first, tensors.end());
-    tensors.erase(first, tensors.end());
-    return last;
-  };
-  const Tensors taken = take_last(skips.takes.size());
-  for (std::size_t i = 0; i < taken.size(); ++i) learn(skips.takes[i].second, taken[i]);
-  for (std::uint32_t index = 0; index < stages.size(); ++index) {
-    const PipelineStage& stage = stages[index];
+namespace {
+
+/// Takes the last tensors away.
+Tensors take_last(Tensors& tensors, std::size_t count) {
+  const auto first = tensors.end() - static_cast<std::ptrdiff_t>(count);
+  Tensors last(std::make_move_iterator(first), std::make_move_iterator(tensors.end()));
+  tensors.erase(first, tensors.end());
+  return last;
+}
+
+/// The tensors of skips by their names, which must not be modified.
+class Known {
+ public:
+  void learn(const std::string& name, const Tensor& tensor) {
+    tensors_[name] = tensor;
+    unmodified_.add(tensor, name);
+  }
+  const Tensor& at(const std::string& name) const { return tensors_.at(name); }
+  void check() const {
+    if (const std::string* const name = unmodified_.find_modified())
+      throw ConfigError("reef::Pipeline: '" + *name +
+                        "' was modified in place after a stage had given it to others, which would have "
+                        "other values where the model is cut elsewhere: give a clone, or modify one.");
+  }
+
+ private:
+  std::map<std::string, Tensor> tensors_;
+  UnmodifiedTensors<std::string> unmodified_;
+};
+
+}  // namespace
+
+PipelineChunk::Tensors PipelineChunk::Part::run(
+    Tensors tensors, const std::function<void(std::uint32_t stage)>& before_stage) const {
+  Known known;
+  const Tensors taken = take_last(tensors, takes.size());
+  for (std::size_t i = 0; i < taken.size(); ++i) known.learn(takes[i], taken[i]);
+  for (std::uint32_t number = first_stage; const PipelineStage& stage : stages) {
     for (const std::string& name : stage.takes) tensors.push_back(known.at(name));
-    before_stage(index);
+    before_stage(number++);
     tensors = stage.run(tensors);
     if (tensors.size() < stage.gives.size())
       throw ConfigError("reef::Pipeline: a stage that gives '" + stage.gives.front() + "' has returned " +
                         std::to_string(tensors.size()) + " tensors: what it gives comes last among them.");
-    const Tensors given = take_last(stage.gives.size());
+    const Tensors given = take_last(tensors, stage.gives.size());
     // Its uses by the name are added up before all others of the tensor join them, wherever chunks end.
     for (std::size_t i = 0; i < given.size(); ++i)
-      learn(stage.gives[i], given[i].defined() ? at::alias(given[i]) : given[i]);
+      known.learn(stage.gives[i], given[i].defined() ? at::alias(given[i]) : given[i]);
   }
-  if (const std::string* const name = unmodified.find_modified())
-    throw ConfigError("reef::Pipeline: '" + *name +
-                      "' was modified in place after a stage had given it to others, which would have other "
-                      "values where the model is cut elsewhere: give a clone, or modify one.");
-  for (const auto& [number, name] : skips.gives) tensors.push_back(known.at(name));
+  known.check();
+  for (const std::string& name : gives) tensors.push_back(known.at(name));
   return tensors;
 }
 
@@ -134,7 +203,7 @@ PassTensors PipelineChunk::forward(std::uint32_t micro_batch, PassTensors input,
   const bool records = at::GradMode::is_enabled();
   const auto begin_at = [&](Tensor& tensor) {
     NodePtr node;
-    if (!tensor.defined() || !tensor.requires_grad()) return node;
+    if (is_first_ || !tensor.defined() || !tensor.requires_grad()) return node;
     tensor.set_requires_grad(false);
     if (!records) return node;
     node = compat::make_node<ChunkBegin, NodePtr>();
@@ -143,45 +212,33 @@ PassTensors PipelineChunk::forward(std::uint32_t micro_batch, PassTensors input,
   };
   for (Tensor& tensor : input.tensors) graph.inputs.push_back(begin_at(tensor));
   Tensors tensors = std::move(input.tensors);
+  Known known;
   for (const auto& [number, name] : skips_.takes) {
     Tensor& taken = input.skips.at(number);
     graph.taken[number] = begin_at(taken);
-    tensors.push_back(std::move(taken));
+    known.learn(name, taken);
   }
+  input.skips.clear();
   const std::vector<c10::Device> devices =
       device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_};
   const SurroundingsScope generators_are_kept{Surroundings(devices)};
-  const auto run_stages = [stages = stages_, skips = skips_, first = first_stage_, devices, seed, micro_batch,
-                           told = pipeline_micro_batch().value_or(micro_batch)](Tensors given) {
-    const MicroBatchScope again(told);  // on the thread that computes it once more
-    return run(*stages, skips, std::move(given),
-               [&](std::uint32_t index) { seed_generators(devices, seed, micro_batch, first + index); });
-  };
-  Tensors made;
-  if (recomputes_ && records) {
-    // Stages may modify their inputs, and the recomputation needs them as they were, also in memory, or its
-    // kernels would add up in another order.
-    const auto run_again = [run_stages](const Tensors& given) {
-      Tensors copies;
-      for (const Tensor& tensor : given) {
-        Tensor& copy = copies.emplace_back(tensor.defined() ? copy_with_layout(tensor) : tensor);
-        if (tensor.defined() && tensor.requires_grad())
-          ta::impl::set_gradient_edge(copy, ta::impl::gradient_edge(tensor));
-      }
-      return run_stages(std::move(copies));
+  for (const std::shared_ptr<Part>& part : parts_) {
+    for (const std::string& name : part->takes) tensors.push_back(known.at(name));
+    const auto run = [part, devices, seed, micro_batch,
+                      told = pipeline_micro_batch().value_or(micro_batch)](Tensors given) {
+      const MicroBatchScope again(told);  // on the thread that computes it once more
+      return part->run(std::move(given),
+                       [&](std::uint32_t stage) { seed_generators(devices, seed, micro_batch, stage); });
     };
-    const CheckpointRegion region(run_again, tensors, {.devices = devices});
-    made = run_again(tensors);
-  } else {
-    made = run_stages(std::move(tensors));
+    tensors = part->recomputes && records ? run_recomputed(run, std::move(tensors), devices)
+                                          : run(std::move(tensors));
+    const Tensors given = take_last(tensors, part->gives.size());
+    for (std::size_t i = 0; i < given.size(); ++i) known.learn(part->gives[i], given[i]);
   }
+  known.check();
   if (records) graphs_[micro_batch] = std::move(graph);
-  PassTensors outputs;
-  const std::size_t count = made.size() - skips_.gives.size();
-  for (std::size_t i = 0; i < skips_.gives.size(); ++i)
-    outputs.skips[skips_.gives[i].first] = std::move(made[count + i]);
-  made.resize(count);
-  outputs.tensors = std::move(made);
+  PassTensors outputs{std::move(tensors)};
+  for (const auto& [number, name] : skips_.gives) outputs.skips[number] = known.at(name);
   return outputs;
 }
 

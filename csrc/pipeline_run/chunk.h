@@ -53,9 +53,9 @@ class MicroBatchScope {
 class PipelineChunk {
  public:
   using Tensors = PipelineStage::Tensors;
-  /// `recomputes`: see PipelineOptions::recompute.
+  /// `recomputed`: runs of stages of the model, of which those of this chunk count.
   PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t first_stage, ChunkSkips skips = {},
-                bool recomputes = false);
+                const RecomputedRuns& recomputed = {});
 
   /// Runs the stages, each with generators that are seeded for it; afterwards generators are what they were.
   /// Throws what a stage throws, and ConfigError if a tensor of a skip is modified in place.
@@ -106,15 +106,22 @@ class PipelineChunk {
     std::vector<NodePtr> all_inputs() const;
   };
   Graph take(std::uint32_t micro_batch);
-  /// Runs the stages. `tensors`: the inputs, and behind them what is taken. Returns the outputs, and behind
-  /// them what is given.
-  static Tensors run(const Stages& stages, const ChunkSkips& skips, Tensors tensors,
-                     const std::function<void(std::uint32_t index)>& before_stage);
+  /// Stages that are recomputed together, or not at all, and the names of what they take and give besides.
+  struct Part {
+    Stages stages;
+    std::uint32_t first_stage;
+    bool recomputes;
+    std::vector<std::string> takes = {}, gives = {};
 
-  std::shared_ptr<const Stages> stages_;
-  std::uint32_t first_stage_;
+    /// Runs the stages. `tensors`: the inputs, and behind them what is taken. Returns the outputs, and behind
+    /// them what is given.
+    Tensors run(Tensors tensors, const std::function<void(std::uint32_t stage)>& before_stage) const;
+  };
+  void name_skips();
+
+  bool is_first_;  ///< its inputs are the program's, and keep their own graph
+  std::vector<std::shared_ptr<Part>> parts_;
   ChunkSkips skips_;
-  bool recomputes_;
   c10::Device device_ = c10::kCPU;
   PipelineWeights* weights_ = nullptr;
   std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch

@@ -113,6 +113,13 @@ void check_shard(const ShardOptions& shard) {
            ", and gradients of pipelines are not compressed: leave it out.");
 }
 
+std::string runs_text(const RecomputedRuns& runs) {
+  std::string text;
+  for (const RecomputedRun& run : runs)
+    text += ", recomputed " + std::to_string(run.first) + " to before " + std::to_string(run.end);
+  return text;
+}
+
 }  // namespace
 
 void check_group(const ProcessGroupPtr& group) {
@@ -138,11 +145,16 @@ void check_options(const PipelineOptions& options, std::uint32_t ranks) {
     throw ConfigError("reef::Pipeline: " + std::to_string(options.replicas) + " replicas cannot share " +
                       std::to_string(ranks) + " ranks alike: give a number that divides that.");
   check_shard(options.shard);
+  if (options.recompute && !options.recomputed.empty())
+    throw ConfigError(
+        "reef::Pipeline was given recompute, which is of all stages, and runs of stages that are recomputed: "
+        "leave out the one or the other.");
   if (!options.sample) return;
-  if (options.chunks_per_rank != 0 || !options.hops.empty() || options.actions || !options.cuts.empty())
+  if (options.chunks_per_rank != 0 || !options.hops.empty() || options.actions || !options.cuts.empty() ||
+      !options.recomputed.empty())
     throw ConfigError(
         "reef::Pipeline was given a sample, for which schedule and cuts are planned, and "
-        "chunks_per_rank, hops, actions or cuts: leave out the one or the others.");
+        "chunks_per_rank, hops, actions, cuts or recomputed: leave out the one or the others.");
   if (options.sample->micro_batch.empty())
     throw ConfigError("reef::Pipeline was given a sample of no tensors: give those of a micro-batch.");
 }
@@ -214,8 +226,9 @@ std::string facts_of(const PipelineOptions& options) {
   std::ostringstream text;
   text << "micro_batches " << options.micro_batches << ", replicas " << options.replicas << ", seed "
        << options.seed << ", reduction " << (options.reduction == Reduction::kMean ? "mean" : "sum")
-       << (options.recompute ? ", recompute" : "") << ", synchronous_batches " << options.synchronous_batches
-       << ", correction_decay " << options.correction_decay << "\nshard: " << options_text(options.shard);
+       << (options.recompute ? ", recompute" : "") << runs_text(options.recomputed)
+       << ", synchronous_batches " << options.synchronous_batches << ", correction_decay "
+       << options.correction_decay << "\nshard: " << options_text(options.shard);
   for (const std::vector<std::string>& names : options.tied) {
     text << "\ntied";
     for (const std::string& name : names) text << " " << name;

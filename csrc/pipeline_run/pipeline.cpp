@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distributed/members.h"
+#include "pipeline/recompute.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/pipeline_parts.h"
 #include "pipeline_run/planned.h"
@@ -63,6 +64,7 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
     const std::uint32_t ranks = static_cast<std::uint32_t>(group->getSize()) / options.replicas;
     schedule = schedule_of(options, ranks);
     parts->cuts = cuts_of(options, stages.size(), schedule.chunks());
+    check_runs(options.recomputed, static_cast<std::uint32_t>(stages.size()));
     facts = facts_of(schedule, parts->cuts, stages.size());
     const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
@@ -100,9 +102,12 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
   parts->executor = std::make_unique<PipelineExecutor>(
       std::move(schedule), skips.skips, group, options.replicas,
       TagSpace::kExchanges + parts->numbers.first() * TagSpace::kPerNumber);
+  const RecomputedRuns recomputed = options.recompute
+                                        ? whole_chunks(static_cast<std::uint32_t>(stages.size()), parts->cuts)
+                                        : options.recomputed;
   for (auto& [chunk, own] : own_stages) {
     parts->executor->chunks().emplace(
-        chunk, PipelineChunk(std::move(own), first_stages[chunk], skips.of_chunk(chunk), options.recompute));
+        chunk, PipelineChunk(std::move(own), first_stages[chunk], skips.of_chunk(chunk), recomputed));
   }
   return parts;
 }

@@ -23,8 +23,7 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
   // Replicas that divide optimizers' states have a part of them each.
   const double divisor = options.shard.stage == Stage::kReplicate ? 1 : options.replicas;
   std::string schedule, text;
-  std::vector<std::int64_t> cuts;
-  bool recompute = false;
+  std::vector<std::int64_t> cuts, recomputed;  // of runs the first stage and the end, one after another
   Together together(group, c10::kCPU);
   together.here([&] {
     if (!first) return;
@@ -36,18 +35,23 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
     if (!options.schedule.empty()) wanted.schedules = {options.schedule};
     const PipelinePlan plan = plan_pipeline(profile, ranks, wanted);
     schedule = plan.schedule.json();
-    recompute = plan.recompute;
+    for (const RecomputedRun& run : plan.recomputed)
+      recomputed.insert(recomputed.end(), {run.first, run.end});
     text = plan.text();
     cuts.assign(plan.cuts.begin(), plan.cuts.end());
   });
   const c10::IValue told =
-      together.broadcast([&] { return c10::IValue(std::make_tuple(schedule, text, cuts, recompute)); });
+      together.broadcast([&] { return c10::IValue(std::make_tuple(schedule, text, cuts, recomputed)); });
   const auto& of_all = told.toTupleRef().elements();
   options.actions = pipeline_schedule_from_json(of_all[0].toStringRef());
   options.cuts.clear();
   for (const std::int64_t cut : of_all[2].toIntVector())
     options.cuts.push_back(static_cast<std::uint32_t>(cut));
-  options.recompute = of_all[3].toBool();
+  options.recompute = false;
+  const std::vector<std::int64_t> ends = of_all[3].toIntVector();
+  for (std::size_t i = 0; i + 1 < ends.size(); i += 2)
+    options.recomputed.push_back(
+        {static_cast<std::uint32_t>(ends[i]), static_cast<std::uint32_t>(ends[i + 1])});
   return of_all[1].toStringRef();
 }
 

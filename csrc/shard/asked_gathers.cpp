@@ -6,8 +6,8 @@
 
 namespace reef {
 
-void AskedGathers::open(const ProcessGroupPtr& group, const std::string& name) {
-  requests_.emplace(group, name);
+void AskedGathers::open(const ProcessGroupPtr& group, const std::string& name, int ranks) {
+  requests_.emplace(group, name, ranks);
   if (!*requests_) requests_.reset();
 }
 

@@ -35,8 +35,8 @@ class AskedGathers {
 
   /// Nobody can ask where ranks gather in one order, or the group has no store.
   AskedGathers(Buckets& own, std::size_t buckets) : own_(own), counts_(buckets) {}
-  /// `name`: see GatherRequests.
-  void open(const ProcessGroupPtr& group, const std::string& name);
+  /// See GatherRequests.
+  void open(const ProcessGroupPtr& group, const std::string& name, int ranks);
   bool is_open() const { return requests_.has_value(); }
 
   void begin_step(std::int64_t step);

@@ -41,7 +41,7 @@ class OnDemand final : public Gatherer, private AskedGathers::Buckets {
     if (!by_messages(*group, device_)) return;
     static std::atomic<std::int64_t> shards{0};
     const std::int64_t number = largest({group->getRank() == 0 ? ++shards : 0}).front();
-    asked_.open(group, std::to_string(number) + '/' + std::to_string(place_.copy));
+    asked_.open(group, std::to_string(number) + '/' + std::to_string(place_.copy), exchange_.copy().count);
     beginnings_ = make_comm_lane(*group, device_);
     answers_ = make_comm_lane(*group, device_);
     if (asked_.is_open())

@@ -7,9 +7,9 @@
 
 namespace reef {
 
-GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name)
+GatherRequests::GatherRequests(const ProcessGroupPtr& group, const std::string& name, int ranks)
     : store_(group->getSize() > 1 ? group->getStore() : nullptr),
-      ranks_(group->getSize()),
+      ranks_(ranks),
       prefix_("reef/gathers/" + name + '/') {}
 
 GatherRequests::~GatherRequests() = default;

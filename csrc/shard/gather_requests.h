@@ -22,8 +22,9 @@ class GatherRequests {
     std::int64_t count;
   };
 
-  /// `name` is that of one shard, the same on all ranks, and of no other of the group.
-  GatherRequests(const ProcessGroupPtr& group, const std::string& name);
+  /// `name` is that of what so many ranks of the group gather among them, the same on all of these, and of
+  /// nothing else in the group.
+  GatherRequests(const ProcessGroupPtr& group, const std::string& name, int ranks);
   ~GatherRequests();
   GatherRequests(const GatherRequests&) = delete;
   GatherRequests& operator=(const GatherRequests&) = delete;

@@ -61,7 +61,7 @@ struct PipelineOptions {
   /// With it the schedule, its depth and the cuts are planned: measure_pipeline() measures stages, ranks and
   /// links when the pipeline is made, and plan_pipeline() takes the fastest that fits into each rank's bytes,
   /// or, where `schedule` names one, the fastest of that name. Of replicas the first is measured. Throws what
-  /// these throw, and ConfigError beside chunks_per_rank, hops, actions and cuts.
+  /// these throw, and ConfigError beside chunks_per_rank, hops, actions, cuts and recomputed.
   std::optional<PipelineSample> sample = {};
   std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
@@ -78,9 +78,12 @@ struct PipelineOptions {
   /// reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
   /// Keeps only the inputs of a chunk for its backward pass, and recomputes the rest, as reef::checkpoint()
-  /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample: if the
-  /// plan is faster so, within the bytes that there are.
+  /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample: what
+  /// the plan says, so few stages that ranks have the bytes, if that is the fastest.
   bool recompute = false;
+  /// The same of these runs of stages only. ConfigError beside `recompute` or a sample, and for runs that are
+  /// not ascending or not within the model.
+  RecomputedRuns recomputed = {};
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.
   std::vector<std::vector<std::string>> tied = {};

@@ -27,14 +27,27 @@ struct PipelineProfile {
 /// The first stage of each chunk but the first: ascending, from 1.
 using PipelineCuts = std::vector<std::uint32_t>;
 
+/// Consecutive stages of which a rank keeps only what enters the first, and which it runs once more before
+/// their backward pass. A cut ends a run.
+struct RecomputedRun {
+  std::uint32_t first = 0;  ///< stage
+  std::uint32_t end = 0;    ///< the stage behind the last
+
+  friend bool operator==(const RecomputedRun&, const RecomputedRun&) = default;
+};
+/// Ascending, none within another.
+using RecomputedRuns = std::vector<RecomputedRun>;
+/// Gives each chunk as a run.
+REEF_API RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& cuts);
+
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
 /// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
-/// W is its whole backward pass. `recompute`: as PipelineOptions::recompute, so a chunk keeps what is sent to
-/// it, and its backward pass (I, or W of the first chunk) takes the forward pass, too. A skip is between the
-/// chunks of its stages. Throws ConfigError for cuts that are not ascending or not within the chain, and for
+/// W is its whole backward pass. What is recomputed adds to I (to W in the first chunk); of it, what enters
+/// is kept, and while the backward pass runs, what the largest run keeps. A skip is between the chunks of
+/// its stages. Throws ConfigError for cuts and runs that are not ascending or not within the chain, and for
 /// skips that are not from a stage to later ones.
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
-                                 bool recompute = false);
+                                 const RecomputedRuns& recomputed = {});
 
 /// By what cuts are compared; skips do not count. T are the seconds of a chunk for a micro-batch, forward and
 /// backward, on its rank; C those of a message to the next chunk's rank; M is the number of micro-batches.

@@ -43,8 +43,8 @@ struct PipelineRankCost {
   double begin_seconds = 0;          ///< of its first action
   double end_seconds = 0;            ///< of its last one
   std::uint32_t most_in_flight = 0;  ///< pairs of chunk and micro-batch between F and B or W, at most
-  /// With messages that have not been sent yet, or not been used, and memory that is ready for those that come
-  /// next: two from each other rank, if a message has at most 16 MiB.
+  /// With messages that have not been sent yet, or not been used, and memory that is ready for those that
+  /// come next: two from each other rank, if a message has at most 16 MiB.
   std::uint64_t peak_bytes = 0;
 };
 

@@ -16,8 +16,10 @@ namespace reef {
 
 struct PipelinePlanOptions {
   std::uint32_t micro_batches = 1;
-  bool may_split = true;       ///< backward passes, into I and W
-  bool may_recompute = false;  ///< what forward passes keep: see PipelineOptions::recompute
+  bool may_split = true;  ///< backward passes, into I and W
+  /// Whether stages may be recomputed where a rank lacks bytes: for each schedule and cut so few that they
+  /// fit.
+  bool may_recompute = false;
   /// Names of the table, of which one is chosen; empty stands for all that are synchronous and have one
   /// replica.
   std::vector<std::string> schedules = {};
@@ -32,7 +34,7 @@ struct PipelinePlan {
   PipelineCuts cuts;
   PipelineSchedule schedule;  ///< for the ranks as the profile numbers them
   PipelineCosts costs;        ///< of the chunks
-  bool recompute = false;     ///< they recompute what their forward passes keep
+  RecomputedRuns recomputed = {};
   PipelineCost cost;
 
   /// Writes what was chosen and what it costs: a line of sums, and one for each rank.

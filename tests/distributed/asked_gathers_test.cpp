@@ -122,7 +122,7 @@ TEST(AskedGathers, RanksThatUseOtherBucketsWaitForNobody) {
     Imitated own(program);
     AskedGathers asked(own, kBuckets);
     own.asked = &asked;
-    asked.open(world(), name);
+    asked.open(world(), name, size());
     ASSERT_EQ(asked.is_open(), size() > 1);
     asked.begin_step(program + 1);
     meet(name + "/begin", [] {});
@@ -170,7 +170,7 @@ TEST(AskedGathers, AllBeginAlikeWhereAllGather) {
   Imitated own(1000);
   AskedGathers asked(own, kBuckets);
   own.asked = &asked;
-  asked.open(world(), "asked_gathers_test/alike");
+  asked.open(world(), "asked_gathers_test/alike", size());
   asked.begin_step(1);
   const auto drop_all = [&] {
     asked.forget();

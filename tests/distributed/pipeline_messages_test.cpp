@@ -97,6 +97,28 @@ TEST(Pipeline, WhatIsReceivedLiesInMemoryAsWhereItWasMade) {
   }
 }
 
+// As of an adversarial example.
+TEST(Pipeline, ABatchMayWantAGradient) {
+  const auto loss_of_first = [](const Tensors& outputs, std::uint32_t) { return outputs[0].square().sum(); };
+  for (const bool recompute : {false, true}) {
+    std::vector<PipelineStage> stages, reference;
+    for (std::uint32_t i = 0; i < 5; ++i)
+      stages.push_back(stage_of_many(i)), reference.push_back(stage_of_many(i));
+    const Tensor given = torch::arange(12, at::kFloat).reshape({4, 3}) / 7;
+    const Tensor own = given.clone().set_requires_grad(true), other = given.clone().set_requires_grad(true);
+    for (const Tensor& part : other.tensor_split(2)) {
+      Tensors tensors = {part};
+      for (const PipelineStage& stage : reference) tensors = stage.run(tensors);
+      loss_of_first(tensors, 0).backward();
+    }
+    Pipeline pipeline(stages, world(), {.micro_batches = 2, .schedule = "gpipe", .recompute = recompute});
+    pipeline.step(Tensors{own}, loss_of_first);
+    if (rank() == 0) {
+      EXPECT_TRUE(same(own.grad(), other.grad()));
+    }
+  }
+}
+
 TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) {
   const std::vector<at::ScalarType> dtypes = {
       at::kFloat, at::kDouble,       at::kHalf,          at::kBFloat16, at::kByte,        at::kLong,

@@ -124,14 +124,33 @@ struct Row {
   std::string schedule;
   std::uint32_t chunks_per_rank = 0;
   bool recompute = false;
+  bool in_runs = false;  ///< recomputes some runs of stages
 };
 std::vector<Row> rows() {
-  std::vector<Row> rows = {{"gpipe"}, {"1f1b"},         {"1f1b", 0, true}, {"zero_bubble"},
-                           {"zbv"},   {"zbv", 0, true}, {"v_half"}};
+  std::vector<Row> rows = {{"gpipe"},
+                           {"1f1b"},
+                           {"1f1b", 0, true},
+                           {"1f1b", 0, false, true},
+                           {"zero_bubble"},
+                           {"zero_bubble", 0, false, true},
+                           {"zbv"},
+                           {"zbv", 0, true},
+                           {"zbv", 0, false, true},
+                           {"v_half"}};
   if (size() > 1) rows.push_back({"interleaved", 2});
   if (size() % 2 == 0) rows.push_back({"chimera"});
   if (size() % 2 == 0) rows.push_back({"dualpipe"});
   return rows;
+}
+/// Some runs, of which cuts end others.
+RecomputedRuns random_runs(std::mt19937_64& random) {
+  RecomputedRuns runs;
+  for (std::uint32_t first = 0; first < kStages;) {
+    const auto end = std::min(kStages, first + 1 + static_cast<std::uint32_t>(random() % 3));
+    if (random() % 3 != 0) runs.push_back({first, end});
+    first = end;
+  }
+  return runs;
 }
 /// Of a chain of so many stages, at random.
 PipelineCuts random_cuts(std::uint32_t chunks, std::mt19937_64& random) {
@@ -158,7 +177,10 @@ TEST(PipelineSkips, GradientsAreThoseOfOneProcessWhereverTheModelIsCut) {
                               .chunks_per_rank = row.chunks_per_rank,
                               .cuts = random_cuts(chunks, random),
                               .recompute = row.recompute,
+                              .recomputed = row.in_runs ? random_runs(random) : RecomputedRuns{},
                               .reduction = Reduction::kSum};
+      for (const RecomputedRun& run : options.recomputed)
+        where += " [" + std::to_string(run.first) + ", " + std::to_string(run.end) + ")";
       for (const std::uint32_t cut : options.cuts) where += " " + std::to_string(cut);
       for (const Skip& skip : skips) {
         where += "; " + std::to_string(skip.from) + " gives";

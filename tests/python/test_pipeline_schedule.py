@@ -161,7 +161,11 @@ def test_messages_and_weights_follow_from_the_order():
     schedule = reef.pipeline_schedule("pipedream", 2, 3)
     assert schedule.actions == (("0F0", "0F1", "0B0", "0U0", "0F2", "0B1", "0U1", "0B2", "0U2"),
                                 ("1F0", "1B0", "1U0", "1F1", "1B1", "1U1", "1F2", "1B2", "1U2"))  # fmt: skip
-    assert schedule.messages()[:2] == (reef.PipelineMessage("output", 0, 0, 0, 1), reef.PipelineMessage("output", 0, 1, 0, 1))
+    assert schedule.messages()[:2] == (reef.PipelineMessage("output", 0, 1, 0, 0, 1), reef.PipelineMessage("output", 0, 1, 1, 0, 1))
+    skips = [reef.PipelineSkip(0, (2,), 7)]
+    three = reef.pipeline_schedule("gpipe", ranks=3, micro_batches=1)
+    assert [(each.kind, each.chunk, each.to_chunk) for each in three.messages(skips)] == [
+        ("output", 0, 1), ("output", 0, 2), ("output", 1, 2), ("gradient", 1, 0), ("gradient", 2, 1), ("gradient", 2, 0)]  # fmt: skip
     assert {message.kind for message in schedule.messages()[3:]} == {"gradient"}
     assert schedule.receives_in_order
     versions = [[version.forward for version in chunk] for chunk in schedule.weights()]
@@ -176,7 +180,8 @@ def test_bytes_are_those_of_the_chunks_in_flight():
     chunk = reef.PipelineChunkCost(1.0, 1.0, 1.0, output_bytes=10, kept_bytes=1000, working_bytes=5, fixed_bytes=100_000)
     cost = reef.pipeline_schedule("1f1b", 2, 8).cost(reef.PipelineCosts([chunk] * 2))
     assert cost.message_bytes == 2 * 8 * 10
-    assert cost.ranks[1].peak_bytes == 100_000 + 1000 + 5 + 10 + 10  # the gradient that it makes, and an input that is early
+    # The gradient that it makes, an input that is early, and memory that is ready for two more.
+    assert cost.ranks[1].peak_bytes == 100_000 + 1000 + 5 + 10 + 10 + 2 * 10
     assert 100_000 + 2 * 1000 + 5 <= cost.ranks[0].peak_bytes <= 100_000 + 2 * 1000 + 5 + 3 * 10
 
 

@@ -70,5 +70,6 @@ def test_a_plan_may_recompute():
     profile = reef.PipelineProfile([stage] * 8, rank_bytes=[2_400_000] * 4)
     plan = reef.plan_pipeline(profile, ranks=4, micro_batches=16, may_recompute=True)
     assert plan.recompute and "recomputing" in str(plan)
-    assert plan.costs == profile.cut(plan.cuts, recompute=True)
+    assert plan.costs == profile.cut(plan.cuts, recompute=plan.recompute)
+    assert profile.cut([2, 4, 6], recompute=True) == profile.cut([2, 4, 6], recompute=[(0, 2), (2, 4), (4, 6), (6, 8)])
     assert plan.cost.makespan_seconds < reef.plan_pipeline(profile, ranks=4, micro_batches=16).cost.makespan_seconds

@@ -98,7 +98,7 @@ TEST(PipelinePartition, ChunksAddUpTheirStages) {
   EXPECT_EQ(second.input_seconds, 4);
   EXPECT_EQ(second.weight_seconds, 5);
   EXPECT_EQ(second.kept_after_input_bytes, 70U);
-  const PipelineCosts again = cut_costs(profile, {2}, /*recompute=*/true);
+  const PipelineCosts again = cut_costs(profile, {2}, whole_chunks(3, {2}));
   const PipelineChunkCost &alone = again.chunks.front(), &given = again.chunks.back();
   EXPECT_EQ(alone.kept_bytes, 0U);  // the batch is the program's
   EXPECT_EQ(alone.kept_after_input_bytes, 0U);
@@ -120,7 +120,7 @@ TEST(PipelinePartition, SkipsAreBetweenTheChunksOfTheirStages) {
   EXPECT_EQ(skips({3}), (std::vector<PipelineSkip>{{0, {1}, 3}, {0, {1}, 5}}));
   EXPECT_EQ(skips({1, 3, 5}), (std::vector<PipelineSkip>{{0, {1, 3}, 3}, {1, {2}, 5}, {2, {3}, 7}}));
   EXPECT_EQ(skips({1, 2, 3, 4, 5}), profile.skips);
-  const PipelineCosts again = cut_costs(profile, {1, 3, 5}, /*recompute=*/true);
+  const PipelineCosts again = cut_costs(profile, {1, 3, 5}, whole_chunks(6, {1, 3, 5}));
   EXPECT_EQ(again.chunks[1].kept_bytes, 8U + 3U);
   EXPECT_EQ(again.chunks[2].kept_bytes, 8U + 5U);
   EXPECT_EQ(again.chunks[3].kept_bytes, 8U + 3U + 7U);

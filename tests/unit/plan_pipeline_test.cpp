@@ -119,16 +119,17 @@ TEST(PlanPipeline, RecomputesWhereThatIsFaster) {
   profile.rank_bytes.assign(4, 2'400'000);  // the graphs of one pass of two stages, and little more
   const PipelinePlan keeps = plan_pipeline(profile, 4, {.micro_batches = 16});
   const PipelinePlan plan = plan_pipeline(profile, 4, {.micro_batches = 16, .may_recompute = true});
-  EXPECT_FALSE(keeps.recompute);
-  EXPECT_TRUE(plan.recompute);
+  EXPECT_TRUE(keeps.recomputed.empty());
+  EXPECT_FALSE(plan.recomputed.empty());
   EXPECT_LT(plan.cost.makespan_seconds, 0.9 * keeps.cost.makespan_seconds);
   EXPECT_NE(plan.text().find("4 ranks, recomputing: "), std::string::npos) << plan.text();
   for (const PipelineRankCost& rank : plan.cost.ranks) EXPECT_LE(rank.peak_bytes, 2'400'000U);
-  EXPECT_EQ(simulate(cut_costs(profile, plan.cuts, /*recompute=*/true), plan.schedule).makespan_seconds,
+  EXPECT_NE(plan.text().find(", recomputes "), std::string::npos) << plan.text();
+  EXPECT_EQ(simulate(cut_costs(profile, plan.cuts, plan.recomputed), plan.schedule).makespan_seconds,
             plan.cost.makespan_seconds);
   profile.rank_bytes.clear();
   const PipelinePlan roomy = plan_pipeline(profile, 4, {.micro_batches = 16, .may_recompute = true});
-  EXPECT_FALSE(roomy.recompute);
+  EXPECT_TRUE(roomy.recomputed.empty());
   EXPECT_EQ(roomy.cost.makespan_seconds,
             plan_pipeline(profile, 4, {.micro_batches = 16}).cost.makespan_seconds);
   EXPECT_LT(roomy.cost.makespan_seconds, plan.cost.makespan_seconds);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "optimizer_state.h"
+#include "pipeline_costs.h"
 #include "pipeline_stage.h"
 #include "python_function.h"
 #include "reduction.h"
@@ -93,16 +94,18 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
       "micro_batches, str schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
-      "Any shard, bool recompute, str[][] tied, str reduction, int seed, Tensor[] sample, int rank_bytes, "
+      "Any shard, bool recompute, int[] recomputed, str[][] tied, str reduction, int seed, Tensor[] sample, "
+      "int rank_bytes, "
       "float state_bytes_per_byte, int synchronous_batches, float correction_decay) -> "
       "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
          const std::vector<std::int64_t>& hops, const std::string& actions,
          const std::vector<std::int64_t>& cuts, std::int64_t replicas, const c10::IValue& shard,
-         bool recompute, const std::vector<std::vector<std::string>>& tied, const std::string& reduction,
-         std::int64_t seed, const std::vector<at::Tensor>& sample, std::int64_t rank_bytes,
-         double state_bytes_per_byte, std::int64_t synchronous_batches, double correction_decay) {
+         bool recompute, const std::vector<std::int64_t>& recomputed,
+         const std::vector<std::vector<std::string>>& tied, const std::string& reduction, std::int64_t seed,
+         const std::vector<at::Tensor>& sample, std::int64_t rank_bytes, double state_bytes_per_byte,
+         std::int64_t synchronous_batches, double correction_decay) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
@@ -113,6 +116,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.replicas = numbers_of("replicas", {replicas}).front();
         options.shard = reef::bind::shard_options_of(shard);
         options.recompute = recompute;
+        options.recomputed = reef::bind::runs_of(recomputed);
         options.tied = tied;
         options.reduction = reef::bind::reduction_of(reduction);
         options.seed = static_cast<std::uint64_t>(seed);

@@ -9,6 +9,7 @@
 
 #include "bytes.h"
 #include "reef/error.h"
+#include "reef/pipeline_partition.h"
 #include "reef/pipeline_simulation.h"
 
 /// How Python gives what a pipeline costs: numbers of chunks, speeds of ranks, numbers of links and of skips.
@@ -70,6 +71,19 @@ inline std::vector<Ints> rows_of(const std::vector<PipelineSkip>& skips) {
     rows.back().insert(rows.back().end(), skip.to.begin(), skip.to.end());
   }
   return rows;
+}
+
+/// Of runs of recomputed stages the first stage and the end, one after another.
+inline RecomputedRuns runs_of(const Ints& ends) {
+  RecomputedRuns runs;
+  for (std::size_t i = 0; i + 1 < ends.size(); i += 2)
+    runs.push_back({small(ends[i], "a recomputed stage"), small(ends[i + 1], "a recomputed stage")});
+  return runs;
+}
+inline Ints ends_of(const RecomputedRuns& runs) {
+  Ints ends;
+  for (const RecomputedRun& run : runs) ends.insert(ends.end(), {run.first, run.end});
+  return ends;
 }
 
 inline PipelineCosts pipeline_costs_of(const std::vector<Floats>& chunk_seconds,

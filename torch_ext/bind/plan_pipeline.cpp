@@ -60,8 +60,8 @@ std::vector<Ints> cuts_of(const std::string& objective, const std::vector<Floats
   return all;
 }
 
-// The cuts, the schedule, whether it recomputes, and the text of a plan.
-using Plan = std::tuple<Ints, std::string, bool, std::string>;
+// The cuts, the schedule, what is recomputed, and the text of a plan.
+using Plan = std::tuple<Ints, std::string, Ints, std::string>;
 Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
              const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& rank_bytes,
              std::int64_t ranks, std::int64_t micro_batches, bool may_split, bool may_recompute,
@@ -71,7 +71,8 @@ Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes,
       small(ranks, "the number of ranks"),
       {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, std::move(schedules),
        small(cuts, "the number of cuts"), small(orders, "the number of orders")});
-  return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(), plan.recompute, plan.text()};
+  return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(),
+          reef::bind::ends_of(plan.recomputed), plan.text()};
 }
 
 }  // namespace
@@ -92,12 +93,14 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          small(micro_batches, "the number of micro-batches"));
         });
   m.def(
-      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, bool recompute) -> (float[][], int[][], int[][])",
+      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, int[] recomputed) -> (float[][], int[][], int[][])",
       [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-         const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts, bool recompute) {
+         const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts,
+         const Ints& recomputed) {
         std::tuple<std::vector<Floats>, std::vector<Ints>, std::vector<Ints>> numbers;
-        const reef::PipelineCosts costs = reef::cut_costs(
-            profile_of(seconds, bytes, std::move(speeds), links, skips), all_small(cuts, "a cut"), recompute);
+        const reef::PipelineCosts costs =
+            reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links, skips),
+                            all_small(cuts, "a cut"), reef::bind::runs_of(recomputed));
         std::get<2>(numbers) = reef::bind::rows_of(costs.skips);
         for (const reef::PipelineChunkCost& chunk : costs.chunks) {
           std::get<0>(numbers).push_back({chunk.forward_seconds, chunk.input_seconds, chunk.weight_seconds});
@@ -110,6 +113,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       });
   m.def("plan_pipeline(" REEF_PIPELINE_COSTS
         ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, bool may_recompute, str[] "
-        "schedules, int cuts, int orders) -> (int[], str, bool, str)",
+        "schedules, int cuts, int orders) -> (int[], str, int[], str)",
         &plan_of);
 }

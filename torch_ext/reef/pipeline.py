@@ -51,8 +51,9 @@ class Pipeline(OptimizerStates):
     ``reduction``, ``ignored`` and ``compression``.
 
     With ``recompute`` a rank keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
-    pass, as ``reef.checkpoint`` does: they must compute the same again. No bit changes. With a sample it does so if the plan is faster so,
-    within the bytes that there are.
+    pass, as ``reef.checkpoint`` does: they must compute the same again. Runs of stages, ``[(2, 5), (5, 7)]`` (of each the first stage, and the one behind
+    the last), are recomputed each by itself, and others not at all. No bit changes. With a sample, ``recompute=True`` lets the plan recompute so few stages that ranks
+    have the bytes, if that is the fastest.
 
     A module whose attribute ``gives`` is a tuple of names gives tensors to later stages besides its outputs, and one with ``takes`` takes
     them besides its inputs: they come last in what it returns, and in what it is called with, in the order of the names. A tensor
@@ -93,7 +94,7 @@ class Pipeline(OptimizerStates):
         cuts: Iterable[int] = (),
         replicas: int = 1,
         shard: Mapping[str, Any] | None = None,
-        recompute: bool = False,
+        recompute: bool | Iterable[tuple[int, int]] = False,
         tied: Iterable[Iterable[str]] = (),
         reduction: str = "mean",
         seed: int = 0,
@@ -110,7 +111,8 @@ class Pipeline(OptimizerStates):
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
-            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute, [list(names) for names in tied],
+            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute is True,
+            [stage for run in (() if isinstance(recompute, bool) else recompute) for stage in run], [list(names) for names in tied],
             reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
             synchronous_batches, correction_decay,
         )  # fmt: skip

@@ -35,11 +35,13 @@ class PipelineProfile:
     def _numbers(self):
         return PipelineCosts(self.stages, self.speeds, self.links, self.skips)._numbers()
 
-    def cut(self, cuts: Iterable[int], *, recompute: bool = False) -> PipelineCosts:
+    def cut(self, cuts: Iterable[int], *, recompute: bool | Iterable[tuple[int, int]] = False) -> PipelineCosts:
         """Adds up the stages of each chunk; ``cuts`` are the first stages of all chunks but the first. The first chunk makes no gradient
-        of an input, so its I takes no time. ``recompute``: as of ``Pipeline``. Raises ValueError for cuts that are not ascending or not
+        of an input, so its I takes no time. ``recompute``: as of ``Pipeline``, all stages or runs of them. Raises ValueError for cuts that are not ascending or not
         within the chain."""
-        seconds, counts, skips = torch.ops.reef.cut_costs(*self._numbers(), list(cuts), recompute)
+        firsts = list(cuts)
+        runs = zip([0, *firsts], [*firsts, len(self.stages)], strict=True) if recompute is True else recompute or ()
+        seconds, counts, skips = torch.ops.reef.cut_costs(*self._numbers(), firsts, [stage for run in runs for stage in run])
         chunks = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
         return PipelineCosts(chunks, self.speeds, self.links, _skips(skips))
 
@@ -67,8 +69,8 @@ class PipelinePlan:
     schedule: PipelineSchedule
     costs: PipelineCosts
     """Of the chunks."""
-    recompute: bool
-    """Whether they recompute what their forward passes keep."""
+    recompute: tuple[tuple[int, int], ...]
+    """Runs of stages that are recomputed: of each the first, and the one behind the last."""
     text: str
 
     @property
@@ -94,10 +96,10 @@ def plan_pipeline(
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
     and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
     differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
-    W. ``may_recompute``: what forward passes keep, as ``Pipeline`` with ``recompute`` does; the plan says whether. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
+    W. ``may_recompute``: stages, where ranks lack bytes, for each schedule and cut so few that they fit. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
     fits; ValueError for fewer stages than ranks, and schedules that there are not."""
-    found, schedule, recompute, text = torch.ops.reef.plan_pipeline(
+    found, schedule, ends, text = torch.ops.reef.plan_pipeline(
         *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, list(schedules), cuts, orders
     )
-    costs = profile.cut(found, recompute=recompute)
-    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), costs, recompute, text)
+    runs = tuple(zip(ends[::2], ends[1::2], strict=True))
+    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found, recompute=runs), runs, text)
