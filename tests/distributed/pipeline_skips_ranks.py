@@ -42,7 +42,7 @@ def main() -> None:
     for x, y in zip(batch.tensor_split(4), target.tensor_split(4), strict=True):
         nn.functional.mse_loss(alone(one, x), y).backward()
     expected = {f"{i}.{name}": each.grad / 4 for i, stage in enumerate(one) for name, each in stage.named_parameters()}
-    for options in ({}, {"cuts": list(range(1, size))}, {"recompute": True}, {"sample": batch[:2]},
+    for options in ({}, {"cuts": list(range(1, size))}, {"recompute": True}, {"recompute": [(1, 3), (3, 4), (5, 7)]}, {"sample": batch[:2]},
                     {"schedule": "zbv"}):  # fmt: skip
         pipeline = reef.Pipeline(levels(), group, micro_batches=4, **options)
         pipeline.step(batch, nn.functional.mse_loss, target)
@@ -61,6 +61,12 @@ def main() -> None:
         assert "takes 'coarse', which no stage gives" in str(error), error
     else:
         raise AssertionError("a name that nobody gives")
+    try:
+        reef.Pipeline(levels(), group, micro_batches=2, recompute=[(3, 5), (1, 2)])
+    except ValueError as error:
+        assert "RecomputedRun: stages 1 to before 2" in str(error), error
+    else:
+        raise AssertionError("runs in another order")
     wrong = levels()
     wrong[0].gives = "coarse"
     try:
