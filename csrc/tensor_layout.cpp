@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-/// Leaves one element of those that share memory along a dimension.
+/// Narrows each dimension along which elements share memory to one element.
 Tensor without_repetition(Tensor tensor, const std::vector<std::int64_t>& strides) {
   for (std::size_t dim = 0; dim < strides.size(); ++dim) {
     const auto at = static_cast<std::int64_t>(dim);

@@ -7,7 +7,8 @@
 
 namespace reef {
 
-/// How a dense tensor lies in memory. Kernels choose how they add up by it, and so the bits of their results.
+/// How a dense tensor lies in memory. Kernels choose by it in which order they sum, so the bits of their
+/// results depend on it.
 struct TensorLayout {
   static constexpr std::int64_t kAlignment = 64;  ///< bytes; allocators give no less
 

@@ -19,7 +19,8 @@ namespace reef {
 /// them undefined. What precedes the values says all of this, so the receiver need not know it before.
 struct TensorListMessage {
   std::vector<at::Tensor> tensors = {};  ///< what was received lies in order on the CPU
-  /// How each tensor lay where it was made; without strides if in order, from an aligned address on.
+  /// The layout that each tensor had where it was made. Its strides are empty if the tensor was contiguous
+  /// and aligned.
   std::vector<TensorLayout> layouts = {};
   std::vector<bool> requires_grad = {};  ///< of each tensor
   std::string failed = {};               ///< why there are no tensors, if what was to make them has failed

@@ -42,12 +42,13 @@ void add_to_receivers(const std::vector<std::vector<PipelineParcel>>& made,
 
 }  // namespace
 
+std::uint32_t chunk_of(std::uint32_t stage, const std::vector<std::uint32_t>& cuts) {
+  return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), stage) - cuts.begin());
+}
+
 PipelineSkip between_chunks(PipelineSkip skip, const std::vector<std::uint32_t>& cuts) {
-  const auto chunk_of = [&](std::uint32_t stage) {
-    return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), stage) - cuts.begin());
-  };
-  skip.from = chunk_of(skip.from);
-  for (std::uint32_t& to : skip.to) to = chunk_of(to);
+  skip.from = chunk_of(skip.from, cuts);
+  for (std::uint32_t& to : skip.to) to = chunk_of(to, cuts);
   skip.to.erase(std::unique(skip.to.begin(), skip.to.end()), skip.to.end());
   std::erase(skip.to, skip.from);
   return skip;

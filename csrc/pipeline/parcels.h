@@ -8,16 +8,20 @@
 
 namespace reef {
 
-/// What a chunk sends to another one for each micro-batch.
+/// What one chunk sends to another for each micro-batch.
 struct PipelineParcel {
   std::uint32_t from = 0;          ///< chunk
   std::uint32_t to = 0;            ///< chunk
-  bool is_to_next = false;         ///< has the output for the next chunk, or the gradient for the one before
-  std::vector<std::size_t> skips;  ///< numbers of the skips that are in it, too
+  bool is_to_next = false;         ///< it contains the output for the next chunk, or the gradient for the
+                                   ///< chunk before
+  std::vector<std::size_t> skips;  ///< the numbers of the skips that it contains
 };
 
-/// Returns a skip between stages, in ascending order, as one between the chunks that have them: from each cut
-/// on there is another. It is to no chunk if all of these stages are in one.
+/// Returns the number of the chunk that has a stage. `cuts`: as PipelineCuts.
+std::uint32_t chunk_of(std::uint32_t stage, const std::vector<std::uint32_t>& cuts);
+
+/// Turns a skip between stages into one between the chunks that have them. Its list of takers is empty if all
+/// of these stages are in one chunk.
 PipelineSkip between_chunks(PipelineSkip skip, const std::vector<std::uint32_t>& cuts);
 
 /// Lists the parcels of all chunks of a pipeline.

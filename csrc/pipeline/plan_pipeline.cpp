@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipeline/generators.h"
+#include "pipeline/parcels.h"
 #include "pipeline/recompute.h"
 #include "pipeline/traffic.h"
 #include "reef/bytes.h"
@@ -205,15 +206,15 @@ class Planner {
 
   void consider(const PipelineCuts& cuts, const PipelineCosts& costs, PipelineSchedule schedule) {
     PipelineCost cost = simulate(costs, schedule);
-    // Recomputing takes longer than not to.
+    // Recomputing only makes a schedule slower.
     const bool is_too_slow = best_ && cost.makespan_seconds >= best_->cost.makespan_seconds;
     if (options_.may_recompute && !is_too_slow && !fits(cost))
       return recompute(cuts, std::move(schedule), std::move(cost));
     judge(cuts, costs, {}, std::move(schedule), std::move(cost));
   }
 
-  /// Recomputes so little that each rank's passes in flight leave what it lacks. What the simulation then
-  /// says may be more or less than their sum, so that is made up for, a few times.
+  /// Recomputes as little as makes the schedule fit. The bytes that a choice frees are an estimate, so what
+  /// the simulation finds missing is added to what is to be freed, a few times.
   void recompute(const PipelineCuts& cuts, PipelineSchedule schedule, PipelineCost cost) {
     constexpr int kMostTries = 4;
     std::vector<std::uint64_t> to_free(ranks_);
@@ -228,7 +229,7 @@ class Planner {
     judge(cuts, costs, runs, std::move(schedule), std::move(cost));
   }
 
-  /// Keeps what is the best so far or, if nothing fits, lacks the least.
+  /// Keeps the candidate if it is the best so far or, while nothing fits, if it lacks the fewest bytes.
   void judge(const PipelineCuts& cuts, const PipelineCosts& costs, const RecomputedRuns& recomputed,
              PipelineSchedule schedule, PipelineCost cost) {
     std::uint64_t missing = 0, all = 0;
@@ -311,8 +312,7 @@ std::string PipelinePlan::text() const {
     lines += "rank " + to_string(rank) + ": stages" + stages;
     std::string again;
     for (const RecomputedRun& run : recomputed) {
-      const auto chunk = std::upper_bound(cuts.begin(), cuts.end(), run.first) - cuts.begin();
-      if (schedule.rank_of.front()[static_cast<std::size_t>(chunk)] != rank) continue;
+      if (schedule.rank_of.front()[chunk_of(run.first, cuts)] != rank) continue;
       again += (again.empty() ? " " : ", ") + to_string(run.first) + " to " + to_string(run.end - 1);
     }
     if (!again.empty()) lines += ", recomputes" + again;

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "reef/pipeline_schedule.h"
@@ -15,6 +17,18 @@ inline bool makes_gradient(PipelineAction::Kind kind) {
 /// Whether an action makes the gradients of its chunk's weights, after which nothing of the pass is kept.
 inline bool makes_weight_gradients(PipelineAction::Kind kind) {
   return kind == PipelineAction::Kind::kBackward || kind == PipelineAction::Kind::kWeight;
+}
+
+/// Counts the passes that are between F and B or W at once, at most: those of one chunk, or of all.
+inline std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions,
+                                    std::optional<std::uint32_t> chunk = {}) {
+  std::uint32_t now = 0, most = 0;
+  for (const PipelineAction& action : actions) {
+    if (chunk && action.chunk != *chunk) continue;
+    if (action.kind == PipelineAction::Kind::kForward) most = std::max(most, ++now);
+    if (makes_weight_gradients(action.kind)) --now;
+  }
+  return most;
 }
 
 /// How errors name what an action does.

@@ -13,20 +13,20 @@
 namespace reef {
 namespace {
 
-/// A way to run the stages from one on: whether that one is kept, or a run begins with it, and what follows.
+/// A way to divide the stages from one on into kept stages and recomputed runs.
 struct Way {
   std::uint64_t bytes = 0;
   double seconds = 0;
-  bool recomputes = false;
-  std::uint32_t next = 0;    ///< stage
-  std::size_t next_way = 0;  ///< among those from there on
+  bool recomputes = false;   ///< whether a run begins with the first of these stages
+  std::uint32_t next = 0;    ///< the stage behind the run, or behind the kept stage
+  std::size_t next_way = 0;  ///< the index of the way from `next` on
 };
 
-/// Of chunks of more stages than this, some ways are left out.
+/// In chunks of more stages than this, only some of the best ways are followed.
 constexpr std::uint32_t kFewStages = 8;
 constexpr std::size_t kMostWays = 64, kMostLimits = 6;
 
-/// Leaves `most` at even distances.
+/// Keeps `most` elements, at even distances.
 template <class Element>
 void thin(std::vector<Element>& all, std::size_t most) {
   if (all.size() <= most) return;
@@ -35,7 +35,7 @@ void thin(std::vector<Element>& all, std::size_t most) {
   all = std::move(some);
 }
 
-/// Leaves those ways that no other one beats in both bytes and seconds, by ascending bytes.
+/// Keeps the ways that no other way beats in both bytes and seconds, in ascending order of bytes.
 void leave_best(std::vector<Way>& ways) {
   std::sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) {
     return std::pair(a.bytes, a.seconds) < std::pair(b.bytes, b.seconds);
@@ -72,7 +72,8 @@ class Chooser {
     return bytes;
   }
 
-  /// What a run may keep at most while it is gone back through: each that some run keeps, or some of these.
+  /// Returns limits for the bytes that a run keeps during its backward pass: what each possible run keeps, or
+  /// some of these values in a long chunk.
   std::vector<std::uint64_t> limits() const {
     std::set<std::uint64_t> distinct;
     for (std::uint32_t begin = first_; begin < end_; ++begin) {
@@ -173,21 +174,15 @@ const std::vector<RecomputeChoice>& RecomputePlanner::choices(const RecomputedRu
   return at->second;
 }
 
-/// What each choice of a chunk frees of what its passes in flight keep, and the most that one up to it frees.
+/// The bytes that each choice of a chunk frees, over all of its passes in flight.
 class RecomputePlanner::Freed {
  public:
   Freed(const std::vector<RecomputeChoice>& choices, const PipelineSchedule& schedule, std::uint32_t chunk,
         std::int64_t kept_bytes)
       : choices_(choices) {
-    std::int64_t in_flight = 0, most_in_flight = 0;
-    for (const PipelineAction& action : schedule.actions[schedule.rank_of.front()[chunk]]) {
-      if (action.chunk != chunk) continue;
-      if (action.kind == PipelineAction::Kind::kForward)
-        most_in_flight = std::max(most_in_flight, ++in_flight);
-      if (makes_weight_gradients(action.kind)) --in_flight;
-    }
+    const std::int64_t in_flight = most_in_flight(schedule.actions[schedule.rank_of.front()[chunk]], chunk);
     for (const RecomputeChoice& choice : choices) {
-      bytes_.push_back(most_in_flight * (kept_bytes - static_cast<std::int64_t>(choice.kept_bytes)) -
+      bytes_.push_back(in_flight * (kept_bytes - static_cast<std::int64_t>(choice.kept_bytes)) -
                        static_cast<std::int64_t>(choice.run_bytes));
       most_.push_back(most_.empty() ? bytes_.back() : std::max(most_.back(), bytes_.back()));
     }
@@ -204,7 +199,8 @@ class RecomputePlanner::Freed {
 
  private:
   const std::vector<RecomputeChoice>& choices_;
-  std::vector<std::int64_t> bytes_, most_;
+  std::vector<std::int64_t> bytes_;
+  std::vector<std::int64_t> most_;  ///< the most that this choice, or one before it, frees
 };
 
 RecomputedRuns RecomputePlanner::runs(const PipelineCuts& cuts, const PipelineSchedule& schedule,
@@ -229,7 +225,7 @@ RecomputedRuns RecomputePlanner::runs(const PipelineCuts& cuts, const PipelineSc
       continue;
     }
     const Freed second = freed_by(own.back());
-    // Whatever frees enough is as good as any other that does.
+    // Choices that free more than enough count as if they freed just enough.
     std::pair<std::int64_t, double> least{std::numeric_limits<std::int64_t>::max(), 0};
     for (std::size_t a = 0; a < first.size(); ++a) {
       const std::size_t b = second.first_that_frees(wanted - first.bytes(a));

@@ -80,15 +80,6 @@ class RankMemory {
   std::int64_t alive_ = 0, peak_ = 0;
 };
 
-std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions) {
-  std::uint32_t now = 0, most = 0;
-  for (const PipelineAction& action : actions) {
-    if (action.kind == Kind::kForward) most = std::max(most, ++now);
-    if (makes_weight_gradients(action.kind)) --now;
-  }
-  return most;
-}
-
 std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& schedule, std::uint32_t rank,
                          const PipelineCost& cost, PipelineTraffic& traffic) {
   RankMemory memory(costs, traffic, rank);

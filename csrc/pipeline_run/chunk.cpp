@@ -63,8 +63,8 @@ thread_local std::optional<std::uint32_t> micro_batch_now;
 
 using Tensors = PipelineStage::Tensors;
 
-/// Runs stages so that they are run once more before their backward pass. They may modify their inputs, and
-/// are then given these as they were, also in memory, or kernels would add up in another order.
+/// Runs stages, and has them run once more before their backward pass. Since they may modify their inputs,
+/// they are given copies, which lie in memory as the inputs do: otherwise kernels could sum in another order.
 template <class Run>
 Tensors run_recomputed(const Run& run, const Tensors& tensors, const std::vector<c10::Device>& devices) {
   const auto run_again = [run](const Tensors& given) {
@@ -189,7 +189,8 @@ PipelineChunk::Tensors PipelineChunk::Part::run(
       throw ConfigError("reef::Pipeline: a stage that gives '" + stage.gives.front() + "' has returned " +
                         std::to_string(tensors.size()) + " tensors: what it gives comes last among them.");
     const Tensors given = take_last(tensors, stage.gives.size());
-    // Its uses by the name are added up before all others of the tensor join them, wherever chunks end.
+    // With an alias, the gradients of all takers are summed before they are added to those of other uses,
+    // wherever chunks end.
     for (std::size_t i = 0; i < given.size(); ++i)
       known.learn(stage.gives[i], given[i].defined() ? at::alias(given[i]) : given[i]);
   }

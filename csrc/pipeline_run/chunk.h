@@ -20,8 +20,8 @@
 
 namespace reef {
 
-/// What a chunk takes of others besides its inputs, and gives to others besides its outputs: numbers of
-/// skips, and the names that stages have for them.
+/// The skips that a chunk takes from other chunks, and gives to them: their numbers, and the names by which
+/// stages know them.
 struct ChunkSkips {
   std::vector<std::pair<std::size_t, std::string>> takes = {}, gives = {};
 };

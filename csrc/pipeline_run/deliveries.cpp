@@ -27,8 +27,8 @@ void unpack(const PipelineCourse::Delivery& delivery, TensorListMessage content,
     at::Tensor& tensor = content.tensors[i];
     if (!tensor.defined()) continue;
     tensor = tensor.to(device);
-    const bool is_as_it_was = i >= content.layouts.size() || content.layouts[i].strides.empty();
-    if (!is_as_it_was) tensor = with_layout(tensor, content.layouts[i]);
+    if (i < content.layouts.size() && !content.layouts[i].strides.empty())
+      tensor = with_layout(tensor, content.layouts[i]);
     if (content.requires_grad[i]) tensor.set_requires_grad(true);
   }
   const auto first = content.tensors.end() - static_cast<std::ptrdiff_t>(delivery.skips.size());

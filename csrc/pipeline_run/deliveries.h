@@ -8,8 +8,8 @@
 
 namespace reef {
 
-/// Returns what a delivery takes along of what a pass has made. Of a pass that has made nothing, since its
-/// lane has ended, that is nothing.
+/// Returns the part of what a pass has made that a delivery contains; nothing if the pass has made nothing
+/// because its lane has ended.
 TensorListMessage packed(const PipelineCourse::Delivery& delivery, const PassTensors& made);
 /// Adds what a delivery brings to a chunk on this device.
 void unpack(const PipelineCourse::Delivery& delivery, TensorListMessage content, c10::Device device,

@@ -20,7 +20,7 @@ struct NamedSkip {
 /// them. Throws ConfigError unless one stage gives each, and later ones take it.
 std::vector<NamedSkip> skips_of_names(const ToldNames& told);
 
-/// Skips between chunks, whose numbers are their places here.
+/// The skips between chunks. The number of a skip is its index in these lists.
 struct SkipsOfChunks {
   std::vector<PipelineSkip> skips;
   std::vector<std::string> names;

@@ -78,11 +78,11 @@ struct PipelineOptions {
   /// reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
   /// Keeps only the inputs of a chunk for its backward pass, and recomputes the rest, as reef::checkpoint()
-  /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample: what
-  /// the plan says, so few stages that ranks have the bytes, if that is the fastest.
+  /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample, the
+  /// plan decides which stages are recomputed: as few as make the fastest schedule fit.
   bool recompute = false;
-  /// The same of these runs of stages only. ConfigError beside `recompute` or a sample, and for runs that are
-  /// not ascending or not within the model.
+  /// Recomputes only these runs of stages, each by itself. ConfigError together with `recompute` or a sample,
+  /// and for runs that are not ascending or not within the model.
   RecomputedRuns recomputed = {};
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.

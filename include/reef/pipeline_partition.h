@@ -35,17 +35,17 @@ struct RecomputedRun {
 
   friend bool operator==(const RecomputedRun&, const RecomputedRun&) = default;
 };
-/// Ascending, none within another.
+/// Runs in ascending order, which do not overlap.
 using RecomputedRuns = std::vector<RecomputedRun>;
-/// Gives each chunk as a run.
+/// Returns one run for each chunk, which has all of its stages.
 REEF_API RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& cuts);
 
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
 /// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
-/// W is its whole backward pass. What is recomputed adds to I (to W in the first chunk); of it, what enters
-/// is kept, and while the backward pass runs, what the largest run keeps. A skip is between the chunks of
-/// its stages. Throws ConfigError for cuts and runs that are not ascending or not within the chain, and for
-/// skips that are not from a stage to later ones.
+/// W is its whole backward pass. The time of recomputing is part of I (of W in the first chunk). A recomputed
+/// run keeps only what enters it; what the largest run keeps during its backward pass is part of the working
+/// bytes. A skip is between the chunks of its stages. Throws ConfigError for cuts and runs that are not
+/// ascending or not within the chain, and for skips that are not from a stage to later ones.
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
                                  const RecomputedRuns& recomputed = {});
 

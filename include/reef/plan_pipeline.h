@@ -17,8 +17,7 @@ namespace reef {
 struct PipelinePlanOptions {
   std::uint32_t micro_batches = 1;
   bool may_split = true;  ///< backward passes, into I and W
-  /// Whether stages may be recomputed where a rank lacks bytes: for each schedule and cut so few that they
-  /// fit.
+  /// Lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit.
   bool may_recompute = false;
   /// Names of the table, of which one is chosen; empty stands for all that are synchronous and have one
   /// replica.

@@ -71,5 +71,7 @@ def test_a_plan_may_recompute():
     plan = reef.plan_pipeline(profile, ranks=4, micro_batches=16, may_recompute=True)
     assert plan.recompute and "recomputing" in str(plan)
     assert plan.costs == profile.cut(plan.cuts, recompute=plan.recompute)
+    with pytest.raises(ValueError, match="unpack"):
+        profile.cut([2, 4, 6], recompute=[(0, 2, 3), (4,)])
     assert profile.cut([2, 4, 6], recompute=True) == profile.cut([2, 4, 6], recompute=[(0, 2), (2, 4), (4, 6), (6, 8)])
     assert plan.cost.makespan_seconds < reef.plan_pipeline(profile, ranks=4, micro_batches=16).cost.makespan_seconds

@@ -1,4 +1,4 @@
-// What stages of a chunk are recomputed, against all there is to choose from.
+// The choice of recomputed stages, against all possible choices.
 #include "pipeline/recompute.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ PipelineProfile random_chain(std::mt19937_64& random, std::uint32_t stages) {
   return profile;
 }
 
-/// All ways to keep stages from `first` on, or to recompute runs of them.
+/// Returns every way to divide the stages from `first` on into kept stages and recomputed runs.
 std::vector<RecomputedRuns> all_runs(std::uint32_t first, std::uint32_t end) {
   if (first == end) return {{}};
   std::vector<RecomputedRuns> all = all_runs(first + 1, end);

@@ -13,7 +13,7 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .optimizer_states import OptimizerStates
 from .pipeline_batches import PipelineBatches
-from .pipeline_schedule import PipelineSchedule
+from .pipeline_schedule import PipelineSchedule, _ends
 from .process_group import _boxed
 from .shard_options import shard_options
 from .shard_state import is_extra, tensors_of
@@ -112,7 +112,7 @@ class Pipeline(OptimizerStates):
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
             given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute is True,
-            [stage for run in (() if isinstance(recompute, bool) else recompute) for stage in run], [list(names) for names in tied],
+            _ends(() if isinstance(recompute, bool) else recompute), [list(names) for names in tied],
             reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
             synchronous_batches, correction_decay,
         )  # fmt: skip

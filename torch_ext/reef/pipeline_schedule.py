@@ -75,6 +75,11 @@ def _rows(skips: Iterable[PipelineSkip]) -> list[list[int]]:
     return [[skip.giver, skip.bytes, *skip.takers] for skip in skips]
 
 
+def _ends(runs: Iterable[tuple[int, int]]) -> list[int]:
+    """Runs of stages as the library takes them, one after another. Raises ValueError for a run that is no pair."""
+    return [stage for first, end in runs for stage in (first, end)]
+
+
 @dataclass(frozen=True)
 class PipelineCosts:
     """What chunks cost, how fast ranks are, and what links between them do."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .link import Link
-from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule, PipelineSkip, _skips
+from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule, PipelineSkip, _ends, _skips
 
 PIPELINE_OBJECTIVES: tuple[str, ...] = tuple(torch.ops.reef.pipeline_objectives())
 """By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, C those of a message to the
@@ -41,7 +41,7 @@ class PipelineProfile:
         within the chain."""
         firsts = list(cuts)
         runs = zip([0, *firsts], [*firsts, len(self.stages)], strict=True) if recompute is True else recompute or ()
-        seconds, counts, skips = torch.ops.reef.cut_costs(*self._numbers(), firsts, [stage for run in runs for stage in run])
+        seconds, counts, skips = torch.ops.reef.cut_costs(*self._numbers(), firsts, _ends(runs))
         chunks = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
         return PipelineCosts(chunks, self.speeds, self.links, _skips(skips))
 
@@ -70,7 +70,7 @@ class PipelinePlan:
     costs: PipelineCosts
     """Of the chunks."""
     recompute: tuple[tuple[int, int], ...]
-    """Runs of stages that are recomputed: of each the first, and the one behind the last."""
+    """The runs of stages that are recomputed: for each run its first stage, and the stage behind its last."""
     text: str
 
     @property
@@ -96,7 +96,7 @@ def plan_pipeline(
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
     and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
     differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
-    W. ``may_recompute``: stages, where ranks lack bytes, for each schedule and cut so few that they fit. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
+    W. ``may_recompute`` lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
     fits; ValueError for fewer stages than ranks, and schedules that there are not."""
     found, schedule, ends, text = torch.ops.reef.plan_pipeline(
         *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, list(schedules), cuts, orders
