@@ -55,10 +55,8 @@ Chain::Chain(const torch::nn::Sequential& modules) {
   const auto names = modules->named_children();
   std::size_t index = 0;
   for (const torch::nn::AnyModule& module : *modules) {
-    add(
-        names[index++].key(),
-        [own = torch::nn::AnyModule(module)](const at::Tensor& input) mutable { return own.forward(input); },
-        [own = module.ptr()](bool gradients) { return chain_state_of(own, gradients); });
+    add(names[index++].key(), module.ptr(),
+        [own = torch::nn::AnyModule(module)](const at::Tensor& input) mutable { return own.forward(input); });
   }
   check_ = [of = std::weak_ptr(modules.ptr()), index] {
     const auto sequential = of.lock();
@@ -71,6 +69,11 @@ Chain::Chain(const torch::nn::Sequential& modules) {
 
 void Chain::add(std::string name, Stage stage, State state) {
   links_.push_back({std::move(name), std::move(stage), std::move(state)});
+}
+
+void Chain::add(std::string name, std::shared_ptr<torch::nn::Module> module, Stage stage) {
+  add(name, std::move(stage), [module](bool gradients) { return chain_state_of(module, gradients); });
+  links_.back().modules = {{std::move(name), std::move(module)}};
 }
 
 at::Tensor Chain::operator()(at::Tensor input) const {
@@ -89,6 +92,7 @@ void Chain::join(std::size_t stage) {
   before.state = [first = std::move(before.state), second = behind.state](bool gradients) {
     return (first ? first(gradients) : "") + ";" + (second ? second(gradients) : "");
   };
+  before.modules.insert(before.modules.end(), behind.modules.begin(), behind.modules.end());
   before.parts += behind.parts;
   links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(stage));
 }

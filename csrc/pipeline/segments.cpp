@@ -3,26 +3,32 @@
 #include <algorithm>
 #include <set>
 
+#include "pipeline/parcels.h"
+
 namespace reef {
 
-std::vector<std::int64_t> ranks_of_chunk(const PipelineSchedule& schedule, std::uint32_t replicas,
-                                         std::uint32_t chunk) {
-  std::set<std::int64_t> ranks;
-  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
-    for (std::uint32_t replica = 0; replica < replicas; ++replica)
-      ranks.insert(rank_in_group(rank_of[chunk], replica, replicas));
+std::vector<std::int64_t> ranks_of_stage(const PipelineSchedule& schedule,
+                                         const std::vector<PipelineCuts>& cuts, std::uint32_t stage) {
+  const auto replicas = static_cast<std::uint32_t>(cuts.size());
+  std::vector<std::int64_t> ranks;
+  for (std::uint32_t replica = 0; replica < replicas; ++replica) {
+    std::set<std::int64_t> own;
+    for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of)
+      own.insert(rank_in_group(rank_of[chunk_of(stage, cuts[replica])], replica, replicas));
+    ranks.insert(ranks.end(), own.begin(), own.end());
   }
-  return {ranks.begin(), ranks.end()};
+  return ranks;
 }
 
-std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule, std::uint32_t replicas) {
+std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule,
+                                               const std::vector<PipelineCuts>& cuts, std::uint32_t stages) {
   std::vector<PipelineSegment> segments;
-  for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-    const std::vector<std::int64_t> ranks = ranks_of_chunk(schedule, replicas, chunk);
+  for (std::uint32_t stage = 0; stage < stages; ++stage) {
+    const std::vector<std::int64_t> ranks = ranks_of_stage(schedule, cuts, stage);
     auto of_ranks = std::find_if(segments.begin(), segments.end(),
                                  [&](const PipelineSegment& segment) { return segment.ranks == ranks; });
     if (of_ranks == segments.end()) of_ranks = segments.insert(of_ranks, {{}, ranks});
-    of_ranks->chunks.push_back(chunk);
+    of_ranks->stages.push_back(stage);
   }
   return segments;
 }

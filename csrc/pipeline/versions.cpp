@@ -53,7 +53,7 @@ PipelineVersion version_of(const PipelineSchedule& schedule, const UpdatesBefore
       return newest;
     case Rule::kWave: {
       PipelineVersion version = both(minus(micro_batch + 1, rule.micro_batches_per_update));
-      version.others_waves = minus(micro_batch / rule.micro_batches_per_update, rule.staleness);
+      version.others_waves = minus(version.forward / rule.micro_batches_per_update, rule.staleness);
       return version;
     }
   }

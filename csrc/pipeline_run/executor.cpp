@@ -77,7 +77,7 @@ std::vector<std::string> PipelineExecutor::run(const Run& run) {
       for (auto& [number, chunk] : chunks_) chunk.forget();
       run.failed();
     } else if (action.kind == Kind::kUpdate) {
-      run.leave_update(action.chunk, why);
+      run.leave_update(action.chunk, action.micro_batch, why);
     }
     pass_on(action, {}, why);
   }

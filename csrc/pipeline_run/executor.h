@@ -33,7 +33,7 @@ class PipelineExecutor {
     /// Updates a chunk, with the gradients up to those of the micro-batch.
     std::function<void(std::uint32_t chunk, std::uint32_t micro_batch)> update;
     /// Is called in its place if this rank has failed.
-    std::function<void(std::uint32_t chunk, const std::string& why)> leave_update;
+    std::function<void(std::uint32_t chunk, std::uint32_t micro_batch, const std::string& why)> leave_update;
     std::function<void()> settle;         ///< is called when this rank has performed all of its actions
     std::function<std::string()> report;  ///< what all ranks are to know of this one afterwards
     std::function<void()> failed;         ///< is called at once if this rank has failed

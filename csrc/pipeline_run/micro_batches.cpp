@@ -41,25 +41,18 @@ std::vector<Tensors> micro_batches_of(const Tensors& batch, std::uint32_t count)
 
 }  // namespace
 
-std::function<Tensors(std::uint32_t)> cut_into_micro_batches(const Tensors& batch, std::uint32_t count) {
-  return [given = batch, count, parts = std::vector<Tensors>()](std::uint32_t micro_batch) mutable {
-    if (parts.empty()) parts = micro_batches_of(std::exchange(given, {}), count);
-    return std::move(parts[micro_batch]);
-  };
-}
-
 std::function<Tensors(std::uint32_t)> cut_each_batch(std::function<Tensors(std::uint32_t)> batch_of,
                                                      std::uint32_t count) {
   struct Cut {
-    std::function<Tensors(std::uint32_t)> part;
+    std::vector<Tensors> parts;
     std::uint32_t left;
   };
   return [batch_of = std::move(batch_of), count,
           cut = std::map<std::uint32_t, Cut>()](std::uint32_t micro_batch) mutable {
     const std::uint32_t batch = micro_batch / count;
-    if (!cut.contains(batch)) cut[batch] = {cut_into_micro_batches(batch_of(batch), count), count};
+    if (!cut.contains(batch)) cut[batch] = {micro_batches_of(batch_of(batch), count), count};
     Cut& found = cut.at(batch);
-    Tensors part = found.part(micro_batch % count);
+    Tensors part = std::move(found.parts[micro_batch % count]);
     if (--found.left == 0) cut.erase(batch);
     return part;
   };

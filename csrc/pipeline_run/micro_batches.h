@@ -9,14 +9,10 @@
 
 namespace reef {
 
-/// Returns a function that gives a batch's micro-batches, which is cut along dimension 0 when the first of
-/// them is wanted: on ranks that have the first stage, in the run, so that what is wrong with the batch fails
-/// the run. The function throws ConfigError if tensors differ in their rows, or have too few.
-std::function<PipelineStage::Tensors(std::uint32_t)> cut_into_micro_batches(
-    const PipelineStage::Tensors& batch, std::uint32_t count);
-
-/// Returns the same for a sequence of batches, whose micro-batches are numbered on. `batch_of` is called when
-/// the first micro-batch of a batch is wanted.
+/// Returns a function that gives the micro-batches of a sequence of batches, which are numbered on. A batch
+/// is cut along dimension 0: on ranks that have the first stage, in the run, so that what is wrong with it
+/// fails the run. `batch_of` is called when the first micro-batch of a batch is wanted. The function throws
+/// ConfigError if tensors differ in their rows, or have too few.
 std::function<PipelineStage::Tensors(std::uint32_t)> cut_each_batch(
     std::function<PipelineStage::Tensors(std::uint32_t batch)> batch_of, std::uint32_t count);
 

@@ -30,7 +30,8 @@ PipelineSchedule named_schedule(const PipelineOptions& options, std::uint32_t ra
                             .micro_batches = options.micro_batches * batches,
                             .chunks_per_rank = options.chunks_per_rank,
                             .hops = options.hops,
-                            .micro_batches_per_update = options.micro_batches});
+                            .micro_batches_per_update = options.micro_batches,
+                            .staleness = options.staleness});
 }
 
 /// The first batches by "1f1b", each with its update; then it is asynchronous.
@@ -113,6 +114,14 @@ void check_shard(const ShardOptions& shard) {
            ", and gradients of pipelines are not compressed: leave it out.");
 }
 
+PipelineCuts even_cuts(std::size_t stages, std::uint32_t chunks) {
+  PipelineCuts cuts;
+  for (std::uint32_t chunk = 1; chunk < chunks; ++chunk)
+    cuts.push_back(
+        static_cast<std::uint32_t>(stages / chunks * chunk + std::min<std::size_t>(chunk, stages % chunks)));
+  return cuts;
+}
+
 std::string runs_text(const RecomputedRuns& runs) {
   std::string text;
   for (const RecomputedRun& run : runs)
@@ -129,6 +138,10 @@ void check_group(const ProcessGroupPtr& group) {
 }
 
 void check_options(const PipelineOptions& options, std::uint32_t ranks) {
+  if (options.staleness > 0 && options.schedule != "hetpipe")
+    throw ConfigError(
+        "reef::Pipeline was given a staleness, which is of schedule \"hetpipe\": leave it out with '" +
+        options.schedule + "'.");
   const bool follows_newest = options.schedule == "pipemare";
   if (options.synchronous_batches > 0 && !follows_newest && options.schedule != "pipedream" &&
       options.schedule != "pipedream_vertical")
@@ -144,6 +157,11 @@ void check_options(const PipelineOptions& options, std::uint32_t ranks) {
   if (options.replicas == 0 || ranks % options.replicas != 0)
     throw ConfigError("reef::Pipeline: " + std::to_string(options.replicas) + " replicas cannot share " +
                       std::to_string(ranks) + " ranks alike: give a number that divides that.");
+  if (!options.replica_cuts.empty() &&
+      (options.replica_cuts.size() != options.replicas || !options.cuts.empty()))
+    throw ConfigError("reef::Pipeline was given cuts of " + std::to_string(options.replica_cuts.size()) +
+                      " replicas and has " + std::to_string(options.replicas) +
+                      ": give those of each, and no other cuts.");
   check_shard(options.shard);
   if (options.recompute && !options.recomputed.empty())
     throw ConfigError(
@@ -151,10 +169,10 @@ void check_options(const PipelineOptions& options, std::uint32_t ranks) {
         "leave out the one or the other.");
   if (!options.sample) return;
   if (options.chunks_per_rank != 0 || !options.hops.empty() || options.actions || !options.cuts.empty() ||
-      !options.recomputed.empty())
+      !options.replica_cuts.empty() || !options.recomputed.empty())
     throw ConfigError(
         "reef::Pipeline was given a sample, for which schedule and cuts are planned, and "
-        "chunks_per_rank, hops, actions, cuts or recomputed: leave out the one or the others.");
+        "chunks_per_rank, hops, actions, cuts, replica_cuts or recomputed: leave out the one or the others.");
   if (options.sample->micro_batch.empty())
     throw ConfigError("reef::Pipeline was given a sample of no tensors: give those of a micro-batch.");
 }
@@ -170,20 +188,27 @@ std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch) {
   return flushes ? of_a_batch.micro_batches : of_a_batch.versions.micro_batches_per_update;
 }
 
+void check_batches(std::uint32_t batches, std::uint32_t micro_batches_of_batch) {
+  if (batches == 0) throw ConfigError("reef::Pipeline::train was given no batches: give one at least.");
+  if (std::uint64_t{batches} * micro_batches_of_batch > kMostMicroBatches)
+    throw ConfigError("reef::Pipeline::train was given " + std::to_string(batches) + " batches of " +
+                      std::to_string(micro_batches_of_batch) + " micro-batches, and a call takes " +
+                      std::to_string(kMostMicroBatches) + " micro-batches at most: make several calls.");
+}
+
 PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
                                    std::uint32_t batches, std::uint64_t before) {
   const auto refuse = [](const std::string& why) { throw ConfigError("reef::Pipeline::train " + why); };
-  const std::uint64_t micro_batches = std::uint64_t{batches} * micro_batches_of_batch(of_a_batch);
-  if (batches == 0) refuse("was given no batches: give one at least.");
-  if (micro_batches > kMostMicroBatches)
-    refuse("was given " + std::to_string(batches) + " batches of " +
-           std::to_string(micro_batches_of_batch(of_a_batch)) + " micro-batches, and a call takes " +
-           std::to_string(kMostMicroBatches) + " micro-batches at most: make several calls.");
+  check_batches(batches, micro_batches_of_batch(of_a_batch));
   if (of_a_batch.rank_of.size() > 1)
-    refuse("is for schedules of one direction, and '" + of_a_batch.name + "' has two: use step().");
-  if (of_a_batch.versions.kind == PipelineVersionRule::Kind::kWave && options.replicas > 1)
-    refuse("runs one virtual worker of '" + of_a_batch.name + "': leave out replicas.");
-  if (of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush) {
+    refuse("runs schedules of two directions, as '" + of_a_batch.name + "' is, step by step.");
+  const bool flushes = of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush;
+  // Ranks wait in updates for those with which they share stages, and all must come there before any goes on.
+  if (!flushes && options.actions && !options.replica_cuts.empty())
+    refuse(
+        "runs an asynchronous schedule of your own for replicas that are cut alike: take one of the table, "
+        "or cut them alike.");
+  if (flushes) {
     PipelineSchedule schedule = with_updates(repeated(of_a_batch, batches), of_a_batch.micro_batches);
     schedule.versions = {PipelineVersionRule::Kind::kVertical, of_a_batch.micro_batches, 0};
     return schedule;
@@ -196,30 +221,32 @@ PipelineSchedule training_schedule(const PipelineOptions& options, const Pipelin
                                static_cast<std::uint32_t>(std::min<std::uint64_t>(synchronous, batches)),
                                batches);
   }
+  const std::uint32_t micro_batches = batches * micro_batches_of_batch(of_a_batch);
   if (micro_batches % of_a_batch.micro_batches != 0)
     refuse("cannot divide " + std::to_string(micro_batches) + " micro-batches into runs of '" +
            of_a_batch.name + "', which has " + std::to_string(of_a_batch.micro_batches) +
            ": give a number of batches that can be divided.");
-  return repeated(of_a_batch, static_cast<std::uint32_t>(micro_batches / of_a_batch.micro_batches));
+  return repeated(of_a_batch, micro_batches / of_a_batch.micro_batches);
 }
 
-PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks) {
-  PipelineCuts cuts = options.cuts;
+std::vector<PipelineCuts> cuts_of_replicas(const PipelineOptions& options, std::size_t stages,
+                                           std::uint32_t chunks) {
   if (stages < chunks)
     throw ConfigError("reef::Pipeline: " + std::to_string(stages) + " stages cannot be cut into " +
                       std::to_string(chunks) + " chunks.");
-  if (cuts.empty()) {
-    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk)
-      cuts.push_back(static_cast<std::uint32_t>(stages / chunks * chunk +
-                                                std::min<std::size_t>(chunk, stages % chunks)));
+  std::vector<PipelineCuts> all = options.replica_cuts;
+  if (all.empty())
+    all.assign(options.replicas, options.cuts.empty() ? even_cuts(stages, chunks) : options.cuts);
+  for (const PipelineCuts& cuts : all) {
+    bool is_legal = cuts.size() + 1 == chunks;
+    for (std::size_t i = 0; i < cuts.size(); ++i)
+      is_legal = is_legal && cuts[i] > (i == 0 ? 0 : cuts[i - 1]) && cuts[i] < stages;
+    if (!is_legal)
+      throw ConfigError("reef::Pipeline: cuts are the first stages of each chunk but the first, ascending: " +
+                        std::to_string(chunks - 1) + " numbers from 1 to " + std::to_string(stages - 1) +
+                        ".");
   }
-  bool is_legal = cuts.size() + 1 == chunks;
-  for (std::size_t i = 0; i < cuts.size(); ++i)
-    is_legal = is_legal && cuts[i] > (i == 0 ? 0 : cuts[i - 1]) && cuts[i] < stages;
-  if (!is_legal)
-    throw ConfigError("reef::Pipeline: cuts are the first stages of each chunk but the first, ascending: " +
-                      std::to_string(chunks - 1) + " numbers from 1 to " + std::to_string(stages - 1) + ".");
-  return cuts;
+  return all;
 }
 
 std::string facts_of(const PipelineOptions& options) {
@@ -228,7 +255,8 @@ std::string facts_of(const PipelineOptions& options) {
        << options.seed << ", reduction " << (options.reduction == Reduction::kMean ? "mean" : "sum")
        << (options.recompute ? ", recompute" : "") << runs_text(options.recomputed)
        << ", synchronous_batches " << options.synchronous_batches << ", correction_decay "
-       << options.correction_decay << "\nshard: " << options_text(options.shard);
+       << options.correction_decay << ", staleness " << options.staleness
+       << "\nshard: " << options_text(options.shard);
   for (const std::vector<std::string>& names : options.tied) {
     text << "\ntied";
     for (const std::string& name : names) text << " " << name;
@@ -240,10 +268,14 @@ std::string facts_of(const PipelineOptions& options) {
   return text.str();
 }
 
-std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages) {
+std::string facts_of(const PipelineSchedule& schedule, const std::vector<PipelineCuts>& cuts,
+                     std::size_t stages) {
   std::ostringstream text;
-  text << stages << " stages, cut before";
-  for (const std::uint32_t cut : cuts) text << " " << cut;
+  text << stages << " stages";
+  for (const PipelineCuts& of_replica : cuts) {
+    text << ", cut before";
+    for (const std::uint32_t cut : of_replica) text << " " << cut;
+  }
   text << "\nschedule " << schedule.name << " of " << schedule.micro_batches << " micro-batches\n"
        << schedule.text();
   return text.str();

@@ -28,15 +28,19 @@ PipelineSchedule schedule_of(const PipelineOptions& options, std::uint32_t ranks
 /// has trained on before. Throws ConfigError if it cannot.
 PipelineSchedule training_schedule(const PipelineOptions& options, const PipelineSchedule& of_a_batch,
                                    std::uint32_t batches, std::uint64_t before);
+/// Throws ConfigError unless a call of train() can have so many batches.
+void check_batches(std::uint32_t batches, std::uint32_t micro_batches_of_batch);
 /// The number of micro-batches of a batch.
 std::uint32_t micro_batches_of_batch(const PipelineSchedule& of_a_batch);
 
-/// Returns the cuts that are given, or those into chunks of as many stages each. Throws ConfigError if they
-/// do not make so many chunks.
-PipelineCuts cuts_of(const PipelineOptions& options, std::size_t stages, std::uint32_t chunks);
+/// Returns the cuts of each replica: those that are given, or those into chunks of as many stages each.
+/// Throws ConfigError if they do not make so many chunks.
+std::vector<PipelineCuts> cuts_of_replicas(const PipelineOptions& options, std::size_t stages,
+                                           std::uint32_t chunks);
 
 /// Returns what the options have led to, in lines.
-std::string facts_of(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::size_t stages);
+std::string facts_of(const PipelineSchedule& schedule, const std::vector<PipelineCuts>& cuts,
+                     std::size_t stages);
 
 /// Throws ConfigError on every rank if one has found something `wrong`, or if ranks' facts differ.
 void agree_on_pipeline(const ProcessGroupPtr& group, const std::string& wrong, const std::string& facts);

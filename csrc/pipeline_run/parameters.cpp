@@ -30,7 +30,11 @@ void append(const Named& more, Named& to) { to.insert(to.end(), more.begin(), mo
 }  // namespace
 
 bool PipelineParameters::Segment::is_here(int rank) const {
-  return std::binary_search(place.ranks.begin(), place.ranks.end(), rank);
+  return std::find(place.ranks.begin(), place.ranks.end(), rank) != place.ranks.end();
+}
+bool PipelineParameters::Segment::has_some_of(std::uint32_t chunk) const {
+  return std::any_of(stages.begin(), stages.end(),
+                     [&](const OfStage& stage) { return stage.chunk == chunk; });
 }
 Named PipelineParameters::Segment::all_parameters() const {
   Named all;
@@ -44,16 +48,14 @@ Named PipelineParameters::Segment::all_buffers() const {
 }
 
 PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, std::vector<TiedSegment> tied,
-                                       std::map<std::uint32_t, OfChunk> own, ProcessGroupPtr group,
+                                       std::vector<OfStage> own, ProcessGroupPtr group,
                                        const ShardOptions& options, bool in_one_order)
     : group_(std::move(group)),
       keeps_others_(options.stage != Stage::kReplicate || options.mixed_precision || options.offload),
       tied_(std::move(tied)) {
-  for (const auto& [chunk, stages] : own) {
-    for (const OfStage& stage : stages) {
-      for (const auto& [name, parameter] : stage.parameters) names_.emplace_back(stage.number, name);
-      for (const auto& [name, buffer] : stage.buffers_now()) names_.emplace_back(stage.number, name);
-    }
+  for (const OfStage& stage : own) {
+    for (const auto& [name, parameter] : stage.parameters) names_.emplace_back(stage.number, name);
+    for (const auto& [name, buffer] : stage.buffers_now()) names_.emplace_back(stage.number, name);
   }
   std::deque<Segment> of_tied;
   for (const TiedSegment& each : tied_) {
@@ -63,8 +65,10 @@ PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, st
   for (PipelineSegment& each : segments) {
     Segment& segment = segments_.emplace_back(Segment{std::move(each), in_one_order});
     if (!segment.is_here(group_->getRank())) continue;
-    for (const std::uint32_t chunk : segment.place.chunks)
-      segment.stages.insert(segment.stages.end(), own.at(chunk).begin(), own.at(chunk).end());
+    const std::vector<std::uint32_t>& numbers = segment.place.stages;
+    std::copy_if(own.begin(), own.end(), std::back_inserter(segment.stages), [&](const OfStage& stage) {
+      return std::binary_search(numbers.begin(), numbers.end(), stage.number);
+    });
   }
   for (Segment& each : of_tied) segments_.push_back(std::move(each));
   make_shards(options,
@@ -84,19 +88,17 @@ PipelineParameters::PipelineParameters(std::vector<PipelineSegment> segments, st
 
 /// Moves a parameter, which this rank's stages have under some of the names or not at all, to a stage of its
 /// own.
-void PipelineParameters::take_out(const TiedNames& names, std::map<std::uint32_t, OfChunk>& from,
+void PipelineParameters::take_out(const TiedNames& names, std::vector<OfStage>& from,
                                   std::vector<OfStage>& to) {
   Named found;
-  for (auto& [chunk, stages] : from) {
-    for (OfStage& stage : stages) {
-      std::erase_if(stage.parameters, [&](const auto& each) {
-        const bool is_it = std::find(names.begin(), names.end(), each.first) != names.end();
-        if (is_it) found = {{names.front(), each.second}};
-        return is_it;
-      });
-    }
+  for (OfStage& stage : from) {
+    std::erase_if(stage.parameters, [&](const auto& each) {
+      const bool is_it = std::find(names.begin(), names.end(), each.first) != names.end();
+      if (is_it) found = {{names.front(), each.second}};
+      return is_it;
+    });
   }
-  if (!found.empty()) to.push_back({0, found, {}});
+  if (!found.empty()) to.push_back({0, 0, found, {}});
 }
 
 void PipelineParameters::make_shards(const ShardOptions& given,
@@ -107,9 +109,11 @@ void PipelineParameters::make_shards(const ShardOptions& given,
   Together together(group_, c10::kCPU);
   for (Segment& segment : segments_) {
     if (!is_wanted(segment)) continue;
-    const bool is_whole = segment.place.ranks.size() == static_cast<std::size_t>(group_->getSize());
+    const bool is_whole = segment.place.ranks.size() == static_cast<std::size_t>(group_->getSize()) &&
+                          std::is_sorted(segment.place.ranks.begin(), segment.place.ranks.end());
     const ProcessGroupPtr ranks = is_whole ? group_ : subgroup(group_, segment.place.ranks);
     if (!segment.is_here(group_->getRank())) continue;
+    segment.ranks = ranks;
     together.here_in_any_case([&] {
       const Named parameters = segment.all_parameters();
       segment.shard.emplace(parameters, segment.all_buffers(), ranks, options,
@@ -163,18 +167,40 @@ StateDict PipelineParameters::sharded_state_dict() const {
 
 bool PipelineParameters::steps_chunks() const { return tied_.empty() && !keeps_others_; }
 
-PipelineParameters::Segment& PipelineParameters::segment_of(std::uint32_t chunk) {
-  return *std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
-    return std::binary_search(segment.place.chunks.begin(), segment.place.chunks.end(), chunk);
-  });
+std::vector<PipelineParameters::Segment*> PipelineParameters::segments_of(std::uint32_t chunk) {
+  std::vector<Segment*> found;
+  for (auto segment = segments_.rbegin(); segment != segments_.rend(); ++segment) {
+    if (segment->has_some_of(chunk)) found.push_back(&*segment);
+  }
+  return found;
 }
 
 void PipelineParameters::reduce(std::uint32_t chunk) {
-  if (Segment& segment = segment_of(chunk); segment.reduces()) segment.sums->reduce();
+  for (Segment* const segment : segments_of(chunk)) {
+    if (segment->reduces()) segment->sums->reduce();
+  }
 }
 
 void PipelineParameters::abandon(std::uint32_t chunk, const std::string& why) noexcept {
-  if (Segment& segment = segment_of(chunk); segment.reduces()) segment.sums->abandon(why);
+  for (Segment* const segment : segments_of(chunk)) {
+    if (segment->reduces()) segment->sums->abandon(why);
+  }
+}
+
+std::vector<PipelineParameters::Shared> PipelineParameters::shared(std::uint32_t chunk) {
+  std::vector<Shared> all;
+  for (const Segment* const segment : segments_of(chunk)) {
+    if (!segment->reduces()) continue;
+    Named named;
+    for (const OfStage& stage : segment->stages) {
+      if (stage.chunk == chunk) append(stage.parameters, named);
+    }
+    Shared& shared = all.emplace_back(Shared{{}, segment->ranks});
+    for (const auto& [name, parameter] : without_repetition(named)) {
+      if (parameter.requires_grad()) shared.parameters.push_back(parameter);
+    }
+  }
+  return all;
 }
 
 std::int64_t PipelineParameters::sent_bytes() const {
@@ -204,6 +230,14 @@ double PipelineParameters::clip_grad_norm_(double max_norm) {
 void PipelineParameters::clear_gradients() {
   for (Segment& segment : segments_) {
     if (segment.shard) segment.shard->clear_gradients();
+  }
+}
+
+void PipelineParameters::drop_gradients() {
+  clear_gradients();
+  for (const auto& [name, parameter] : stepped_) parameter.mutable_grad().reset();
+  for (const Segment& segment : segments_) {
+    for (const auto& [name, parameter] : segment.all_parameters()) parameter.mutable_grad().reset();
   }
 }
 

@@ -29,17 +29,17 @@ class PipelineParameters {
   using Named = Shard::Named;
   struct OfStage {
     std::uint32_t number;            ///< of the stage in the model
+    std::uint32_t chunk;             ///< of this rank's, which has it
     Named parameters;                ///< under every name
     std::function<Named()> buffers;  ///< may be empty
     Named buffers_now() const { return buffers ? buffers() : Named(); }
   };
-  using OfChunk = std::vector<OfStage>;
 
-  /// `options` say everything but how gradients are added up: as sums. `in_one_order`: ranks of a segment use
-  /// its parameters in the same order. All ranks call it alike. Throws ConfigError on every rank if one of
-  /// them cannot shard its chunks, and RankFailed.
+  /// `own`: this rank's stages, ascending. `options` say everything but how gradients are added up: as sums.
+  /// `in_one_order`: ranks of a segment use its parameters in the same order. All ranks call it alike. Throws
+  /// ConfigError on every rank if one of them cannot shard its chunks, and RankFailed.
   PipelineParameters(std::vector<PipelineSegment> segments, std::vector<TiedSegment> tied,
-                     std::map<std::uint32_t, OfChunk> own, ProcessGroupPtr group, const ShardOptions& options,
+                     std::vector<OfStage> own, ProcessGroupPtr group, const ShardOptions& options,
                      bool in_one_order);
 
   /// What optimizers step: see Shard::parameters().
@@ -52,10 +52,18 @@ class PipelineParameters {
   void reduce(std::uint32_t chunk);
   /// Takes part in that on a rank where a pass has failed.
   void abandon(std::uint32_t chunk, const std::string& why) noexcept;
+  /// What a chunk shares with the same ranks: parameters that are trained, each once, and these ranks.
+  struct Shared {
+    std::vector<at::Tensor> parameters;
+    ProcessGroupPtr ranks;
+  };
+  /// Returns it of all ranks with which it shares something, in the order of segments_of().
+  std::vector<Shared> shared(std::uint32_t chunk);
 
   /// See Pipeline.
   double clip_grad_norm_(double max_norm);
   void clear_gradients();
+  void drop_gradients();  ///< lets go of all that there are
   std::int64_t sent_bytes() const;
   StateDict sharded_state_dict() const;
   /// All ranks ask for it first alike: each segment is a Shard from then on.
@@ -101,18 +109,21 @@ class PipelineParameters {
     PipelineSegment place;
     bool in_one_order;
     std::vector<OfStage> stages = {};
+    ProcessGroupPtr ranks = {};  ///< where there is a shard: the group of those that have it
     std::optional<Shard> shard = {};
     std::optional<SumsWhenAsked> sums = {};  ///< of a shard that trains something
 
     bool is_here(int rank) const;
+    bool has_some_of(std::uint32_t chunk) const;
     Named all_parameters() const;
     Named all_buffers() const;
     /// Gradients of several ranks are to be added up, or given to parts.
     bool reduces() const { return sums && (place.ranks.size() > 1 || sums->has_parts()); }
   };
-  Segment& segment_of(std::uint32_t chunk);
-  static void take_out(const TiedNames& names, std::map<std::uint32_t, OfChunk>& from,
-                       std::vector<OfStage>& to);
+  /// Returns those that have stages of one of this rank's chunks, the last ones first: so ranks whose chunks
+  /// differ come to the segments that they share in the same order.
+  std::vector<Segment*> segments_of(std::uint32_t chunk);
+  static void take_out(const TiedNames& names, std::vector<OfStage>& from, std::vector<OfStage>& to);
   /// Of segments for which `is_wanted` says so.
   void make_shards(const ShardOptions& options, const std::function<bool(const Segment&)>& is_wanted);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distributed/members.h"
+#include "pipeline/parcels.h"
 #include "pipeline/recompute.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/pipeline_parts.h"
@@ -56,28 +57,27 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
   parts->options = options;
   PipelineSchedule schedule;
   std::map<std::uint32_t, std::vector<PipelineStage>> own_stages;  // by chunk
-  std::map<std::uint32_t, PipelineParameters::OfChunk> parameters;
-  std::vector<std::uint32_t> first_stages;  // of each chunk
+  std::vector<PipelineParameters::OfStage> parameters;
+  std::vector<PipelineCuts> cuts;  // of each replica
   MadeStages made;
   std::vector<TiedNames> tied = options.tied;
   try {
     const std::uint32_t ranks = static_cast<std::uint32_t>(group->getSize()) / options.replicas;
     schedule = schedule_of(options, ranks);
-    parts->cuts = cuts_of(options, stages.size(), schedule.chunks());
+    cuts = cuts_of_replicas(options, stages.size(), schedule.chunks());
+    parts->cuts = cuts[static_cast<std::uint32_t>(group->getRank()) % options.replicas];
     check_runs(options.recomputed, static_cast<std::uint32_t>(stages.size()));
-    facts = facts_of(schedule, parts->cuts, stages.size());
+    facts = facts_of(schedule, cuts, stages.size());
     const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
-    for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-      const std::uint32_t first = first_stages.emplace_back(chunk == 0 ? 0 : parts->cuts[chunk - 1]);
-      const std::size_t end = chunk + 1 == schedule.chunks() ? stages.size() : parts->cuts[chunk];
+    for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
+      const std::uint32_t chunk = chunk_of(stage, parts->cuts);
       const bool is_own = std::any_of(schedule.rank_of.begin(), schedule.rank_of.end(),
                                       [&](const auto& rank_of) { return rank_of[chunk] == rank; });
-      for (std::size_t stage = first; stage < end && (is_own || whole); ++stage) {
-        const auto& [number, own] = made.emplace_back(static_cast<std::uint32_t>(stage), stages[stage]());
-        if (!is_own) continue;
-        parameters[chunk].push_back({number, own.parameters, own.buffers});
-        own_stages[chunk].push_back(own);
-      }
+      if (!is_own && !whole) continue;
+      const auto& [number, own] = made.emplace_back(stage, stages[stage]());
+      if (!is_own) continue;
+      parameters.push_back({number, chunk, own.parameters, own.buffers});
+      own_stages[chunk].push_back(own);
     }
     check_tied(made, tied);
     const std::vector<TiedNames> found = find_tied(made);
@@ -95,19 +95,21 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
   const ToldNames told = tell_names(made, group);
   const auto stage_of = stages_of_names(told.parameters);
   const SkipsOfChunks skips = skips_of_chunks(skips_of_names(told), parts->cuts);
-  parts->parameters.emplace(pipeline_segments(schedule, options.replicas),
-                            tied_segments(tied, stage_of, first_stages, schedule, options.replicas),
-                            parameters, group, options.shard, schedule.rank_of.size() == 1);
+  const bool are_alike =
+      std::all_of(cuts.begin(), cuts.end(), [&](const PipelineCuts& each) { return each == cuts.front(); });
+  const auto count = static_cast<std::uint32_t>(stages.size());
+  parts->parameters.emplace(pipeline_segments(schedule, cuts, count),
+                            tied_segments(tied, stage_of, schedule, cuts), parameters, group, options.shard,
+                            /*in_one_order=*/schedule.rank_of.size() == 1 && are_alike);
   parts->numbers = GroupTags::take(group, 1, c10::kCPU);
   parts->executor = std::make_unique<PipelineExecutor>(
       std::move(schedule), skips.skips, group, options.replicas,
       TagSpace::kExchanges + parts->numbers.first() * TagSpace::kPerNumber);
-  const RecomputedRuns recomputed = options.recompute
-                                        ? whole_chunks(static_cast<std::uint32_t>(stages.size()), parts->cuts)
-                                        : options.recomputed;
+  const RecomputedRuns whole_runs = whole_chunks(count, parts->cuts);
+  const RecomputedRuns& recomputed = options.recompute ? whole_runs : options.recomputed;
   for (auto& [chunk, own] : own_stages) {
     parts->executor->chunks().emplace(
-        chunk, PipelineChunk(std::move(own), first_stages[chunk], skips.of_chunk(chunk), recomputed));
+        chunk, PipelineChunk(std::move(own), whole_runs[chunk].first, skips.of_chunk(chunk), recomputed));
   }
   return parts;
 }
@@ -115,6 +117,8 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
 Pipeline::Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
                    const PipelineOptions& options)
     : Pipeline(stages_of(modules), group, options) {}
+Pipeline::Pipeline(const Chain& chain, const ProcessGroupPtr& group, const PipelineOptions& options)
+    : Pipeline(stages_of(chain), group, options) {}
 Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroupPtr& group,
                    const PipelineOptions& options)
     : parts_(Parts::make(makers_of(stages), group, options, /*whole=*/true)) {}

@@ -26,6 +26,9 @@ namespace {
 using at::Tensor;
 using Tensors = PipelineStage::Tensors;
 
+constexpr const char* kTrain = "reef::Pipeline::train";
+constexpr const char* kNumberOfBatches = "the number of batches";
+
 bool trains(const PipelineSchedule& schedule) {
   return std::any_of(
       schedule.actions.front().begin(), schedule.actions.front().end(),
@@ -50,7 +53,7 @@ void Pipeline::Parts::note(const std::string& call) const {
   note_call(*group, call);
 }
 
-PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& batch) {
+PipelineExecutor::Run Pipeline::Parts::begin(const char* call) {
   note(call);
   if (!uneven.empty())
     throw ConfigError(
@@ -59,7 +62,6 @@ PipelineExecutor::Run Pipeline::Parts::begin(const char* call, const Tensors& ba
   PipelineExecutor::Run run;
   run.course = &executor->serving();
   run.seed = {options.seed, calls++, executor->replica() * micro_batches(), micro_batches()};
-  run.input = cut_into_micro_batches(batch, micro_batches());
   run.settle = [this] { parameters->settle(); };
   run.failed = [this] { parameters->tell_failed(); };
   run.meanwhile = parameters->while_waiting();
@@ -89,29 +91,35 @@ std::vector<std::string> Pipeline::Parts::run(const PipelineExecutor::Run& run,
 }
 
 Tensor Pipeline::step(const Tensors& batch, const LossOfList& loss) {
-  Parts& parts = *parts_;
+  return parts_->step(
+      "reef::Pipeline::step", [&] { return batch; }, loss);
+}
+
+Tensor Pipeline::Parts::step(const char* call, const std::function<Tensors()>& batch,
+                             const LossOfList& loss) {
   if (schedule().versions.kind != PipelineVersionRule::Kind::kFlush)
-    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+    throw ConfigError(std::string(call) + ": schedule '" + schedule().name +
                       "' is asynchronous and updates weights by itself: use train().");
   if (!trains(schedule()))
-    throw ConfigError("reef::Pipeline::step: schedule '" + schedule().name +
+    throw ConfigError(std::string(call) + ": schedule '" + schedule().name +
                       "' has no backward passes: it is for forward() only.");
   const at::AutoGradMode records(true);
-  const std::uint32_t count = parts.micro_batches(), replicas = parts.options.replicas;
+  const std::uint32_t count = micro_batches(), replicas = options.replicas;
   std::vector<Tensor> losses(count);
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::step", batch);
-  run.course = &parts.executor->training();
+  PipelineExecutor::Run run = begin(call);
+  run.course = &executor->training();
   run.trains = true;
+  run.input = cut_each_batch([&](std::uint32_t) { return batch(); }, count);
   run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
     return ends_of(loss(outputs, micro_batch), losses[micro_batch]);
   };
   run.report = [&] {
-    parts.parameters->check();
-    return text_of_losses(losses, count, parts.executor->replica(), replicas);
+    parameters->check();
+    return text_of_losses(losses, count, executor->replica(), replicas);
   };
-  PipelineParameters::OfCall gradients(*parts.parameters);
-  const std::vector<Tensor> sums = sums_of_losses(parts.run(run), count * replicas);
-  const std::int64_t divisor = parts.divisor(count);
+  PipelineParameters::OfCall gradients(*parameters);
+  const std::vector<Tensor> sums = sums_of_losses(this->run(run), count * replicas);
+  const std::int64_t divisor = this->divisor(count);
   gradients.add(divisor);
   return divisor == 1 ? sums.front() : sums.front() / divisor;
 }
@@ -120,26 +128,24 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
                        const std::function<void()>& update) {
   const at::AutoGradMode records(true);
   Parts& parts = *parts_;
+  if (parts.trains_by_steps()) return parts.train_by_steps(batches, batch, loss, update);
   const std::uint32_t count = micro_batches_of_batch();
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::train", {});
+  PipelineExecutor::Run run = parts.begin(kTrain);
   run.seed.micro_batches_per_call = count;
   run.seed.first_micro_batch = parts.executor->replica() * count;
   std::optional<PipelineCourse> course;
-  std::optional<PipelineTraining> training;
   Together together(parts.group, c10::kCPU);
   together.here([&] {
     if (!parts.parameters->steps_chunks())
       throw ConfigError(
-          "reef::Pipeline::train is for chunks whose parameters are not sharded and not shared by "
-          "other chunks: use step().");
+          "reef::Pipeline::train: by asynchronous schedules, chunks' parameters are not sharded and not "
+          "shared by other chunks: take a synchronous one.");
     course.emplace(parts.executor->course(train_schedule(batches)));
-    const std::uint32_t divisor = parts.options.reduction == Reduction::kMean ? parts.options.replicas : 0;
-    training.emplace(
-        parts.executor->chunks(), course->schedule(),
-        PipelineTraining::Update{[&parts](std::uint32_t chunk) { parts.parameters->reduce(chunk); }, divisor,
-                                 update, parts.options.correction_decay});
   });
-  together.agree_on("the number of batches", std::to_string(batches));
+  together.agree_on(kNumberOfBatches, std::to_string(batches));
+  PipelineTraining training(parts.executor->chunks(), *parts.parameters, course->schedule(),
+                            {update, parts.options.replicas, parts.options.reduction == Reduction::kMean,
+                             parts.options.correction_decay});
   parts.calls += batches - 1;  // each has the random numbers of a call
   std::vector<Tensor> losses(course->schedule().micro_batches);
   run.course = &*course;
@@ -148,19 +154,42 @@ Tensor Pipeline::train(std::uint32_t batches, const Batches& batch, const LossOf
   run.finish = [&](std::uint32_t micro_batch, const Tensors& outputs) {
     return ends_of(loss(outputs, micro_batch / count, micro_batch % count), losses[micro_batch]);
   };
-  run.update = [&](std::uint32_t chunk, std::uint32_t micro_batch) { training->update(chunk, micro_batch); };
-  run.leave_update = [&](std::uint32_t chunk, const std::string& why) {
-    parts.parameters->abandon(chunk, why);
+  run.update = [&](std::uint32_t chunk, std::uint32_t micro_batch) { training.update(chunk, micro_batch); };
+  run.leave_update = [&](std::uint32_t chunk, std::uint32_t micro_batch, const std::string& why) {
+    training.leave(chunk, micro_batch, why);
   };
   run.report = [&] {
     return text_of_losses(losses, count, parts.executor->replica(), parts.options.replicas);
   };
   const PipelineParameters::OfCall gradients(*parts.parameters);
   const std::vector<std::string> reports = parts.run(
-      run, [&] { parts.uneven = uneven_updates(gather_texts(training->updates(), parts.group, c10::kCPU)); });
+      run, [&] { parts.uneven = training.uneven(gather_texts(training.updates(), parts.group, c10::kCPU)); });
   parts.trained_batches += batches;
   const Tensor sums = at::stack(sums_of_losses(reports, count * parts.options.replicas));
   return sums / parts.divisor(count);
+}
+
+Tensor Pipeline::Parts::train_by_steps(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
+                                       const std::function<void()>& update) {
+  note(kTrain);
+  Together together(group, c10::kCPU);
+  together.here([&] { check_batches(batches, micro_batches()); });
+  together.agree_on(kNumberOfBatches, std::to_string(batches));
+  const PipelineParameters::OfCall gradients_before(*parameters);
+  std::vector<Tensor> losses;
+  for (std::uint32_t number = 0; number < batches; ++number) {
+    losses.push_back(step(
+        kTrain, [&] { return batch(number); },
+        [&](const Tensors& outputs, std::uint32_t micro_batch) {
+          return loss(outputs, number, micro_batch);
+        }));
+    uneven = "the update by batch " + std::to_string(number) + " had not been made on all ranks";
+    together.here(update);
+    together.agree();
+    uneven.clear();
+    parameters->drop_gradients();
+  }
+  return at::stack(losses);
 }
 
 std::uint32_t Pipeline::micro_batches_of_batch() const { return reef::micro_batches_of_batch(schedule()); }
@@ -181,7 +210,8 @@ Tensors Pipeline::forward(const Tensors& batch) {
   const at::NoGradGuard no_grad;
   Parts& parts = *parts_;
   std::vector<Tensors> outputs(parts.micro_batches());
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::forward", batch);
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::forward");
+  run.input = cut_each_batch([&](std::uint32_t) { return batch; }, parts.micro_batches());
   run.finish = [&](std::uint32_t micro_batch, const Tensors& made) -> Tensors {
     outputs[micro_batch] = made;
     return {};
@@ -203,7 +233,7 @@ void Pipeline::generate(const std::vector<Tensors>& starts, std::uint32_t steps,
   const std::uint32_t lanes = parts.micro_batches();
   const PipelineCourse course =
       parts.executor->course(repeated(parts.executor->serving().schedule(), steps), lanes);
-  PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate", {});
+  PipelineExecutor::Run run = parts.begin("reef::Pipeline::generate");
   parts.calls += steps - 1;  // each has the random numbers of a call
   run.course = &course;
   run.input = [&](std::uint32_t lane) {

@@ -37,10 +37,23 @@ struct Pipeline::Parts {
   std::int64_t divisor(std::uint32_t count) const {
     return options.reduction == Reduction::kMean ? std::int64_t{options.replicas} * count : 1;
   }
+  /// Whether train() runs step after step. So it does where updates of chunks would wait for each other in
+  /// different orders, too.
+  bool trains_by_steps() const {
+    const bool has_several_chunks = schedule().chunks() > schedule().ranks();
+    return schedule().versions.kind == PipelineVersionRule::Kind::kFlush &&
+           (schedule().rank_of.size() > 1 || !parameters->steps_chunks() ||
+            (has_several_chunks && !options.replica_cuts.empty()));
+  }
   /// Throws ConfigError if it is called by what a run calls, when other ranks are elsewhere.
   void note(const std::string& call) const;
   /// Notes a call, and prepares its run.
-  PipelineExecutor::Run begin(const char* call, const Tensors& batch);
+  PipelineExecutor::Run begin(const char* call);
+  /// Pipeline::step(), which `call` names in errors. `batch` is called on ranks that have the first stage.
+  at::Tensor step(const char* call, const std::function<Tensors()>& batch, const LossOfList& loss);
+  /// Pipeline::train() where trains_by_steps().
+  at::Tensor train_by_steps(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
+                            const std::function<void()>& update);
   /// Calls `when_failed` on all ranks if one has failed, and none is gone.
   std::vector<std::string> run(
       const PipelineExecutor::Run& run, const std::function<void()>& when_failed = [] {});

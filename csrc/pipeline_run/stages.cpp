@@ -2,6 +2,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <functional>
 #include <utility>
 
 #include "distributed/bytes_over_ranks.h"
@@ -14,20 +15,26 @@ using at::Tensor;
 using Tensors = PipelineStage::Tensors;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-PipelineStage stage_of(const std::string& name, torch::nn::AnyModule module) {
+/// A stage of one tensor, with the parameters and buffers of these modules.
+PipelineStage stage_of(const Chain::Modules& modules, std::function<Tensor(const Tensor&)> run) {
   PipelineStage stage;
-  for (const auto& each : module.ptr()->named_parameters())
-    stage.parameters.emplace_back(name + "." + each.key(), each.value());
-  stage.buffers = [name, all = module.ptr()] {
+  for (const auto& [name, module] : modules) {
+    for (const auto& each : module->named_parameters())
+      stage.parameters.emplace_back(name + "." + each.key(), each.value());
+  }
+  stage.buffers = [modules] {
     Named buffers;
-    for (const auto& each : all->named_buffers()) buffers.emplace_back(name + "." + each.key(), each.value());
+    for (const auto& [name, module] : modules) {
+      for (const auto& each : module->named_buffers())
+        buffers.emplace_back(name + "." + each.key(), each.value());
+    }
     return buffers;
   };
-  stage.run = [module](const Tensors& inputs) mutable -> Tensors {
+  stage.run = [run = std::move(run)](const Tensors& inputs) -> Tensors {
     if (inputs.size() != 1)
       throw ConfigError("reef::Pipeline: a stage of a Sequential takes one tensor, and was given " +
                         std::to_string(inputs.size()) + "; make stages of your own for more.");
-    return {module.forward(inputs.front())};
+    return {run(inputs.front())};
   };
   return stage;
 }
@@ -35,10 +42,18 @@ PipelineStage stage_of(const std::string& name, torch::nn::AnyModule module) {
 }  // namespace
 
 std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules) {
+  return stages_of(Chain(modules));
+}
+
+std::vector<PipelineStage> stages_of(const Chain& chain) {
   std::vector<PipelineStage> stages;
-  const auto children = modules->named_children();
-  auto module = modules->begin();
-  for (std::size_t i = 0; i < modules->size(); ++i) stages.push_back(stage_of(children[i].key(), *module++));
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    if (chain.modules(i).empty())
+      throw ConfigError("reef::Pipeline: stage " + chain.name(i) +
+                        " of the Chain does not say which parameters it has: add it with its module.");
+    stages.push_back(
+        stage_of(chain.modules(i), [chain, i](const Tensor& input) { return chain.run(i, input); }));
+  }
   return stages;
 }
 

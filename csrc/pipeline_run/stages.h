@@ -6,12 +6,17 @@
 #include <utility>
 #include <vector>
 
+#include "reef/chain.h"
 #include "reef/pipeline.h"
 
 namespace reef {
 
 /// Returns a stage for each module, which shares it.
 std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules);
+
+/// Returns a stage for each of the chain's, which shares its modules. Throws ConfigError for one that was
+/// added without its module, since its parameters are not known.
+std::vector<PipelineStage> stages_of(const Chain& chain);
 
 /// Returns functions that give the stages.
 std::vector<Pipeline::Maker> makers_of(const std::vector<PipelineStage>& stages);

@@ -88,8 +88,8 @@ std::map<std::string, std::uint32_t> stages_of_names(const NamesOfStages& names)
 
 std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
                                        const std::map<std::string, std::uint32_t>& stage_of,
-                                       const std::vector<std::uint32_t>& first_stages,
-                                       const PipelineSchedule& schedule, std::uint32_t replicas) {
+                                       const PipelineSchedule& schedule,
+                                       const std::vector<PipelineCuts>& cuts) {
   std::vector<TiedSegment> segments;
   for (TiedNames names : tied) {
     for (const std::string& name : names) {
@@ -100,17 +100,19 @@ std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
     std::stable_sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
       return stage_of.at(a) < stage_of.at(b);
     });
-    std::set<std::int64_t> all;
+    const auto replicas = static_cast<std::int64_t>(cuts.size());
+    std::set<std::pair<std::int64_t, std::int64_t>> all;  // replicas, and ranks of the group
+    std::vector<std::int64_t> of_first;
     bool is_of_one_segment = true;
     for (const std::string& name : names) {
-      const auto after = std::upper_bound(first_stages.begin(), first_stages.end(), stage_of.at(name));
-      const auto chunk = static_cast<std::uint32_t>(after - first_stages.begin() - 1);
-      const std::vector<std::int64_t> ranks = ranks_of_chunk(schedule, replicas, chunk);
-      is_of_one_segment = is_of_one_segment && (all.empty() || std::ranges::equal(all, ranks));
-      all.insert(ranks.begin(), ranks.end());
+      const std::vector<std::int64_t> ranks = ranks_of_stage(schedule, cuts, stage_of.at(name));
+      if (of_first.empty()) of_first = ranks;
+      is_of_one_segment = is_of_one_segment && ranks == of_first;
+      for (const std::int64_t rank : ranks) all.emplace(rank % replicas, rank);
     }
     if (is_of_one_segment) continue;
-    const std::vector<std::int64_t> ranks(all.begin(), all.end());
+    std::vector<std::int64_t> ranks;
+    for (const auto& [replica, rank] : all) ranks.push_back(rank);
     auto segment = std::find_if(segments.begin(), segments.end(),
                                 [&](const TiedSegment& each) { return each.ranks == ranks; });
     if (segment == segments.end()) segment = segments.insert(segment, {ranks, {}});

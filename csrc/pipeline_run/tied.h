@@ -19,7 +19,7 @@ using TiedNames = std::vector<std::string>;
 
 /// Tied parameters that the same ranks have, which belong to several segments.
 struct TiedSegment {
-  std::vector<std::int64_t> ranks;  ///< of the group, ascending
+  std::vector<std::int64_t> ranks;  ///< of the group, replica after replica, and ascending for each
   std::vector<TiedNames> parameters;
 };
 
@@ -35,11 +35,11 @@ void check_tied(const MadeStages& made, const std::vector<TiedNames>& tied);
 std::map<std::string, std::uint32_t> stages_of_names(const NamesOfStages& names);
 
 /// Returns the tied parameters whose uses are in several segments, grouped by the ranks that have them. Those
-/// of one segment need nothing. `first_stages` has the number of each chunk's first stage. Throws ConfigError
-/// if there is no parameter of a name.
+/// of one segment need nothing. `cuts`: of each replica. Throws ConfigError if there is no parameter of a
+/// name.
 std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
                                        const std::map<std::string, std::uint32_t>& stage_of,
-                                       const std::vector<std::uint32_t>& first_stages,
-                                       const PipelineSchedule& schedule, std::uint32_t replicas);
+                                       const PipelineSchedule& schedule,
+                                       const std::vector<PipelineCuts>& cuts);
 
 }  // namespace reef

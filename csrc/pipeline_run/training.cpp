@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <set>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
-#include <vector>
 
 #include "distributed/bytes_over_ranks.h"
 
@@ -11,12 +11,16 @@ namespace reef {
 
 using at::Tensor;
 using Kind = PipelineAction::Kind;
+using Rule = PipelineVersionRule::Kind;
 
 PipelineTraining::PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunks,
-                                   const PipelineSchedule& schedule, Update update)
-    : chunks_(chunks), update_(std::move(update)) {
+                                   PipelineParameters& parameters, const PipelineSchedule& schedule,
+                                   Options options)
+    : chunks_(chunks), parameters_(parameters), options_(std::move(options)) {
   const PipelineVersions versions = pipeline_versions(schedule);
-  const bool in_place = schedule.versions.kind == PipelineVersionRule::Kind::kNewest;
+  const bool in_place = schedule.versions.kind == Rule::kNewest;
+  const bool in_waves = schedule.versions.kind == Rule::kWave && options_.replicas > 1;
+  wave_ = in_waves ? schedule.versions.micro_batches_per_update : 0;
   for (auto& [number, chunk] : chunks_) {
     const std::vector<PipelineAction>& actions = schedule.actions[schedule.rank(number, 0)];
     const bool splits = std::any_of(actions.begin(), actions.end(), [of = number](const auto& action) {
@@ -24,9 +28,18 @@ PipelineTraining::PipelineTraining(std::map<std::uint32_t, PipelineChunk>& chunk
     });
     const auto [made, is_new] =
         weights_.try_emplace(number, chunk.trained(), versions.of[number], splits ? 2 : 1, in_place);
-    if (in_place && update_.correction_decay > 0)
-      made->second.correct(pipeline_delays(schedule)[number], update_.correction_decay);
-    chunk.use(&made->second);
+    if (in_place && options_.correction_decay > 0)
+      made->second.correct(pipeline_delays(schedule)[number], options_.correction_decay);
+    if (wave_ > 0) add_waves(number, schedule);
+  }
+  for (auto& [number, chunk] : chunks_) chunk.use(&weights_.at(number));
+}
+
+void PipelineTraining::add_waves(std::uint32_t chunk, const PipelineSchedule& schedule) {
+  for (PipelineParameters::Shared& shared : parameters_.shared(chunk)) {
+    waves_[chunk].emplace_back(
+        std::move(shared.parameters), shared.ranks,
+        PipelineWaves::Rule{schedule.micro_batches / wave_, schedule.versions.staleness});
   }
 }
 
@@ -35,6 +48,13 @@ PipelineTraining::~PipelineTraining() {
     chunk.use(nullptr);
     weights_.at(number).settle();
   }
+}
+
+void PipelineTraining::at_end_of_wave(
+    std::uint32_t chunk, std::uint32_t micro_batch,
+    const std::function<void(PipelineWaves& waves, std::uint32_t wave)>& visit) {
+  if (wave_ == 0 || (micro_batch + 1) % wave_ != 0) return;
+  for (PipelineWaves& waves : waves_[chunk]) visit(waves, micro_batch / wave_);
 }
 
 void PipelineTraining::update(std::uint32_t chunk, std::uint32_t micro_batch) {
@@ -46,15 +66,27 @@ void PipelineTraining::update(std::uint32_t chunk, std::uint32_t micro_batch) {
     }
   }
   PipelineWeights& weights = weights_.at(chunk);
-  update_.reduce(chunk);
+  if (wave_ == 0) parameters_.reduce(chunk);
   const std::uint32_t count = micro_batch + 1 - std::exchange(updated_[chunk], micro_batch + 1);
-  const std::int64_t divisor = std::int64_t{update_.divisor} * count;
+  const std::int64_t divisor = std::int64_t{count} * (wave_ == 0 ? options_.replicas : 1);
   for (const Tensor& parameter : weights.parameters()) {
-    if (divisor > 1 && parameter.grad().defined()) parameter.mutable_grad().div_(divisor);
+    if (options_.divides && divisor > 1 && parameter.grad().defined()) parameter.mutable_grad().div_(divisor);
   }
-  weights.update(update_.step);
+  try {
+    weights.update(options_.update);
+    at_end_of_wave(chunk, micro_batch, [](PipelineWaves& waves, std::uint32_t wave) { waves.end(wave); });
+  } catch (...) {
+    at_end_of_wave(chunk, micro_batch, [](PipelineWaves& waves, std::uint32_t wave) { waves.leave(wave); });
+    throw;
+  }
   for (const Tensor& parameter : weights.parameters()) parameter.mutable_grad().reset();
   for (const auto& [parameter, gradient] : of_others) parameter.mutable_grad() = gradient;
+}
+
+void PipelineTraining::leave(std::uint32_t chunk, std::uint32_t micro_batch,
+                             const std::string& why) noexcept {
+  if (wave_ == 0) parameters_.abandon(chunk, why);
+  at_end_of_wave(chunk, micro_batch, [](PipelineWaves& waves, std::uint32_t wave) { waves.leave(wave); });
 }
 
 std::string PipelineTraining::updates() const {
@@ -66,10 +98,11 @@ std::string PipelineTraining::updates() const {
   return lines;
 }
 
-std::string uneven_updates(const std::vector<std::string>& updates) {
+std::string PipelineTraining::uneven(const std::vector<std::string>& of_all) const {
   std::set<std::string> numbers;
+  if (wave_ > 0) numbers.insert("has had 0 updates");  // any update is of one worker alone
   std::string sentence;
-  for (const std::string& lines : updates) {
+  for (const std::string& lines : of_all) {
     for (const std::string& line : lines_of(lines)) {
       numbers.insert(line.substr(line.find("has had")));
       sentence += (sentence.empty() ? "" : ", ") + line;

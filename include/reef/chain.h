@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reef/chain_profile.h"
@@ -42,9 +43,14 @@ class REEF_API Chain {
   explicit Chain(const torch::nn::Sequential& modules);
 
   void add(std::string name, Stage stage, State state = {});
+  /// The same of a stage that runs this module, whose state it has.
+  void add(std::string name, std::shared_ptr<torch::nn::Module> module, Stage stage);
   std::size_t size() const { return links_.size(); }
   const std::string& name(std::size_t stage) const { return links_.at(stage).name; }  ///< from 0
   at::Tensor run(std::size_t stage, const at::Tensor& input) const { return links_.at(stage).stage(input); }
+  /// The modules that a stage runs, by name; none where it was added without one.
+  using Modules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+  const Modules& modules(std::size_t stage) const { return links_.at(stage).modules; }
   /// All of them.
   at::Tensor operator()(at::Tensor input) const;
 
@@ -65,6 +71,7 @@ class REEF_API Chain {
     std::string name;
     Stage stage;
     State state;
+    Modules modules = {};
     std::size_t parts = 1;
   };
   std::vector<Link> links_;

@@ -22,6 +22,8 @@ class Sequential;
 
 namespace reef {
 
+class Chain;
+
 /// A stage of a model that is a chain of stages.
 struct PipelineStage {
   using Tensors = std::vector<at::Tensor>;
@@ -70,10 +72,13 @@ struct PipelineOptions {
   /// Empty: each chunk has as many stages as the others, the first ones one more where they do not divide.
   PipelineCuts cuts = {};
   /// The number of copies of the pipeline that train together, each on batches of its own (data parallel).
-  /// The group has `replicas` times as many ranks as the schedule. Ranks with the same chunks follow each
-  /// other: rank s of replica r is rank s * replicas + r of the group.
+  /// The group has `replicas` times as many ranks as the schedule. Ranks with chunks of the same numbers
+  /// follow each other: rank s of replica r is rank s * replicas + r of the group.
   std::uint32_t replicas = 1;
-  /// The options with which ranks that have the same chunks shard them: the replicas, and the two directions
+  /// The cuts of each replica, where they differ because replicas' ranks do: HetPipe's virtual workers, say.
+  /// ConfigError together with `cuts` or a sample.
+  std::vector<PipelineCuts> replica_cuts = {};
+  /// The options with which ranks that have the same stages shard them: the replicas, and the two directions
   /// of chimera and dualpipe. With one replica they choose mixed precision and offload. ConfigError for
   /// reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
@@ -87,6 +92,14 @@ struct PipelineOptions {
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.
   std::vector<std::vector<std::string>> tied = {};
+  /// "hetpipe", whose replicas are virtual workers, and whose waves are batches (2005.14038): each worker
+  /// updates its own weights by an optimizer of its own. When it has trained on a batch, its weights become
+  /// the sum of what all workers' batches have changed, up to so many batches before (D), and of its own
+  /// later ones; after the last batch of a call, of all. So 0 waits for all workers after each batch, and 1
+  /// lets each be one batch ahead of the slowest. Gradients are of single micro-batches, whatever `reduction`
+  /// says. Bytes: two copies of the weights, and for each of staleness + 1 batches one of each worker's, in
+  /// the host's memory.
+  std::uint32_t staleness = 0;
   /// Asynchronous schedules, but for "pipedream_2bw" and "hetpipe": how many batches train() takes by "1f1b"
   /// at first, over all of its calls (PipeMare's technique 3, 1910.05124, section 3.3).
   std::uint32_t synchronous_batches = 0;
@@ -115,10 +128,11 @@ struct PipelineOptions {
 ///
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
 /// another and adds the gradients up, for each replica and direction, then adds these sums up in the order of
-/// ranks, and divides the result. Each rank that has a tied weight adds up its own gradients of it in the
-/// order of its passes; these sums are added up in the order of ranks, too. All ranks make the same calls in
-/// the same order. Messages say what they hold, so shapes may change from call to call; they travel by gloo,
-/// by way of the host's memory where stages are on a device. Not thread-safe; the group must outlive it.
+/// replicas, and for each of them in the order of its ranks, and divides the result. Each rank that has a
+/// tied weight adds up its own gradients of it in the order of its passes; these sums are added up likewise.
+/// All ranks make the same calls in the same order. Messages say what they hold, so shapes may change from
+/// call to call; they travel by gloo, by way of the host's memory where stages are on a device. Not
+/// thread-safe; the group must outlive it.
 class REEF_API Pipeline {
  public:
   using Tensors = PipelineStage::Tensors;
@@ -133,6 +147,8 @@ class REEF_API Pipeline {
   /// be run; RankFailed.
   Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
            const PipelineOptions& options = {});
+  /// The same of a chain's stages. ConfigError for one that was added without its module.
+  Pipeline(const Chain& chain, const ProcessGroupPtr& group, const PipelineOptions& options = {});
   /// The same of stages of any kind.
   Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroupPtr& group,
            const PipelineOptions& options = {});
@@ -153,6 +169,7 @@ class REEF_API Pipeline {
   std::vector<at::Tensor> parameters() const;
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
   const PipelineSchedule& schedule() const;
+  /// Of this rank's replica.
   const PipelineCuts& cuts() const;
   /// What was planned for the sample, and what it is expected to cost: PipelinePlan::text(). Empty without
   /// one.
@@ -189,8 +206,11 @@ class REEF_API Pipeline {
   ///
   /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
   /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
-  /// ConfigError on every rank for chunks that are sharded or share weights (replicas of kReplicate are
-  /// not), for schedules of two directions, and if ranks do not give the same number of batches.
+  /// Chunks that are sharded or share weights, schedules of two directions, and replicas that are cut
+  /// differently and have several chunks on a rank are trained by step(), batch after batch, with one call of
+  /// `update` for each. ConfigError on every rank for the first two by an asynchronous schedule, for an
+  /// asynchronous one of your own with replicas that are cut differently, and if ranks do not give the same
+  /// number of batches.
   /// Bytes: each version besides the newest takes as many as the rank's trained weights. A list of all
   /// actions and losses is kept during the call.
   at::Tensor train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,

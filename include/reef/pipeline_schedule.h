@@ -45,7 +45,8 @@ struct PipelineVersionRule {
   Kind kind = Kind::kFlush;
   /// The number of micro-batches whose gradients an update adds up; of kWave, of a wave.
   std::uint32_t micro_batches_per_update = 1;
-  /// Of kWave: by how many waves the weights may lack those of other virtual workers (D of HetPipe).
+  /// Of kWave: how many waves of other virtual workers the weights may lack when a wave has ended (D of
+  /// HetPipe).
   std::uint32_t staleness = 0;
 
   friend bool operator==(const PipelineVersionRule&, const PipelineVersionRule&) = default;

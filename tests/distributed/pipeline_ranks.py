@@ -275,14 +275,21 @@ class Ends(nn.Module):
         return x
 
 
-def fault(victim, at, backward):
+def fault(victim, at, way):
     group = reef.init_process_group(heartbeat_seconds=HEARTBEAT_SECONDS, timeout_seconds=900)
     never = 1000
-    stages = [Ends(int(at) if rank == int(victim) else never, backward == "backward") for rank in range(group.size())]
-    pipeline = reef.Pipeline(stages, group, micro_batches=4)
+    if way == "wave":  # the others wait for what its wave has changed
+        stages = [Ends(int(at) if group.rank() == int(victim) else never, backward=False)]
+        pipeline = reef.Pipeline(stages, group, micro_batches=4, schedule="hetpipe", replicas=group.size(), staleness=1)
+    else:
+        stages = [Ends(int(at) if rank == int(victim) else never, way == "backward") for rank in range(group.size())]
+        pipeline = reef.Pipeline(stages, group, micro_batches=4)
     try:
         while True:
-            pipeline.step(data(0)[0], torch.Tensor.mean)
+            if way == "wave":
+                pipeline.train([data(0)[:1]] * 4, torch.Tensor.mean, lambda: None)
+            else:
+                pipeline.step(data(0)[0], torch.Tensor.mean)
     except dist.DistError as error:
         print("told:", str(error).splitlines()[0])
 

@@ -1,6 +1,7 @@
 // What tests of Pipeline::train() share: a chain of stages, and one process that follows a table of versions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -94,12 +95,13 @@ struct Row {
   std::uint32_t replicas = 1;
   std::uint32_t synchronous_batches = 0;
   double correction_decay = 0;
+  std::vector<PipelineCuts> replica_cuts = {};
 };
 inline std::string text_of(const Row& row) {
   return std::to_string(row.replicas) + " x " + row.schedule + ", " + std::to_string(row.micro_batches) +
          " micro-batches a batch, hops " + (row.hops.empty() ? "1" : std::to_string(row.hops.front())) +
          ", synchronous " + std::to_string(row.synchronous_batches) + ", decay " +
-         std::to_string(row.correction_decay);
+         std::to_string(row.correction_decay) + (row.replica_cuts.empty() ? "" : ", cut differently");
 }
 inline PipelineOptions options_of(const Row& row) {
   return {.micro_batches = row.micro_batches,
@@ -107,17 +109,24 @@ inline PipelineOptions options_of(const Row& row) {
           .chunks_per_rank = row.chunks_per_rank,
           .hops = row.hops,
           .replicas = row.replicas,
+          .replica_cuts = row.replica_cuts,
           .synchronous_batches = row.synchronous_batches,
           .correction_decay = row.correction_decay};
 }
 
-/// What one process makes of all weights that follows the table; chunks end before the `cuts`.
+/// What one process makes of all weights that follows the table; chunks end before the `cuts`, of each
+/// replica.
 struct Replay {
   std::vector<Tensor> weights;
   std::vector<Tensor> losses;
 };
-inline Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts, std::uint32_t per_batch,
-                     Rule rule, std::uint32_t replicas = 1, double decay = 0) {
+inline Replay replay(const PipelineSchedule& schedule, const std::vector<PipelineCuts>& cuts,
+                     std::uint32_t per_batch, Rule rule, double decay = 0) {
+  const auto replicas = static_cast<std::uint32_t>(cuts.size());
+  const auto chunk_of = [&](std::uint32_t stage, std::uint32_t replica) {
+    const PipelineCuts& own = cuts[replica];
+    return static_cast<std::uint32_t>(std::upper_bound(own.begin(), own.end(), stage) - own.begin());
+  };
   const PipelineVersions versions = pipeline_versions(schedule);
   std::uint32_t per_update = per_batch;  // HetPipe's updates are of single micro-batches
   if (schedule.versions.kind == PipelineVersionRule::Kind::kWave) per_update = 1;
@@ -129,7 +138,7 @@ inline Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts,
   }
   const auto optimizer = optimizer_of(rule, made.weights);
   const std::vector<double> delays =
-      decay > 0 ? pipeline_delays(schedule) : std::vector<double>(cuts.size() + 1);
+      decay > 0 ? pipeline_delays(schedule) : std::vector<double>(schedule.chunks());
   // d of PipelineOptions::correction_decay, of each version.
   std::vector<std::vector<Tensor>> d(kStages, {torch::zeros({kWidth, kWidth})});
   std::vector<std::vector<Tensor>> parts(replicas), sums(replicas, std::vector<Tensor>(kStages));
@@ -140,8 +149,8 @@ inline Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts,
       if (m % per_batch == 0) parts[replica] = batch_of(batch, per_batch, replica).tensor_split(per_batch);
       std::vector<Tensor> used;
       Tensor x = parts[replica][m % per_batch];
-      for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
-        if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
+      for (std::uint32_t i = 0; i < kStages; ++i) {
+        const std::uint32_t chunk = chunk_of(i, replica);
         const PipelineVersion& version = versions.of[chunk][m];
         used.push_back(history[i][version.forward].clone().set_requires_grad(true));
         Tensor of_backward = history[i][version.backward];
@@ -172,8 +181,8 @@ inline Replay replay(const PipelineSchedule& schedule, const PipelineCuts& cuts,
       made.weights[i].mutable_grad() = all / std::int64_t{per_update * replicas};
     }
     optimizer->step();
-    for (std::uint32_t i = 0, chunk = 0; i < kStages; ++i) {
-      if (chunk < cuts.size() && cuts[chunk] == i) ++chunk;
+    for (std::uint32_t i = 0; i < kStages; ++i) {
+      const std::uint32_t chunk = chunk_of(i, 0);
       const Tensor before = history[i].back();
       history[i].push_back(made.weights[i].detach().clone());
       const double follows = delays[chunk] > 0 ? std::pow(decay, 1 / delays[chunk]) : 0;

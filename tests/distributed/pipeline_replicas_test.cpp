@@ -50,7 +50,10 @@ std::vector<Row> rows() {
     const std::uint32_t stages = ranks / replicas;
     if (replicas > 1) {
       for (const char* name : {"1f1b", "gpipe", "zero_bubble", "zbv"}) rows.push_back({name, replicas});
-      if (stages > 1) rows.push_back({"interleaved", replicas, 2});
+      if (stages > 1) {
+        rows.push_back({"interleaved", replicas, 2});
+        for (const char* name : {"1f1b", "zero_bubble", "zbv"}) rows.push_back({name, replicas, 0, false});
+      }
     }
     if (stages % 2 == 0) {
       rows.push_back({"chimera", replicas});
@@ -63,13 +66,22 @@ PipelineOptions options_of(const Row& row, Stage stage, std::uint32_t micro_batc
   PipelineOptions options = pipeline_tests::options_of(row, stage, micro_batches, 200);
   if (stage == Stage::kParameters) options.shard.resident_bytes = 0;
   options.recompute = row.schedule == "gpipe";
+  if (!row.cut_alike) {
+    const auto ranks = static_cast<std::uint32_t>(size()) / row.replicas;
+    options.replica_cuts = different_cuts(row.replicas, row.schedule == "zbv" ? 2 * ranks : ranks, 8);
+  }
   return options;
 }
+std::vector<PipelineCuts> cuts_of(const Row& row, const Pipeline& pipeline) {
+  if (row.cut_alike) return std::vector<PipelineCuts>(row.replicas, pipeline.cuts());
+  return options_of(row, Stage::kReplicate).replica_cuts;
+}
 
-/// What the pipeline must give, made by one process: for each rank of the group that has a chunk, in order,
-/// the sum over the micro-batches that it takes, in order; added up, and then divided.
+/// What the pipeline must give, made by one process: for each replica, and each of its ranks that has a
+/// stage, in order, the sum over the micro-batches that it takes, in order; added up, and then divided.
 struct Oracle {
-  explicit Oracle(const Pipeline& given, std::uint32_t replicas) : pipeline(given), count(replicas) {}
+  Oracle(const Pipeline& given, std::vector<PipelineCuts> of_replicas)
+      : pipeline(given), cuts(std::move(of_replicas)), count(static_cast<std::uint32_t>(cuts.size())) {}
 
   Bits gradients(torch::nn::Sequential& modules, const std::function<Tensor(std::uint32_t)>& batch) {
     const PipelineSchedule& schedule = pipeline.schedule();
@@ -94,10 +106,10 @@ struct Oracle {
     loss = losses / divisor;
     Bits all;
     for (const auto& [name, parameter] : named_of(modules)) {
-      std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> owners;
+      std::map<std::pair<std::uint32_t, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> owners;
       for (std::uint32_t replica = 0; replica < count; ++replica) {
         for (std::uint32_t direction = 0; direction < directions; ++direction)
-          owners[schedule.rank_of[direction][chunk_of(name)] * count + replica] = {replica, direction};
+          owners[{replica, schedule.rank_of[direction][chunk_of(name, replica)]}] = {replica, direction};
       }
       Tensor& sum = all[name];
       for (const auto& [owner, from] : owners) {
@@ -110,13 +122,14 @@ struct Oracle {
     return all;
   }
 
-  std::uint32_t chunk_of(const std::string& name) const {
+  std::uint32_t chunk_of(const std::string& name, std::uint32_t replica) const {
     const auto stage = static_cast<std::uint32_t>(std::stoul(name));
-    const PipelineCuts& cuts = pipeline.cuts();
-    return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), stage) - cuts.begin());
+    const PipelineCuts& own = cuts[replica];
+    return static_cast<std::uint32_t>(std::upper_bound(own.begin(), own.end(), stage) - own.begin());
   }
 
   const Pipeline& pipeline;
+  std::vector<PipelineCuts> cuts;  ///< of each replica
   std::uint32_t count;
   Tensor loss;
 };
@@ -152,7 +165,7 @@ TEST(PipelineReplicas, GradientsAreSumsOverRanksInTheirOrder) {
       torch::nn::Sequential one = net(), cut = net(false, 7 + own);
       const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
       Pipeline pipeline(cut, world(), options_of(row, stage, micro_batches));
-      Oracle oracle(pipeline, row.replicas);
+      Oracle oracle(pipeline, cuts_of(row, pipeline));
       Bits expected;
       for (std::int64_t step = 0; step < 2; ++step) {  // the second adds to the first
         const auto batch = [&](std::uint32_t replica) { return batch_of(replica, 10, step); };
@@ -177,7 +190,7 @@ TEST(PipelineReplicas, StepsAreThoseOfOneProcessAtEveryStage) {
       torch::nn::Sequential one = net(), cut = net();
       const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
       Pipeline pipeline(cut, world(), options_of(row, stage, micro_batches));
-      Oracle oracle(pipeline, row.replicas);
+      Oracle oracle(pipeline, cuts_of(row, pipeline));
       std::vector<Tensor> trained;
       for (Tensor& parameter : one->parameters()) {
         if (parameter.requires_grad()) trained.push_back(parameter);
@@ -209,6 +222,59 @@ TEST(PipelineReplicas, StepsAreThoseOfOneProcessAtEveryStage) {
   }
 }
 
+TEST(PipelineReplicas, TrainingIsStepAfterStepAtEveryStage) {
+  for (const Row& row : rows()) {
+    for (const Stage stage : kStages) {
+      const std::string where = text_of(row, stage);
+      const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
+      const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
+      torch::nn::Sequential of_steps = net(true), trained = net(true);
+      const PipelineOptions options = options_of(row, stage, micro_batches);
+      Pipeline one(of_steps, world(), options), other(trained, world(), options);
+      const auto optimizer_of = [](const Pipeline& pipeline) {
+        return torch::optim::AdamW(std::vector<torch::optim::OptimizerParamGroup>{pipeline.parameters()},
+                                   torch::optim::AdamWOptions(0.05));
+      };
+      torch::optim::AdamW step_one = optimizer_of(one), step_other = optimizer_of(other);
+      std::vector<Tensor> losses;
+      for (std::int64_t batch = 0; batch < 3; ++batch) {
+        losses.push_back(one.step(batch_of(replica, 9, batch), loss_of));
+        step_one.step();
+        step_one.zero_grad();
+      }
+      for (const Tensor& parameter : other.parameters()) {
+        if (parameter.requires_grad()) parameter.mutable_grad() = torch::ones_like(parameter);
+      }
+      const auto train = [&](std::uint32_t batches, const std::function<void()>& update) {
+        return other.train(
+            batches, [&](std::uint32_t batch) { return Tensors{batch_of(replica, 9, batch)}; },
+            [](const Tensors& outputs, std::uint32_t, std::uint32_t m) { return loss_of(outputs[0], m); },
+            update);
+      };
+      EXPECT_TRUE(same(train(3, [&] { step_other.step(); }), torch::stack(losses))) << where;
+      for (std::size_t i = 0; i < one.parameters().size(); ++i) {
+        const Tensor parameter = other.parameters()[i];
+        EXPECT_TRUE(same(parameter, one.parameters()[i])) << one.named_parameters()[i].first << where;
+        // Gradients that there were are what they were, and take no part.
+        if (!parameter.requires_grad()) continue;
+        EXPECT_TRUE(same(parameter.grad(), torch::ones_like(parameter))) << where;
+      }
+      if (stage != Stage::kOptimizer) continue;
+      const StateDict whole = other.full_state_dict();
+      expect_words(config_error([&] {
+                     train(2, [] {
+                       if (rank() == size() - 1) throw ConfigError("the update of this test");
+                     });
+                   }),
+                   {"the update of this test"});
+      expect_words(config_error([&] { other.forward(batch_of(replica, 9)); }),
+                   {"update by batch 0", "load states"});
+      other.load_state_dict({whole});
+      train(1, [&] { step_other.step(); });
+    }
+  }
+}
+
 TEST(PipelineReplicas, TheNormIsThatOfAllRanks) {
   std::vector<Row> all = rows();
   all.push_back({"1f1b"});
@@ -218,7 +284,7 @@ TEST(PipelineReplicas, TheNormIsThatOfAllRanks) {
       torch::nn::Sequential one = net(), cut = net();
       const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
       Pipeline pipeline(cut, world(), options_of(row, stage, micro_batches));
-      Oracle oracle(pipeline, row.replicas);
+      Oracle oracle(pipeline, cuts_of(row, pipeline));
       Bits expected = oracle.gradients(one, [](std::uint32_t of) { return batch_of(of, 8); });
       for (auto& [name, parameter] : named_of(one)) parameter.mutable_grad() = expected.at(name);
       pipeline.step(batch_of(static_cast<std::uint32_t>(rank()) % row.replicas, 8), loss_of);
@@ -242,7 +308,7 @@ TEST(PipelineReplicas, WhatFailsInOneReplicaFailsInAll) {
       for (const bool in_loss : {false, true}) {
         torch::nn::Sequential one = net(), cut = net();
         Pipeline pipeline(cut, world(), options_of(row, stage, micro_batches));
-        Oracle oracle(pipeline, row.replicas);
+        Oracle oracle(pipeline, cuts_of(row, pipeline));
         const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
         const auto batch = [](std::uint32_t of) { return batch_of(of, 8); };
         const bool fails = replica + 1 == row.replicas;

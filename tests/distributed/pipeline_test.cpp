@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipelines.h"
+#include "reef/chain.h"
 #include "reef/pipeline_generator.h"
 #include "reef/subgroup.h"
 
@@ -215,6 +216,29 @@ TEST(Pipeline, RecomputingChangesNoBit) {
     pipeline.step(torch::ones({3, 2}), loss_of);
     EXPECT_EQ(runs, recompute ? 6U : 3U);
   }
+}
+
+TEST(Pipeline, AChainIsAsTheModulesThatItRuns) {
+  torch::nn::Sequential one = net();
+  const Tensor input = batch(9);
+  const Tensor expected_loss = alone(one, input, 4);
+  for (const bool joined : {false, true}) {
+    torch::nn::Sequential modules = net();
+    Chain chain(modules);
+    if (joined) {
+      chain.join(1);
+      chain.join(3);
+    }
+    Pipeline pipeline(chain, world(), {.micro_batches = 4});
+    EXPECT_TRUE(same(pipeline.step(only_first(input, pipeline), loss_of), expected_loss));
+    expect_part_of(gradients_of(named_of(one)), pipeline, joined ? ", joined" : ", a chain");
+    EXPECT_EQ(pipeline.full_state_dict().size(),
+              modules->named_parameters().size() + modules->named_buffers().size());
+  }
+  Chain unknown(net());
+  unknown.add("last", [](const Tensor& x) { return x; });
+  expect_words(config_error([&] { const Pipeline pipeline(unknown, world()); }),
+               {"stage last", "with its module"});
 }
 
 TEST(Pipeline, GradientsThatAreThereAreAddedTo) {

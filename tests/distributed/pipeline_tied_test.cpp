@@ -74,8 +74,9 @@ std::vector<Row> rows() {
 }
 constexpr std::uint32_t kMicroBatches = 4;
 
-/// The gradient of each weight by its first name: for each rank that has a use of it, in order, the sum over
-/// its passes in their order, each of which gives the sum of the chunk's uses; added up, and divided.
+/// The gradient of each weight by its first name: for each replica, and each of its ranks that has a use of
+/// it, in order, the sum over its passes in their order, each of which gives the sum of the chunk's uses;
+/// added up, and divided.
 Bits expected_gradients(const Pipeline& pipeline, const Model& apart, const Row& row, std::int64_t step) {
   const PipelineSchedule& schedule = pipeline.schedule();
   std::vector<std::vector<Tensors>> of_use(row.replicas);  // of a replica, a micro-batch, a stage
@@ -98,8 +99,8 @@ Bits expected_gradients(const Pipeline& pipeline, const Model& apart, const Row&
       if (kWeightOf[stage] == weight) uses.push_back(stage);
     }
     Tensor& sum = all[std::to_string(uses.front()) + ".weight"];
-    for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
-      for (std::uint32_t replica = 0; replica < row.replicas; ++replica) {
+    for (std::uint32_t replica = 0; replica < row.replicas; ++replica) {
+      for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
         Tensor own;
         for (const auto& [kind, chunk, m] : schedule.actions[rank]) {
           if (kind != PassKind::kBackward && kind != PassKind::kWeight) continue;

@@ -44,6 +44,11 @@ std::vector<Row> rows() {
       if (ranks / replicas > 1 || name != std::string("interleaved_zero_bubble"))
         rows.push_back({name, 3, name == std::string("interleaved_zero_bubble") ? 2U : 0U, {}, replicas});
     }
+    if (ranks == replicas) continue;
+    for (const char* name : {"pipedream", "pipedream_vertical", "pipedream_2bw", "1f1b", "zero_bubble"}) {
+      rows.push_back({name, 3, 0, {}, replicas});
+      rows.back().replica_cuts = different_cuts(replicas, ranks / replicas, kStages);
+    }
   }
   return rows;
 }
@@ -63,8 +68,9 @@ TEST(PipelineTrain, IsBitForBitTheReplayOfTheTableOfVersions) {
       const PipelineSchedule schedule = pipeline.train_schedule(kBatches);
       const Tensor losses = train(
           pipeline, kBatches, [&] { optimizer->step(); }, replica);
-      const Replay expected =
-          replay(schedule, pipeline.cuts(), per_batch, rule, row.replicas, row.correction_decay);
+      std::vector<PipelineCuts> cuts = row.replica_cuts;
+      if (cuts.empty()) cuts.assign(row.replicas, pipeline.cuts());
+      const Replay expected = replay(schedule, cuts, per_batch, rule, row.correction_decay);
       EXPECT_TRUE(same(losses, torch::stack(expected.losses))) << where;
       for (const auto& [name, parameter] : pipeline.named_parameters()) {
         const auto stage = static_cast<std::size_t>(std::stoi(name));
@@ -190,7 +196,7 @@ TEST(PipelineTrain, CallsFollowEachOther) {
   for (const Tensor& parameter : pipeline.parameters())
     EXPECT_TRUE(same(parameter.grad(), torch::ones_like(parameter)));
   EXPECT_TRUE(same(
-      first, replay(pipeline.train_schedule(1), pipeline.cuts(), 2, Rule::kAdamW).losses[0].reshape({1})));
+      first, replay(pipeline.train_schedule(1), {pipeline.cuts()}, 2, Rule::kAdamW).losses[0].reshape({1})));
   EXPECT_LT(second[0].item<float>(), first[0].item<float>());  // of the same batch, after an update
   const Tensor output = pipeline.forward(batch_of(0, 2));
   EXPECT_EQ(output.defined(), rank() == size() - 1);
@@ -319,22 +325,26 @@ TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
   expect_words(config_error([&] { const Pipeline other(made.stages, world(), options); }),
                {"correction_decay", "pipemare"});
   // What shards, or shares.
-  options = options_of({"1f1b", 2});
+  options = options_of({"pipedream", 2});
   options.shard.stage = Stage::kOptimizer;
   Pipeline sharded(made.stages, world(), options);
   expect_words(config_error([&] { train(sharded, 1, nothing); }), {"not sharded"});
   std::vector<PipelineStage> tied = make_stages().stages;
   tied.back().parameters = {{"7.weight", tied.front().parameters[0].second}};
   tied.back().run = tied.front().run;
-  Pipeline shares(tied, world(), options_of({"1f1b", 2}));
+  Pipeline shares(tied, world(), options_of({"pipedream", 2}));
   expect_words(config_error([&] { train(shares, 1, nothing); }), {"not shared by other chunks"});
-  options = options_of({"hetpipe", 4});
-  options.replicas = static_cast<std::uint32_t>(size());
-  Pipeline workers(make_stages().stages, world(), options);
-  expect_words(config_error([&] { train(workers, 1, nothing); }), {"one virtual worker", "replicas"});
   if (size() % 2 != 0) return;
   Pipeline two(make_stages().stages, world(), options_of({"chimera", 4}));
-  expect_words(config_error([&] { train(two, 1, nothing); }), {"one direction"});
+  expect_words(config_error([&] { two.train_schedule(1); }), {"two directions", "step by step"});
+  if (size() == 2) return;
+  options = {.replicas = 2,
+             .replica_cuts = different_cuts(2, static_cast<std::uint32_t>(size()) / 2, kStages)};
+  options.actions =
+      pipeline_schedule("pipedream", {.ranks = static_cast<std::uint32_t>(size()) / 2, .micro_batches = 4});
+  Pipeline cut_differently(make_stages().stages, world(), options);
+  expect_words(config_error([&] { train(cut_differently, 4, nothing); }),
+               {"schedule of your own", "cut alike"});
 }
 
 }  // namespace

@@ -355,70 +355,6 @@ def sampled():
     assert size == 1 or "different options" in messages[3], messages
 
 
-def trained():
-    """Batch after batch: by a synchronous schedule as steps do, and two versions of weights behind a link."""
-    group = reef.init_process_group()
-    rank, size = group.rank(), group.size()
-    batches = [data(number) for number in range(6)]
-
-    def net():
-        torch.manual_seed(5)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 5), nn.LayerNorm(5), nn.Linear(5, 3))
-
-    def made(**options):
-        pipeline = reef.Pipeline(net(), group, **options)
-        return pipeline, torch.optim.AdamW([{"params": pipeline.parameters()}], lr=1e-2)
-
-    stepped, optimizer = made(micro_batches=4, schedule="zero_bubble")
-    expected = []
-    for x, y in batches:
-        expected.append(stepped.step(x, nn.functional.cross_entropy, y))
-        optimizer.step()
-        optimizer.zero_grad()
-    pipeline, optimizer = made(micro_batches=4, schedule="zero_bubble")
-    rates = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-
-    def update():
-        optimizer.step()
-        rates.step()
-
-    losses = [*pipeline.train(iter(batches), nn.functional.cross_entropy, update, count=2),
-              *pipeline.train(batches[2:], nn.functional.cross_entropy, update)]  # fmt: skip
-    assert torch.equal(torch.stack(losses), torch.stack(expected))
-    for (name, parameter), other in zip(pipeline.named_parameters(), stepped.parameters(), strict=True):
-        assert torch.equal(parameter, other) and parameter.grad is None, name
-
-    for schedule in ("pipedream", "pipedream_2bw", "pipemare"):
-        pipeline, optimizer = made(micro_batches=4, schedule=schedule)
-        read = []
-        given = ((read.append(1), (x, y))[1] for x, y in batches)
-        losses = pipeline.train(given, nn.functional.cross_entropy, optimizer.step, count=6)
-        assert len(read) == (6 if rank in (0, size - 1) else 0), read  # others need none
-        assert losses.shape == (6,) and losses.isfinite().all(), losses
-        versions = pipeline.train_schedule(6).most_versions()
-        assert versions[rank] <= 2, versions
-    pipeline, optimizer = made(micro_batches=4, schedule="pipemare", synchronous_batches=2, correction_decay=0.135)
-    delays = pipeline.train_schedule(20).delays()
-    assert delays == tuple((size - 1 - chunk) / 4 for chunk in range(size)), delays
-    first = pipeline.train(batches[:2], nn.functional.cross_entropy, optimizer.step)
-    flushing, other = made(micro_batches=4)
-    assert torch.equal(first, flushing.train(batches[:2], nn.functional.cross_entropy, other.step))
-    pipeline.train(batches, nn.functional.cross_entropy, optimizer.step)
-    assert reef.pipemare_rate(4.0, 50, 100) == 0.5
-    messages = []
-    for call in (lambda: pipeline.train([x for x, _ in batches], nn.functional.cross_entropy, optimizer.step),
-                 lambda: pipeline.train(iter(batches[:2]), nn.functional.cross_entropy, optimizer.step, count=5),
-                 lambda: pipeline.train(iter(batches), nn.functional.cross_entropy, optimizer.step),
-                 lambda: pipeline.step(*batches[0][:1], nn.functional.cross_entropy, batches[0][1])):  # fmt: skip
-        try:
-            call()
-        except (ValueError, TypeError, torch.distributed.DistError) as error:
-            messages.append(str(error))
-    expected = "a Tensor as a batch", "was to read batch 2, and there were 2 batches", "give count", "use train()"
-    for message, words in zip(messages, expected, strict=True):
-        assert words in message, messages
-
-
 def scaled():
     """Half precision and a scaled loss over replicas: the bits of one process, also where one replica overflows."""
     group = reef.init_process_group()
@@ -478,4 +414,4 @@ def scaled():
 
 
 if __name__ == "__main__":
-    {"scaled": scaled, "states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "trained": trained, "sampled": sampled}[sys.argv[1]]()
+    {"scaled": scaled, "states": states, "tied": tied, "planned": planned, "together": together, "generation": generation, "sampled": sampled}[sys.argv[1]]()

@@ -1,6 +1,7 @@
 // What tests of pipelines share.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -50,7 +51,22 @@ struct ReplicasRow {
   std::string schedule;
   std::uint32_t replicas = 1;
   std::uint32_t chunks_per_rank = 0;
+  bool cut_alike = true;
 };
+/// Cuts of each replica, of a model of so many stages into so many chunks: different ones, if there are
+/// enough.
+inline std::vector<PipelineCuts> different_cuts(std::uint32_t replicas, std::uint32_t chunks,
+                                                std::uint32_t stages) {
+  std::vector<PipelineCuts> all;
+  for (std::uint32_t replica = 0; replica < replicas; ++replica) {
+    PipelineCuts& cuts = all.emplace_back();
+    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk) {
+      const std::uint32_t least = chunk == 1 ? 1 : cuts.back() + 1, most = stages - (chunks - chunk);
+      cuts.push_back(std::min(most, least + (2 * replica + chunk - 1) % 4));
+    }
+  }
+  return all;
+}
 inline PipelineOptions options_of(const ReplicasRow& row, Stage stage, std::uint32_t micro_batches,
                                   std::int64_t bucket_bytes) {
   PipelineOptions options{.micro_batches = micro_batches,
@@ -63,7 +79,7 @@ inline PipelineOptions options_of(const ReplicasRow& row, Stage stage, std::uint
 }
 inline std::string text_of(const ReplicasRow& row, Stage stage) {
   return " " + row.schedule + " x " + std::to_string(row.replicas) + ", stage " +
-         std::to_string(static_cast<int>(stage));
+         std::to_string(static_cast<int>(stage)) + (row.cut_alike ? "" : ", cut differently");
 }
 
 /// A stage of several tensors: two that train, one of integers, one that is undefined, and one without a

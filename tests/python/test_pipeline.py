@@ -22,13 +22,22 @@ def test_all_of_it_from_python(ranks):
     assert result.ok, result.report()
 
 
-USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "trained": (1, 2, 3), "sampled": (1, 3), "scaled": (1, 2, 3)}.items()
+USES = [(scene, ranks) for scene, counts in {"states": (1, 2), "tied": (1, 2, 3), "planned": (1, 3), "together": (1, 2), "generation": (1, 3), "sampled": (1, 3), "scaled": (1, 2, 3)}.items()
         for ranks in counts]  # fmt: skip
 
 
 @pytest.mark.parametrize(["scene", "ranks"], USES)
 def test_what_programs_do_with_pipelines(scene, ranks):
     result = run(ranks, scene, program="pipeline_use_ranks.py")
+    assert result.ok, result.report()
+
+
+TRAINED = [("trained", 1), ("trained", 2), ("trained", 3), ("waves", 2), ("waves", 3), ("waves", 4)]
+
+
+@pytest.mark.parametrize(["scene", "ranks"], TRAINED)
+def test_batch_after_batch(scene, ranks):
+    result = run(ranks, scene, program="pipeline_train_ranks.py")
     assert result.ok, result.report()
 
 
@@ -50,7 +59,7 @@ def test_over_a_group_of_torch_distributed():
 
 FAULTS = [(victim, at, way) for victim, at, way in
           [(0, 0, "forward"), (1, 0, "forward"), (2, 0, "forward"), (1, 3, "forward"), (0, 5, "forward"),
-           (0, 0, "backward"), (1, 2, "backward"), (2, 3, "backward"), (2, 6, "backward")]]  # fmt: skip
+           (0, 0, "backward"), (1, 2, "backward"), (2, 3, "backward"), (2, 6, "backward"), (0, 9, "wave")]]  # fmt: skip
 
 
 def test_a_rank_that_is_gone_is_named_wherever_it_was():

@@ -94,6 +94,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
       "micro_batches, str schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
+      "int[][] replica_cuts, int staleness, "
       "Any shard, bool recompute, int[] recomputed, str[][] tied, str reduction, int seed, Tensor[] sample, "
       "int rank_bytes, "
       "float state_bytes_per_byte, int synchronous_batches, float correction_decay) -> "
@@ -101,8 +102,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
          const std::vector<std::int64_t>& hops, const std::string& actions,
-         const std::vector<std::int64_t>& cuts, std::int64_t replicas, const c10::IValue& shard,
-         bool recompute, const std::vector<std::int64_t>& recomputed,
+         const std::vector<std::int64_t>& cuts, std::int64_t replicas,
+         const std::vector<std::vector<std::int64_t>>& replica_cuts, std::int64_t staleness,
+         const c10::IValue& shard, bool recompute, const std::vector<std::int64_t>& recomputed,
          const std::vector<std::vector<std::string>>& tied, const std::string& reduction, std::int64_t seed,
          const std::vector<at::Tensor>& sample, std::int64_t rank_bytes, double state_bytes_per_byte,
          std::int64_t synchronous_batches, double correction_decay) {
@@ -114,6 +116,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         if (!actions.empty()) options.actions = reef::pipeline_schedule_from_json(actions);
         options.cuts = numbers_of("cuts", cuts);
         options.replicas = numbers_of("replicas", {replicas}).front();
+        for (const std::vector<std::int64_t>& of_one : replica_cuts)
+          options.replica_cuts.push_back(numbers_of("cuts", of_one));
+        options.staleness = numbers_of("staleness", {staleness}).front();
         options.shard = reef::bind::shard_options_of(shard);
         options.recompute = recompute;
         options.recomputed = reef::bind::runs_of(recomputed);

@@ -63,7 +63,10 @@ class Chain:
             raise ValueError("Chain: the Sequential that it was made of has other layers now; make a Chain of it once more")
 
 
-def _places(stages: torch.nn.Sequential | Iterable[Stage]) -> list[tuple[str, Stage]]:
+def _places(stages: torch.nn.Sequential | Chain | Iterable[Stage]) -> list[tuple[str, Stage]]:
+    if isinstance(stages, Chain):
+        stages._check_current()
+        return stages._places
     if not isinstance(stages, torch.nn.Sequential):
         return [(str(index), stage) for index, stage in enumerate(stages)]
     hooks = (stages._forward_hooks, stages._forward_pre_hooks, stages._backward_hooks, stages._backward_pre_hooks)

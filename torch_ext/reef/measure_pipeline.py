@@ -9,15 +9,16 @@ import torch.distributed
 
 from ._function import number_of
 from .bytes import parse_bytes
+from .chain import Chain
 from .link import Link
-from .pipeline import Maker, Tensors, _list_of, _maker, _places
+from .pipeline import Maker, Tensors, _list_of, _maker, _stages
 from .pipeline_schedule import PipelineChunkCost, _skips
 from .plan_pipeline import PipelineProfile
 from .process_group import _boxed
 
 
 def measure_pipeline(
-    stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker],
+    stages: torch.nn.Sequential | Chain | Iterable[torch.nn.Module | Maker],
     micro_batch: Tensors,
     group: torch.distributed.ProcessGroup,
     *,
@@ -43,7 +44,7 @@ def measure_pipeline(
 
     All ranks call this alike; ``micro_batch``, a tensor or several, counts on rank 0. Raises ValueError for fewer stages than
     ranks, and what a stage raises, on the others torch.distributed.DistError."""
-    makers = [number_of(_maker(name, stage, {})) for name, stage in _places(stages)]
+    makers = [number_of(_maker(name, stage, {})) for name, stage in _stages(stages)]
     limit = 0 if rank_bytes is None else parse_bytes(rank_bytes)
     seconds, counts, speeds, links, limits, skips = torch.ops.reef.measure_pipeline(
         makers, _list_of(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link

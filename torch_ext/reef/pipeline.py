@@ -11,6 +11,7 @@ import torch.distributed
 from . import _library  # noqa: F401  (the operators)
 from ._function import number_of
 from .bytes import parse_bytes
+from .chain import Chain, _places
 from .optimizer_states import OptimizerStates
 from .pipeline_batches import PipelineBatches
 from .pipeline_schedule import PipelineSchedule, _ends
@@ -33,7 +34,7 @@ class Pipeline(OptimizerStates):
             optimizer.step()
             optimizer.zero_grad()
 
-    ``stages``: a ``torch.nn.Sequential``, or a list of modules, or of functions that make them: then each rank makes its own
+    ``stages``: a ``torch.nn.Sequential``, a ``Chain`` of modules, or a list of modules, or of functions that make them: then each rank makes its own
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
     ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; an asynchronous one is for ``train``.
@@ -45,8 +46,8 @@ class Pipeline(OptimizerStates):
     and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` it takes; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
 
     With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
-    schedule, which have the same chunks and follow each other. ``shard`` says how ranks that have the same chunks (replicas, or
-    the two directions of ``"chimera"`` and ``"dualpipe"``) keep them, by the names of ``reef.shard``:
+    schedule, which follow each other. Where their ranks are not alike, ``replica_cuts`` are the cuts of each. ``shard`` says how ranks that
+    have the same stages (replicas, or the two directions of ``"chimera"`` and ``"dualpipe"``) keep them, by the names of ``reef.shard``:
     ``dict(stage="optimizer", mixed_precision=torch.bfloat16)``. It works with one replica, too. Not for pipelines:
     ``reduction``, ``ignored`` and ``compression``.
 
@@ -69,6 +70,9 @@ class Pipeline(OptimizerStates):
     these ranks has the parameter, and their gradients are added up. Modules show by themselves what they share; where stages are made
     by functions, ``tied`` names it: ``[["0.weight", "11.weight"]]``.
 
+    For ``train`` by ``"hetpipe"`` (2005.14038) replicas are virtual workers, each with an optimizer and weights of its own. After each batch a
+    worker's weights become the sum of what all workers' batches have changed, up to ``staleness`` batches before, and of its own later ones.
+
     For ``train`` by ``"pipemare"`` (1910.05124, section 3): its first ``synchronous_batches``, over all calls, are by ``"1f1b"`` (also with
     ``"pipedream"``), and with ``correction_decay`` above 0 (exp(-2) in the paper) backward passes use ``w - delay * d`` instead of the
     newest weights ``w``, where d follows their changes: ``d = g * d + (1 - g) * (w after - w before an update)`` with
@@ -79,12 +83,12 @@ class Pipeline(OptimizerStates):
     and on nothing else.
 
     Gradients are bit for bit those of one process that takes one micro-batch after another, adds their gradients up, for each
-    replica and direction, adds these sums up in the order of ranks, and then divides them. All ranks make the same calls in the
+    replica and direction, adds these sums up in the order of replicas, and of ranks in each, and then divides them. All ranks make the same calls in the
     same order. Raises ValueError on every rank if their options differ or the schedule cannot be run."""
 
     def __init__(
         self,
-        stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker],
+        stages: torch.nn.Sequential | Chain | Iterable[torch.nn.Module | Maker],
         group: torch.distributed.ProcessGroup,
         *,
         micro_batches: int = 1,
@@ -93,6 +97,8 @@ class Pipeline(OptimizerStates):
         hops: Iterable[int] = (),
         cuts: Iterable[int] = (),
         replicas: int = 1,
+        replica_cuts: Iterable[Iterable[int]] = (),
+        staleness: int = 0,
         shard: Mapping[str, Any] | None = None,
         recompute: bool | Iterable[tuple[int, int]] = False,
         tied: Iterable[Iterable[str]] = (),
@@ -104,14 +110,14 @@ class Pipeline(OptimizerStates):
         synchronous_batches: int = 0,
         correction_decay: float = 0.0,
     ) -> None:
-        places = _places(stages)
+        places = _stages(stages)
         made: dict[str, torch.nn.Module] = {}
         makers = [number_of(_maker(name, stage, made)) for name, stage in places]
         given = schedule if isinstance(schedule, PipelineSchedule) else None
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
-            given.json() if given else "", list(cuts), replicas, shard_options(**(shard or {})), recompute is True,
+            given.json() if given else "", list(cuts), replicas, [list(each) for each in replica_cuts], staleness, shard_options(**(shard or {})), recompute is True,
             _ends(() if isinstance(recompute, bool) else recompute), [list(names) for names in tied],
             reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
             synchronous_batches, correction_decay,
@@ -237,15 +243,16 @@ class Pipeline(OptimizerStates):
         of updates.
 
         Fails as ``step`` does. If chunks have had different numbers of updates then, this and the other calls that run the model
-        raise ValueError, which says how many, until ``load_state_dict`` has been called. ValueError for chunks that are sharded or share
-        weights, and for schedules of two directions. Each version of weights besides the newest costs a rank as much as its weights
+        raise ValueError, which says how many, until ``load_state_dict`` has been called. Chunks that are sharded or share weights, and schedules
+        of two directions, are trained by ``step``, batch after batch, with one call of ``update`` for each; ValueError by an asynchronous schedule. Each version of weights besides the newest costs a rank as much as its weights
         that are trained."""
         if count is None and not isinstance(batches, Sized):
             raise TypeError("Pipeline.train: the batches do not say how many they are: give count")
         number = len(batches) if count is None else count
-        rank_of = self._schedule.rank_of[0]
-        has_first, has_last = (rank == self._rank for rank in (rank_of[0], rank_of[-1]))
-        given = PipelineBatches(batches, self._pipeline.micro_batches_of_batch(), has_first, has_last)
+        directions, micro_batches = self._schedule.rank_of, self._pipeline.micro_batches_of_batch()
+        has_first = any(rank_of[0] == self._rank for rank_of in directions)
+        losses = sum(directions[m % len(directions)][-1] == self._rank for m in range(micro_batches))
+        given = PipelineBatches(batches, micro_batches, has_first, losses)
 
         def of_micro_batch(batch: torch.Tensor, micro_batch: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
             return _single(loss(*outputs, *given.targets(int(batch), int(micro_batch))))
@@ -342,10 +349,15 @@ def _lines(names: Iterable[str]) -> torch.Tensor:
     return torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
 
 
-def _places(stages: torch.nn.Sequential | Iterable[torch.nn.Module | Maker]) -> list[tuple[str, torch.nn.Module | Maker]]:
-    if isinstance(stages, torch.nn.Sequential):
-        return list(stages._modules.items())  # named_children() gives a module once
-    return [(str(index), stage) for index, stage in enumerate(stages)]
+def _stages(
+    stages: torch.nn.Sequential | Chain | Iterable[torch.nn.Module | Maker],
+) -> list[tuple[str, torch.nn.Module | Maker]]:
+    """With their names."""
+    places = _places(stages)
+    for name, stage in places if isinstance(stages, Chain) else ():
+        if not isinstance(stage, torch.nn.Module):
+            raise TypeError(f"Pipeline: stage {name} of the Chain is a {type(stage).__name__}, not a torch.nn.Module, so its parameters are not known")
+    return places
 
 
 def _runner(name: str, module: torch.nn.Module) -> Callable[..., list[torch.Tensor]]:

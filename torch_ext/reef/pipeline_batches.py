@@ -27,7 +27,8 @@ class PipelineBatches:
     """Of a batch."""
     has_first: bool
     """Whether this rank has the first stage."""
-    has_last: bool
+    losses: int
+    """Of how many micro-batches of a batch this rank makes the loss."""
     _held: dict[int, _Held] = field(default_factory=dict)
     _read: int = 0
 
@@ -57,8 +58,8 @@ class PipelineBatches:
                 raise TypeError(f"Pipeline.train was given a {type(given).__name__} as a batch: give a tuple of it and its targets")
             batch, *targets = given
             inputs = [batch] if isinstance(batch, torch.Tensor) else list(batch)
-            rows = [target.tensor_split(self.micro_batches) for target in targets] if self.has_last else []
-            self._held[self._read] = _Held(inputs if self.has_first else None, rows, self.micro_batches if self.has_last else 0)
+            rows = [target.tensor_split(self.micro_batches) for target in targets] if self.losses else []
+            self._held[self._read] = _Held(inputs if self.has_first else None, rows, self.losses)
             self._read += 1
         return self._held[number]
 
