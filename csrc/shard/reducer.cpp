@@ -95,7 +95,8 @@ Reducer::~Reducer() {
   for (const Item& item : items_) item.accumulator->del_post_hook(item.hook);
 }
 
-// Autograd makes other accumulators, which nobody listens to, when the parameters are used next.
+// Autograd makes other accumulators, which nobody listens to, when the parameters are used next, unless
+// graphs that are there keep these.
 void Reducer::reduce_when_asked() {
   const std::lock_guard lock(mutex_);
   when_asked_ = true;

@@ -94,6 +94,7 @@ void Reducer::forget_sums() {
 void Reducer::keep(std::size_t number) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
+  if (when_asked_) return;  // a graph that was there before keeps an accumulator, and this hook with it
   begin_gradients();
   Item& item = items_[number];
   if (has_parts()) return see(item);

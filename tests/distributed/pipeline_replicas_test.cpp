@@ -163,6 +163,7 @@ TEST(PipelineReplicas, GradientsAreSumsOverRanksInTheirOrder) {
       const std::uint32_t own = static_cast<std::uint32_t>(rank()) % row.replicas;
       // Replicas begin with weights of their own, and become what the first one is.
       torch::nn::Sequential one = net(), cut = net(false, 7 + own);
+      const Tensor graph = cut->forward(batch_of(0, 2));  // that is there before, as weight_norm makes one
       const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
       Pipeline pipeline(cut, world(), options_of(row, stage, micro_batches));
       Oracle oracle(pipeline, cuts_of(row, pipeline));
@@ -222,9 +223,9 @@ TEST(PipelineReplicas, StepsAreThoseOfOneProcessAtEveryStage) {
   }
 }
 
-TEST(PipelineReplicas, TrainingIsStepAfterStepAtEveryStage) {
+TEST(PipelineReplicas, TrainingIsStepAfterStep) {
   for (const Row& row : rows()) {
-    for (const Stage stage : kStages) {
+    for (const Stage stage : {Stage::kReplicate, Stage::kOptimizer, Stage::kParameters}) {
       const std::string where = text_of(row, stage);
       const std::uint32_t micro_batches = row.schedule == "dualpipe" ? 8 : 4;
       const std::uint32_t replica = static_cast<std::uint32_t>(rank()) % row.replicas;
