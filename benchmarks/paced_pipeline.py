@@ -30,6 +30,11 @@ class Job:
     steps: int = 5
     batches: int = 0
     """Above 0: of one call of train(), instead of a step."""
+    workers: int = 1
+    """So many pipelines of `ranks` train together: the virtual workers of "hetpipe"."""
+    staleness: int = 0
+    swing: float = 0.0
+    """By what part every other batch takes longer, and the others less: in one half of the workers these, in the other half those."""
 
     @property
     def stages(self) -> int:
@@ -67,6 +72,7 @@ class PacedStage(torch.nn.Module):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
+        self.job, self.calls = job, 0
         self.seconds = job.forward_seconds / 2
         self.follows = job.library == "torch"
         self.weight = torch.nn.Parameter(torch.ones(1, 1))
@@ -74,6 +80,10 @@ class PacedStage(torch.nn.Module):
             self.weight.register_post_accumulate_grad_hook(lambda _: time.sleep(self.seconds))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.job.swing:
+            takes_longer = (self.calls // self.job.micro_batches + dist.get_rank()) % 2 == 0
+            self.seconds = self.job.forward_seconds / 2 * (1 + self.job.swing * (1 if takes_longer else -1))
+            self.calls += 1
         weight = SleepsForWeight.apply(self.weight, self.seconds) if self.follows else self.weight
         return Sleeps.apply(x.reshape(-1, 1).mm(weight).view_as(x), self.seconds)
 
@@ -161,7 +171,8 @@ def reefs(job: Job):
         size = job.stages // (job.ranks * shape["chunks_per_rank"])
         cuts = list(range(size, job.stages, size))
         if job.batches:
-            pipeline = reef.Pipeline(stages, dist.group.WORLD, micro_batches=job.micro_batches, schedule=shape["name"], hops=shape.get("hops", ()), cuts=cuts)
+            pipeline = reef.Pipeline(stages, dist.group.WORLD, micro_batches=job.micro_batches, schedule=shape["name"], hops=shape.get("hops", ()), cuts=cuts,
+                                     replicas=job.workers, staleness=job.staleness)  # fmt: skip
             batches = [(batch,)] * job.batches
             expected = pipeline.train_schedule(job.batches).cost(whole.cut(cuts)).makespan_seconds
             return lambda: pipeline.train(batches, loss_of, lambda: None), expected, job.batches * work, shape["name"]

@@ -54,7 +54,7 @@ Found = tuple[str, float, float | None, float]
 
 def run(job: Job, names: list[str]) -> Found | None:
     """None if ranks have failed, or were still waiting after MOST_SECONDS."""
-    common = {**os.environ, "WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
+    common = {**os.environ, "WORLD_SIZE": str(job.ranks * job.workers), "MASTER_ADDR": "10.79.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1",
               "GLOO_SOCKET_IFNAME": "cable", "JOB": json.dumps(asdict(job)), "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
     program = str(Path(__file__).resolve().with_name("paced_pipeline.py"))
     ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, program], stdout=subprocess.PIPE, text=True,
@@ -138,6 +138,14 @@ def without_barrier() -> None:
             report("4 ranks, 10 batches of 4 micro-batches", job, run(job, names))
 
 
+def virtual_workers() -> None:
+    """Two workers of two ranks, of which each takes longer for every other batch, when the other takes less; ten batches by train()."""
+    with hosts(4, 0) as names:
+        for staleness, swing in ((0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)):
+            job = Job("reef", "hetpipe", 2, 4, FORWARD_SECONDS, steps=3, batches=10, workers=2, staleness=staleness, swing=swing)
+            report(f"2 workers of 2 ranks, 10 batches of 4 micro-batches, which take {swing:.0%} more or less, staleness {staleness}", job, run(job, names))
+
+
 def overhead() -> None:
     """Two ranks whose stages do next to nothing, so what is left is the runtime: a forward and a backward pass for each of 256 micro-batches,
     with their messages."""
@@ -148,7 +156,7 @@ def overhead() -> None:
                 report("2 ranks, 256 micro-batches, empty stages", job, run(job, names))
 
 
-PARTS = {part.__name__: part for part in (slow_links, gigabit, few_micro_batches, without_barrier, overhead)}
+PARTS = {part.__name__: part for part in (slow_links, gigabit, few_micro_batches, without_barrier, virtual_workers, overhead)}
 
 
 def can_make_hosts() -> bool:
