@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "compat.h"
+#include "pipeline_run/undeclared.h"
 #include "pipeline_run/unmodified_tensors.h"
 #include "reef/checkpoint.h"
 #include "reef/error.h"
@@ -36,6 +37,8 @@ struct ChunkBegin final : ta::Node {
   std::string name() const override { return "PipelineChunkBegin"; }
   Tensor gradient;
 };
+
+constexpr std::uint32_t kChecked = 2;  // micro-batches: one of each direction
 
 std::uint64_t mixed(std::uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
   x += 0x9E3779B97F4A7C15U;
@@ -95,6 +98,7 @@ PipelineChunk::PipelineChunk(std::vector<PipelineStage> stages, std::uint32_t fi
       device_ = stage.parameters.front().second.device();
       has_device = true;
     }
+    for (const auto& [name, parameter] : stage.parameters) declared_.insert(parameter.unsafeGetTensorImpl());
     const auto run = std::find_if(recomputed.begin(), recomputed.end(), [&](const RecomputedRun& each) {
       return number >= each.first && number < each.end;
     });
@@ -204,7 +208,11 @@ PassTensors PipelineChunk::forward(std::uint32_t micro_batch, PassTensors input,
   const bool records = at::GradMode::is_enabled();
   const auto begin_at = [&](Tensor& tensor) {
     NodePtr node;
-    if (is_first_ || !tensor.defined() || !tensor.requires_grad()) return node;
+    if (!tensor.defined() || !tensor.requires_grad()) return node;
+    if (is_first_) {
+      graph.of_program.push_back(ta::impl::gradient_edge(tensor));
+      return node;
+    }
     tensor.set_requires_grad(false);
     if (!records) return node;
     node = compat::make_node<ChunkBegin, NodePtr>();
@@ -252,6 +260,11 @@ void PipelineChunk::keep(std::uint32_t micro_batch, const PassTensors& ends) {
   };
   for (const Tensor& tensor : ends.tensors) graph.ends.push_back(end_at(tensor));
   for (const auto& [number, tensor] : ends.skips) graph.given[number] = end_at(tensor);
+  if (micro_batch >= kChecked) return;
+  ta::edge_list all;
+  for (const End& end : graph.ends) all.push_back(end.edge);
+  for (const auto& [number, end] : graph.given) all.push_back(end.edge);
+  check_declared(all, graph.of_program, declared_);
 }
 
 PipelineChunk::Graph PipelineChunk::take(std::uint32_t micro_batch) {

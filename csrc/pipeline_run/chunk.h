@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,8 @@ class PipelineChunk {
   /// Runs the stages, each with generators that are seeded for it; afterwards generators are what they were.
   /// Throws what a stage throws, and ConfigError if a tensor of a skip is modified in place.
   PassTensors forward(std::uint32_t micro_batch, PassTensors input, PipelineSeed seed);
-  /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss.
+  /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss. Throws ConfigError if it
+  /// trains what is no parameter of the stages; of a call, its first micro-batches are checked.
   void keep(std::uint32_t micro_batch, const PassTensors& ends);
   /// Runs backward from the ends, which have these gradients, and returns the gradients of the inputs. The
   /// gradient of an input that backward does not reach is undefined. That of what was taken adds to a
@@ -95,6 +97,7 @@ class PipelineChunk {
   struct Graph {
     std::vector<NodePtr> inputs;  ///< nullptr of those that want no gradient
     std::map<std::size_t, NodePtr> taken;
+    torch::autograd::edge_list of_program;  ///< of inputs that keep their own graph
     std::vector<End> ends;
     std::map<std::size_t, End> given;
 
@@ -122,6 +125,7 @@ class PipelineChunk {
   bool is_first_;  ///< its inputs are the program's, and keep their own graph
   std::vector<std::shared_ptr<Part>> parts_;
   ChunkSkips skips_;
+  std::unordered_set<const c10::TensorImpl*> declared_;  ///< parameters
   c10::Device device_ = c10::kCPU;
   PipelineWeights* weights_ = nullptr;
   std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch

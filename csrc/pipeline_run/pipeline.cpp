@@ -101,6 +101,7 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
   parts->parameters.emplace(pipeline_segments(schedule, cuts, count),
                             tied_segments(tied, stage_of, schedule, cuts), parameters, group, options.shard,
                             /*in_one_order=*/schedule.rank_of.size() == 1 && are_alike);
+  parts->used_by_several_chunks = reef::used_by_several_chunks(tied, made, stage_of, parts->cuts);
   parts->numbers = GroupTags::take(group, 1, c10::kCPU);
   parts->executor = std::make_unique<PipelineExecutor>(
       std::move(schedule), skips.skips, group, options.replicas,

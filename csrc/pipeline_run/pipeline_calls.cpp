@@ -16,6 +16,7 @@
 #include "pipeline_run/micro_batches.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/pipeline_parts.h"
+#include "pipeline_run/tied.h"
 #include "pipeline_run/training.h"
 #include "reef/error.h"
 #include "shard/together.h"
@@ -115,6 +116,7 @@ Tensor Pipeline::Parts::step(const char* call, const std::function<Tensors()>& b
   };
   run.report = [&] {
     parameters->check();
+    check_no_hooks(used_by_several_chunks);
     return text_of_losses(losses, count, executor->replica(), replicas);
   };
   PipelineParameters::OfCall gradients(*parameters);

@@ -26,6 +26,7 @@ struct Pipeline::Parts {
   GroupTags numbers;
   std::unique_ptr<PipelineExecutor> executor;
   std::optional<PipelineParameters> parameters;
+  std::vector<std::pair<std::string, at::Tensor>> used_by_several_chunks;  ///< tied parameters
   std::uint64_t calls = 0;
   std::uint64_t trained_batches = 0;  ///< by train()
   bool runs = false;                  ///< a call is under way

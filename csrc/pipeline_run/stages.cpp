@@ -32,8 +32,9 @@ PipelineStage stage_of(const Chain::Modules& modules, std::function<Tensor(const
   };
   stage.run = [run = std::move(run)](const Tensors& inputs) -> Tensors {
     if (inputs.size() != 1)
-      throw ConfigError("reef::Pipeline: a stage of a Sequential takes one tensor, and was given " +
-                        std::to_string(inputs.size()) + "; make stages of your own for more.");
+      throw ConfigError(
+          "reef::Pipeline: a stage of a Sequential or a Chain takes one tensor, and was given " +
+          std::to_string(inputs.size()) + "; make stages of your own for more.");
     return {run(inputs.front())};
   };
   return stage;
@@ -51,8 +52,7 @@ std::vector<PipelineStage> stages_of(const Chain& chain) {
     if (chain.modules(i).empty())
       throw ConfigError("reef::Pipeline: stage " + chain.name(i) +
                         " of the Chain does not say which parameters it has: add it with its module.");
-    stages.push_back(
-        stage_of(chain.modules(i), [chain, i](const Tensor& input) { return chain.run(i, input); }));
+    stages.push_back(stage_of(chain.modules(i), chain.function(i)));
   }
   return stages;
 }

@@ -1,9 +1,11 @@
 #include "pipeline_run/tied.h"
 
+#include <torch/csrc/autograd/variable.h>
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "pipeline/parcels.h"
 #include "pipeline_run/stages.h"
 #include "reef/error.h"
 
@@ -119,6 +121,34 @@ std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
     segment->parameters.push_back(std::move(names));
   }
   return segments;
+}
+
+std::vector<std::pair<std::string, Tensor>> used_by_several_chunks(
+    const std::vector<TiedNames>& tied, const MadeStages& made,
+    const std::map<std::string, std::uint32_t>& stage_of, const PipelineCuts& cuts) {
+  const auto all = by_name(made);
+  std::vector<std::pair<std::string, Tensor>> found;
+  for (const TiedNames& names : tied) {
+    std::set<std::uint32_t> chunks;
+    for (const std::string& name : names) chunks.insert(chunk_of(stage_of.at(name), cuts));
+    const auto own =
+        std::find_if(names.begin(), names.end(), [&](const std::string& name) { return all.contains(name); });
+    if (chunks.size() > 1 && own != names.end()) found.emplace_back(names.front(), all.at(*own));
+  }
+  return found;
+}
+
+void check_no_hooks(const std::vector<std::pair<std::string, Tensor>>& used_by_several) {
+  for (const auto& [name, parameter] : used_by_several) {
+    if (torch::autograd::impl::hooks(parameter).empty() &&
+        !torch::autograd::impl::post_acc_grad_hooks(parameter)) {
+      continue;
+    }
+    throw ConfigError("reef::Pipeline: parameter " + name +
+                      " is used in several chunks and has a hook, which would be called with the gradient of "
+                      "each chunk's uses and not with their sum: change gradients after step(), or cut the "
+                      "model so that one chunk has all uses.");
+  }
 }
 
 }  // namespace reef

@@ -42,4 +42,13 @@ std::vector<TiedSegment> tied_segments(const std::vector<TiedNames>& tied,
                                        const PipelineSchedule& schedule,
                                        const std::vector<PipelineCuts>& cuts);
 
+/// Returns those tied parameters of this rank, by their first names, whose uses are in several chunks.
+/// `cuts`: of its replica.
+std::vector<std::pair<std::string, at::Tensor>> used_by_several_chunks(
+    const std::vector<TiedNames>& tied, const MadeStages& made,
+    const std::map<std::string, std::uint32_t>& stage_of, const PipelineCuts& cuts);
+
+/// Throws ConfigError if one of these has a hook: it would be called with the gradient of a part of the uses.
+void check_no_hooks(const std::vector<std::pair<std::string, at::Tensor>>& used_by_several);
+
 }  // namespace reef

@@ -82,9 +82,8 @@ void PipelineWaves::add_first_wave() {
 void PipelineWaves::end(std::uint32_t wave) {
   const at::NoGradGuard no_grad;
   tell(/*has_failed=*/false);
-  const std::size_t may_lack = is_last(wave) ? 0 : rule_.staleness;
-  const bool adds = told_.size() > may_lack;
-  while (told_.size() > may_lack) add_first_wave();
+  const bool adds = told_.size() > may_lack(wave);
+  while (told_.size() > may_lack(wave)) add_first_wave();
   if (adds) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].detach().copy_(common_[i]);
     for (const Wave& later : told_) add_change(later.slices, exchange_.all().place, parameters_);
@@ -96,8 +95,7 @@ void PipelineWaves::leave(std::uint32_t wave) noexcept {
   const at::NoGradGuard no_grad;
   try {
     while (ended_ <= wave) tell(/*has_failed=*/true);
-    if (!is_last(wave)) return;
-    for (const Wave& each : told_) each.wait();
+    for (; told_.size() > may_lack(wave); told_.pop_front()) told_.front().wait();
   } catch (const std::exception&) {  // a rank is gone, which all calls that follow say
   }
 }

@@ -33,8 +33,8 @@ class PipelineWaves {
   /// adds this worker's later ones; after the last wave, what all waves make of them. Waits for workers that
   /// are further behind. Throws PassAbandoned if one of them has left() a wave, and RankFailed.
   void end(std::uint32_t wave);
-  /// Tells the others that a pass has failed here, for all waves up to this one that have not ended. Waits
-  /// for nothing but, after the last wave, for what travels.
+  /// Tells the others that a pass has failed here, for all waves up to this one that have not ended, and
+  /// waits for workers that are further behind, as end() does.
   void leave(std::uint32_t wave) noexcept;
 
  private:
@@ -43,7 +43,8 @@ class PipelineWaves {
     at::Tensor slices;                ///< bytes, of one worker after another
     std::function<void()> wait = {};  ///< for those of others
   };
-  bool is_last(std::uint32_t wave) const { return wave + 1 == rule_.waves; }
+  /// Gives how many waves of others the weights may lack when a wave has ended.
+  std::size_t may_lack(std::uint32_t wave) const { return wave + 1 == rule_.waves ? 0 : rule_.staleness; }
   void tell(bool has_failed);
   void add_change(const at::Tensor& slices, int worker, const std::vector<at::Tensor>& to) const;
   void add_first_wave();

@@ -48,6 +48,8 @@ class REEF_API Chain {
   std::size_t size() const { return links_.size(); }
   const std::string& name(std::size_t stage) const { return links_.at(stage).name; }  ///< from 0
   at::Tensor run(std::size_t stage, const at::Tensor& input) const { return links_.at(stage).stage(input); }
+  /// What run() calls, which keeps this stage alone alive.
+  const Stage& function(std::size_t stage) const { return links_.at(stage).stage; }
   /// The modules that a stage runs, by name; none where it was added without one.
   using Modules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
   const Modules& modules(std::size_t stage) const { return links_.at(stage).modules; }

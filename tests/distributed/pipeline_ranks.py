@@ -246,6 +246,9 @@ def refusals(group, rank, size):
 
     text = told(lambda: pipeline.step(data(1)[0], fails), ArithmeticError if rank == size - 1 else dist.DistError)
     assert "the loss of this test" in text
+    scale = nn.Parameter(torch.ones(2))
+    text = told(lambda: pipeline.step(data(1)[0], lambda output: (output.mean() * scale).sum()), ValueError if rank == size - 1 else dist.DistError)
+    assert "a stage or the loss trains a tensor of sizes [2]" in text
 
 
 def by_torch():

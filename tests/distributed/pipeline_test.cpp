@@ -376,6 +376,45 @@ TEST(Pipeline, WhatFailsAnywhereFailsEverywhereAndLeavesGradientsAsTheyWere) {
   }
 }
 
+TEST(Pipeline, WhatIsTrainedWithoutBeingAParameterIsRefused) {
+  for (const bool split : {false, true}) {
+    for (const int hidden_in : {0, size() - 1, size()}) {  // a stage, or the loss
+      for (const bool recompute : {false, true}) {
+        if (recompute && hidden_in < size()) continue;  // a region of checkpoint() hides it
+        const Tensor hidden = torch::ones({3, 1}).set_requires_grad(true);
+        std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+        for (int i = 0; i < size(); ++i) {
+          const Tensor weight = torch::ones({3, 3}).set_requires_grad(true);
+          PipelineStage& stage = stages[static_cast<std::size_t>(i)];
+          stage.parameters = {{std::to_string(i), weight}};
+          stage.run = [weight, hidden, uses = i == hidden_in](const Tensors& given) -> Tensors {
+            const Tensor output = given[0].mm(weight);
+            return {uses ? output * hidden.sum() : output};
+          };
+        }
+        Pipeline pipeline(
+            stages, world(),
+            {.micro_batches = 2, .schedule = split ? "zero_bubble" : "1f1b", .recompute = recompute});
+        const Tensor input = torch::ones({4, 3}).set_requires_grad(true);  // may want a gradient
+        std::string told;
+        try {
+          pipeline.step(input, [&](const Tensor& output, std::uint32_t) {
+            return hidden_in == size() ? output.mm(hidden).sum() : output.sum();
+          });
+        } catch (const std::exception& error) {
+          told = message_of(error);
+        }
+        expect_words(
+            told, {"a stage or the loss trains a tensor of sizes [3, 1]", "none of this chunk's parameters"});
+        for (const Tensor& parameter : pipeline.parameters()) EXPECT_FALSE(parameter.grad().defined());
+        hidden.set_requires_grad(false);
+        pipeline.step(input, [](const Tensor& output, std::uint32_t) { return output.sum(); });
+        EXPECT_EQ(input.grad().defined(), rank() == 0);
+      }
+    }
+  }
+}
+
 TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
   torch::nn::Sequential cut = net();
   const auto refused = [&](const PipelineOptions& options) {

@@ -181,6 +181,25 @@ TEST(PipelineTied, StepsAndStatesAreThoseOfOneWeight) {
   }
 }
 
+// It would be called with the gradient of one chunk's uses.
+TEST(PipelineTied, AHookOfAWeightInSeveralChunksIsRefused) {
+  Model model;
+  Pipeline pipeline(model.stages, world(), {.micro_batches = 2});
+  const Tensor& weight = model.stages.front().parameters.front().second;
+  const auto step = [&] {
+    try {
+      pipeline.step(batch_of(0, 0), loss_of);
+    } catch (const std::exception& error) {
+      return message_of(error);
+    }
+    return std::string();
+  };
+  EXPECT_EQ(step(), "");
+  const unsigned hook = weight.register_hook([](const Tensor& gradient) { return gradient.clamp(-1, 1); });
+  expect_words(step(), {"0.weight is used in several chunks and has a hook"});
+  weight.remove_hook(hook);
+}
+
 TEST(PipelineTied, WhatIsWrongInOneSegmentIsToldToAll) {
   Model model;
   const Tensor gaps = torch::ones({4, 2}).narrow(1, 0, 1).detach().set_requires_grad(true);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <unordered_set>
+
+namespace reef {
+
+/// Throws ConfigError if a backward pass that begins at `ends` would make a gradient of a leaf that is not
+/// among the `declared` parameters: it would be neither divided nor added up over ranks. Leaves to which
+/// `inputs` lead, too, are the program's own. What a region of checkpoint() uses is not seen.
+void check_declared(const torch::autograd::edge_list& ends, const torch::autograd::edge_list& inputs,
+                    const std::unordered_set<const c10::TensorImpl*>& declared);
+
+}  // namespace reef
