@@ -41,6 +41,12 @@ def test_batch_after_batch(scene, ranks):
     assert result.ok, result.report()
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_modules_of_many_kinds(ranks):
+    result = run(ranks, program="pipeline_modules_ranks.py")
+    assert result.ok, result.report()
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_modules_that_give_tensors_to_later_ones(ranks):
     result = run(ranks, program="pipeline_skips_ranks.py")
