@@ -47,6 +47,7 @@ std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules) {
 }
 
 std::vector<PipelineStage> stages_of(const Chain& chain) {
+  chain.check_current();
   std::vector<PipelineStage> stages;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (chain.modules(i).empty())

@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "reef/error.h"
+#include "round_up.h"
 
 namespace reef {
 namespace {
 
 using at::Tensor;
 
-constexpr std::int64_t kAlignment = 16;  // of any dtype in a slice
+constexpr std::uint64_t kAlignment = 16;  // of any dtype in a slice
 constexpr std::int64_t kFlagBytes = 16;  // before the values: whether there are any
 constexpr std::uint8_t kHasFailed = 1;
 
@@ -29,8 +30,7 @@ PipelineWaves::PipelineWaves(std::vector<Tensor> parameters, const ProcessGroupP
   slice_bytes_ = kFlagBytes;
   for (const Tensor& parameter : parameters_) {
     begins_.push_back(slice_bytes_);
-    slice_bytes_ +=
-        (static_cast<std::int64_t>(parameter.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+    slice_bytes_ += static_cast<std::int64_t>(round_up(parameter.nbytes(), kAlignment));
     common_.push_back(parameter.detach().clone());
     before_.push_back(parameter.detach().clone());
   }

@@ -31,7 +31,7 @@ class PipelineWaves {
   /// Is called when the last update of a wave has been made: tells the other workers what the wave has
   /// changed. Gives the parameters what the waves of all workers up to `staleness` before make of them, and
   /// adds this worker's later ones; after the last wave, what all waves make of them. Waits for workers that
-  /// are further behind. Throws PassAbandoned if one of them has left() a wave, and RankFailed.
+  /// are further behind. Throws PassAbandoned if a pass of one of them has failed, and RankFailed.
   void end(std::uint32_t wave);
   /// Tells the others that a pass has failed here, for all waves up to this one that have not ended, and
   /// waits for workers that are further behind, as end() does.
