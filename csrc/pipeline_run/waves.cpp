@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 
 constexpr std::uint64_t kAlignment = 16;  // of any dtype in a slice
-constexpr std::int64_t kFlagBytes = 16;  // before the values: whether there are any
+constexpr std::int64_t kFlagBytes = 16;   // before the values: whether there are any
 constexpr std::uint8_t kHasFailed = 1;
 
 }  // namespace
