@@ -133,13 +133,14 @@ TEST(AskedGathers, RanksThatUseOtherBucketsWaitForNobody) {
       const std::size_t bucket = random() % kBuckets;
       own.use(bucket);
       ASSERT_FALSE(asked.is_for_others(bucket));
+      for (std::size_t each = 0; each < kBuckets; ++each) {
+        if (asked.is_for_others(each)) continue;
+        if (random() % 2 == 0) own.drop(each);  // may wait, and answer meanwhile
+        if (each != bucket && random() % 4 == 0) own.look_ahead(each);
+      }
       std::size_t for_others = 0;
       for (std::size_t each = 0; each < kBuckets; ++each) {
-        if (!asked.is_for_others(each)) {
-          if (random() % 2 == 0) own.drop(each);
-          if (each != bucket && random() % 4 == 0) own.look_ahead(each);
-          continue;
-        }
+        if (!asked.is_for_others(each)) continue;
         ++for_others;
         ASSERT_TRUE(own.here[each]);
       }
