@@ -203,7 +203,8 @@ PipelineSchedule training_schedule(const PipelineOptions& options, const Pipelin
   if (of_a_batch.rank_of.size() > 1)
     refuse("runs schedules of two directions, as '" + of_a_batch.name + "' is, step by step.");
   const bool flushes = of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush;
-  // Ranks wait in updates for those with which they share stages, and all must come there before any goes on.
+  // An update waits for all ranks that share its stages. Only in the table's schedules is it certain that
+  // they all reach it without an update that comes behind it.
   if (!flushes && options.actions && !options.replica_cuts.empty())
     refuse(
         "runs an asynchronous schedule of your own for replicas that are cut alike: take one of the table, "

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,12 +51,12 @@ class PipelineParameters {
   void reduce(std::uint32_t chunk);
   /// Takes part in that on a rank where a pass has failed.
   void abandon(std::uint32_t chunk, const std::string& why) noexcept;
-  /// What a chunk shares with the same ranks: parameters that are trained, each once, and these ranks.
+  /// Parameters of a chunk that are trained, each once, and the group of the ranks that have them.
   struct Shared {
     std::vector<at::Tensor> parameters;
     ProcessGroupPtr ranks;
   };
-  /// Returns it of all ranks with which it shares something, in the order of segments_of().
+  /// Returns the parameters that a chunk shares with other ranks, by segment, in the order of segments_of().
   std::vector<Shared> shared(std::uint32_t chunk);
 
   /// See Pipeline.
@@ -120,8 +119,8 @@ class PipelineParameters {
     /// Gradients of several ranks are to be added up, or given to parts.
     bool reduces() const { return sums && (place.ranks.size() > 1 || sums->has_parts()); }
   };
-  /// Returns those that have stages of one of this rank's chunks, the last ones first: so ranks whose chunks
-  /// differ come to the segments that they share in the same order.
+  /// Returns the segments that have stages of one of this rank's chunks, from the last one on, so that ranks
+  /// with different chunks reduce the segments that they share in the same order.
   std::vector<Segment*> segments_of(std::uint32_t chunk);
   static void take_out(const TiedNames& names, std::vector<OfStage>& from, std::vector<OfStage>& to);
   /// Of segments for which `is_wanted` says so.

@@ -38,8 +38,8 @@ struct Pipeline::Parts {
   std::int64_t divisor(std::uint32_t count) const {
     return options.reduction == Reduction::kMean ? std::int64_t{options.replicas} * count : 1;
   }
-  /// Whether train() runs step after step. So it does where updates of chunks would wait for each other in
-  /// different orders, too.
+  /// Whether train() runs step after step: for what cannot be updated chunk by chunk, and where ranks would
+  /// wait in the updates of shared segments in different orders.
   bool trains_by_steps() const {
     const bool has_several_chunks = schedule().chunks() > schedule().ranks();
     return schedule().versions.kind == PipelineVersionRule::Kind::kFlush &&

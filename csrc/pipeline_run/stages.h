@@ -14,8 +14,8 @@ namespace reef {
 /// Returns a stage for each module, which shares it.
 std::vector<PipelineStage> stages_of(const torch::nn::Sequential& modules);
 
-/// Returns a stage for each of the chain's, which shares its modules. Throws ConfigError for one that was
-/// added without its module, since its parameters are not known.
+/// Returns a stage for each stage of the chain; both share its modules. Throws ConfigError if a stage was
+/// added to the chain without its module, since its parameters are not known then.
 std::vector<PipelineStage> stages_of(const Chain& chain);
 
 /// Returns functions that give the stages.

@@ -48,7 +48,8 @@ std::vector<std::pair<std::string, at::Tensor>> used_by_several_chunks(
     const std::vector<TiedNames>& tied, const MadeStages& made,
     const std::map<std::string, std::uint32_t>& stage_of, const PipelineCuts& cuts);
 
-/// Throws ConfigError if one of these has a hook: it would be called with the gradient of a part of the uses.
+/// Throws ConfigError if one of these parameters has a hook, since the hook would be called for each chunk
+/// with the gradient of that chunk's uses, instead of once with their sum.
 void check_no_hooks(const std::vector<std::pair<std::string, at::Tensor>>& used_by_several);
 
 }  // namespace reef

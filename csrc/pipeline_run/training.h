@@ -46,7 +46,7 @@ class PipelineTraining {
 
  private:
   void add_waves(std::uint32_t chunk, const PipelineSchedule& schedule);
-  /// Calls `visit` for what a chunk shares if a wave ends with the micro-batch.
+  /// Calls `visit` with each group of parameters that a chunk shares, if a wave ends with the micro-batch.
   void at_end_of_wave(std::uint32_t chunk, std::uint32_t micro_batch,
                       const std::function<void(PipelineWaves& waves, std::uint32_t wave)>& visit);
 

@@ -11,7 +11,7 @@ namespace {
 
 namespace ta = torch::autograd;
 
-/// Visits each node to which edges lead, once, but for those that are `known`, which it adds to.
+/// Visits once each node that can be reached from the edges, except those in `known`, and adds it to them.
 template <class Visit>
 void for_each_node(const ta::edge_list& from, std::unordered_set<ta::Node*>& known, const Visit& visit) {
   std::vector<ta::Node*> found;

@@ -9,8 +9,9 @@
 namespace reef {
 
 /// Throws ConfigError if a backward pass that begins at `ends` would make a gradient of a leaf that is not
-/// among the `declared` parameters: it would be neither divided nor added up over ranks. Leaves to which
-/// `inputs` lead, too, are the program's own. What a region of checkpoint() uses is not seen.
+/// among the `declared` parameters, since that gradient would be neither divided nor added up over ranks.
+/// Leaves that can also be reached from `inputs` are allowed: they are the program's own. Leaves that are
+/// used inside a region of checkpoint() are not found.
 void check_declared(const torch::autograd::edge_list& ends, const torch::autograd::edge_list& inputs,
                     const std::unordered_set<const c10::TensorImpl*>& declared);
 

@@ -13,11 +13,11 @@
 
 namespace reef {
 
-/// Weights that the virtual workers of HetPipe (2005.14038, section 5) each update for themselves, and what
-/// all of their waves make of them: the sum of the changes that each worker's updates have made in each wave,
-/// added up in the order of waves and of workers. A wave is a number of micro-batches in a row; waves are
-/// numbered from 0 in a call of train(). Bytes: two copies of the weights, and for each of `staleness` + 1
-/// waves one of each worker's, in the host's memory.
+/// Synchronizes weights that each virtual worker of HetPipe (2005.14038, section 5) updates for itself. What
+/// a worker's updates have changed in a wave is sent to the others, and these changes are added to common
+/// weights, wave after wave and worker after worker. A wave is a run of micro-batches; waves are numbered
+/// from 0 in a call of train(). Bytes: two copies of the weights, and for each of `staleness` + 1 waves one
+/// of each worker's, in the host's memory.
 class PipelineWaves {
  public:
   struct Rule {
@@ -28,10 +28,11 @@ class PipelineWaves {
   /// them make one alike, and the parameters are the same on all. Throws RankFailed.
   PipelineWaves(std::vector<at::Tensor> parameters, const ProcessGroupPtr& ranks, Rule rule);
 
-  /// Is called when the last update of a wave has been made: tells the other workers what the wave has
-  /// changed. Gives the parameters what the waves of all workers up to `staleness` before make of them, and
-  /// adds this worker's later ones; after the last wave, what all waves make of them. Waits for workers that
-  /// are further behind. Throws PassAbandoned if a pass of one of them has failed, and RankFailed.
+  /// Ends a wave, whose last update has been made: sends what it has changed to the other workers, and sets
+  /// the parameters to the common weights, which contain all workers' waves up to `staleness` waves before
+  /// this one, plus this worker's later changes. After the last wave they contain all waves. Waits for
+  /// workers that are further behind. Throws PassAbandoned if a pass of one of them has failed, and
+  /// RankFailed.
   void end(std::uint32_t wave);
   /// Tells the others that a pass has failed here, for all waves up to this one that have not ended, and
   /// waits for workers that are further behind, as end() does.

@@ -43,12 +43,12 @@ class REEF_API Chain {
   explicit Chain(const torch::nn::Sequential& modules);
 
   void add(std::string name, Stage stage, State state = {});
-  /// The same of a stage that runs this module, whose state it has.
+  /// Adds a stage that runs this module, and whose state is the module's.
   void add(std::string name, std::shared_ptr<torch::nn::Module> module, Stage stage);
   std::size_t size() const { return links_.size(); }
   const std::string& name(std::size_t stage) const { return links_.at(stage).name; }  ///< from 0
   at::Tensor run(std::size_t stage, const at::Tensor& input) const { return links_.at(stage).stage(input); }
-  /// What run() calls, which keeps this stage alone alive.
+  /// Returns the function that run() calls. A copy of it keeps only this stage alive.
   const Stage& function(std::size_t stage) const { return links_.at(stage).stage; }
   /// The modules that a stage runs, by name; none where it was added without one.
   using Modules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;

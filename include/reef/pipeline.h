@@ -147,7 +147,7 @@ class REEF_API Pipeline {
   /// be run; RankFailed.
   Pipeline(const torch::nn::Sequential& modules, const ProcessGroupPtr& group,
            const PipelineOptions& options = {});
-  /// The same of a chain's stages. ConfigError for one that was added without its module.
+  /// The same of a chain's stages. Throws ConfigError if a stage was added to it without its module.
   Pipeline(const Chain& chain, const ProcessGroupPtr& group, const PipelineOptions& options = {});
   /// The same of stages of any kind.
   Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroupPtr& group,
@@ -169,7 +169,7 @@ class REEF_API Pipeline {
   std::vector<at::Tensor> parameters() const;
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const;
   const PipelineSchedule& schedule() const;
-  /// Of this rank's replica.
+  /// The cuts of this rank's replica.
   const PipelineCuts& cuts() const;
   /// What was planned for the sample, and what it is expected to cost: PipelinePlan::text(). Empty without
   /// one.

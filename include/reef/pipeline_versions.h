@@ -16,8 +16,8 @@ struct PipelineVersion {
   std::uint32_t forward = 0;
   std::uint32_t backward = 0;
   /// Of PipelineVersionRule::Kind::kWave: the number of waves of every other virtual worker that both
-  /// contain. A worker's wave ends with an update, behind which its weights contain the others' waves up to
-  /// `staleness` before that one (the pull of HetPipe, 2005.14038, section 5).
+  /// contain. After the update that ends a worker's wave, its weights contain the others' waves up to
+  /// `staleness` waves before that one (the pull of HetPipe, 2005.14038, section 5).
   std::uint32_t others_waves = 0;
 
   friend bool operator==(const PipelineVersion&, const PipelineVersion&) = default;

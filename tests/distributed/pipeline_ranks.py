@@ -246,7 +246,7 @@ def refusals(group, rank, size):
 
     text = told(lambda: pipeline.step(data(1)[0], fails), ArithmeticError if rank == size - 1 else dist.DistError)
     assert "the loss of this test" in text
-    # What one rank sends is not what the next one takes: both shapes, on all ranks.
+    # A stage gives five features to one that takes six: the error names both shapes on all ranks.
     unequal = reef.Pipeline([*[nn.Linear(4, 4) for _ in range(size - 2)], nn.Linear(4, 5), nn.Linear(6, 3)], group, micro_batches=3)
     text = told(lambda: unequal.step(data(1)[0], mean), RuntimeError if rank == size - 1 else dist.DistError)
     assert "3x5 and 6x3" in text and (rank == size - 1 or f"rank {size - 1}" in text), text

@@ -123,10 +123,6 @@ struct Replay {
 inline Replay replay(const PipelineSchedule& schedule, const std::vector<PipelineCuts>& cuts,
                      std::uint32_t per_batch, Rule rule, double decay = 0) {
   const auto replicas = static_cast<std::uint32_t>(cuts.size());
-  const auto chunk_of = [&](std::uint32_t stage, std::uint32_t replica) {
-    const PipelineCuts& own = cuts[replica];
-    return static_cast<std::uint32_t>(std::upper_bound(own.begin(), own.end(), stage) - own.begin());
-  };
   const PipelineVersions versions = pipeline_versions(schedule);
   std::uint32_t per_update = per_batch;  // HetPipe's updates are of single micro-batches
   if (schedule.versions.kind == PipelineVersionRule::Kind::kWave) per_update = 1;
@@ -150,7 +146,7 @@ inline Replay replay(const PipelineSchedule& schedule, const std::vector<Pipelin
       std::vector<Tensor> used;
       Tensor x = parts[replica][m % per_batch];
       for (std::uint32_t i = 0; i < kStages; ++i) {
-        const std::uint32_t chunk = chunk_of(i, replica);
+        const std::uint32_t chunk = chunk_of(i, cuts[replica]);
         const PipelineVersion& version = versions.of[chunk][m];
         used.push_back(history[i][version.forward].clone().set_requires_grad(true));
         Tensor of_backward = history[i][version.backward];
@@ -182,7 +178,7 @@ inline Replay replay(const PipelineSchedule& schedule, const std::vector<Pipelin
     }
     optimizer->step();
     for (std::uint32_t i = 0; i < kStages; ++i) {
-      const std::uint32_t chunk = chunk_of(i, 0);
+      const std::uint32_t chunk = chunk_of(i, cuts[0]);
       const Tensor before = history[i].back();
       history[i].push_back(made.weights[i].detach().clone());
       const double follows = delays[chunk] > 0 ? std::pow(decay, 1 / delays[chunk]) : 0;

@@ -109,7 +109,8 @@ struct Oracle {
       std::map<std::pair<std::uint32_t, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> owners;
       for (std::uint32_t replica = 0; replica < count; ++replica) {
         for (std::uint32_t direction = 0; direction < directions; ++direction)
-          owners[{replica, schedule.rank_of[direction][chunk_of(name, replica)]}] = {replica, direction};
+          owners[{replica, schedule.rank_of[direction][chunk_of(static_cast<std::uint32_t>(std::stoul(name)),
+                                                                cuts[replica])]}] = {replica, direction};
       }
       Tensor& sum = all[name];
       for (const auto& [owner, from] : owners) {
@@ -120,12 +121,6 @@ struct Oracle {
     }
     modules->zero_grad();
     return all;
-  }
-
-  std::uint32_t chunk_of(const std::string& name, std::uint32_t replica) const {
-    const auto stage = static_cast<std::uint32_t>(std::stoul(name));
-    const PipelineCuts& own = cuts[replica];
-    return static_cast<std::uint32_t>(std::upper_bound(own.begin(), own.end(), stage) - own.begin());
   }
 
   const Pipeline& pipeline;

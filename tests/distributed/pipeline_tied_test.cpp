@@ -88,10 +88,6 @@ Bits expected_gradients(const Pipeline& pipeline, const Model& apart, const Row&
       of_use[replica].push_back(torch::autograd::grad({loss_of(apart.forward(parts[m]), m)}, weights));
     }
   }
-  const auto chunk_of = [&](std::uint32_t stage) {
-    const PipelineCuts& cuts = pipeline.cuts();
-    return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), stage) - cuts.begin());
-  };
   Bits all;
   for (std::uint32_t weight = 0; weight < 6; ++weight) {
     std::vector<std::uint32_t> uses;
@@ -106,7 +102,7 @@ Bits expected_gradients(const Pipeline& pipeline, const Model& apart, const Row&
           if (kind != PassKind::kBackward && kind != PassKind::kWeight) continue;
           Tensor of_pass;
           for (const std::uint32_t stage : uses) {
-            if (chunk_of(stage) != chunk) continue;
+            if (chunk_of(stage, pipeline.cuts()) != chunk) continue;
             const Tensor& one = of_use[replica][m][stage];
             of_pass = of_pass.defined() ? of_pass + one : one;
           }

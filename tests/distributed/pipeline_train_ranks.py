@@ -140,7 +140,7 @@ def waves():
             assert losses.shape == (4,)
             for name, value in pipeline.full_state_dict().items():
                 assert torch.equal(value, expected[name]), (staleness, cuts, name)
-    # Chunks that are sharded, and two directions, are trained by steps.
+    # train() runs step after step for sharded chunks and for schedules of two directions.
     for options in [dict(replicas=size, shard=dict(stage="gradients"))] + ([dict(schedule="chimera")] if size % 2 == 0 else []):
         one, other = (reef.Pipeline(net(), group, micro_batches=4, **options) for _ in range(2))
         step, update = (torch.optim.AdamW([{"params": pipeline.parameters()}], lr=0.1) for pipeline in (one, other))

@@ -25,6 +25,11 @@ inline Tensor loss_of(const Tensor& output, std::uint32_t micro_batch) {
   return (output - 0.25 * (1 + micro_batch)).square().mean();
 }
 
+/// Returns the number of the chunk that has a stage.
+inline std::uint32_t chunk_of(std::uint32_t stage, const PipelineCuts& cuts) {
+  return static_cast<std::uint32_t>(std::upper_bound(cuts.begin(), cuts.end(), stage) - cuts.begin());
+}
+
 using Bits = std::map<std::string, Tensor>;
 inline Bits gradients_of(const std::vector<std::pair<std::string, Tensor>>& named) {
   Bits bits;
