@@ -19,7 +19,8 @@ class Job:
     library: str
     """ "reef" or "torch"."""
     schedule: str
-    """A name of the library's, or "chosen" by Reef's planner. "1f1b hops": as deep as the links ask for."""
+    """A name of the library's, or "chosen" by Reef's planner. "1f1b hops": as deep as the links ask for. "1f1b turns": two chunks, each on one half
+    of the ranks, which take turns."""
     ranks: int
     micro_batches: int
     forward_seconds: float
@@ -145,7 +146,9 @@ def shape_of(job: Job) -> dict:
     name, *deeper = job.schedule.split()
     twice = ("interleaved", "interleaved_zero_bubble", "breadth_first", "zbv", "v_half", "v_min", "dualpipev")
     shape = dict(ranks=job.ranks, micro_batches=job.micro_batches, chunks_per_rank=2 if name in twice else 1)
-    if deeper and job.ranks > 1:
+    if deeper == ["turns"]:
+        shape["ranks_per_chunk"] = [job.ranks - job.ranks // 2, job.ranks // 2]
+    elif deeper and job.ranks > 1:
         seconds = job.message_bytes / job.link_bytes_per_second if job.link_bytes_per_second else 0.0
         splits = name == "zero_bubble"
         shape["hops"] = reef.hops_for([seconds] * (job.ranks - 1), job.forward_seconds, 2 * job.forward_seconds, splits=splits)
@@ -170,6 +173,8 @@ def reefs(job: Job):
         shape = shape_of(job)
         size = job.stages // (job.ranks * shape["chunks_per_rank"])
         cuts = list(range(size, job.stages, size))
+        if "ranks_per_chunk" in shape:
+            cuts = [size * shape["ranks_per_chunk"][0]]
         if job.batches:
             pipeline = reef.Pipeline(stages, dist.group.WORLD, micro_batches=job.micro_batches, schedule=shape["name"], hops=shape.get("hops", ()), cuts=cuts,
                                      replicas=job.workers, staleness=job.staleness)  # fmt: skip

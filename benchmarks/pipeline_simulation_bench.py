@@ -12,7 +12,7 @@ MICRO_BATCHES = 16
 FORWARD_SECONDS = {2: 0.040, 3: 0.040, 4: 0.040, 6: 0.080, 8: 0.080}
 """Of a rank, by the number of ranks. More ranks than cores wait for each other when they wake, which is to be small beside it."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble", "interleaved_zero_bubble", "zbv", "v_half", "v_min",
-             "chimera", "dualpipe", "dualpipev", "greedy")  # fmt: skip
+             "chimera", "dualpipe", "dualpipev", "greedy", "1f1b turns", "zero_bubble turns")  # fmt: skip
 
 
 def main(numbers_of_ranks: list[int]) -> None:

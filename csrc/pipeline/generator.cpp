@@ -11,12 +11,15 @@ namespace {
 
 using std::to_string;
 
+bool any_shape(const PipelineShape&) { return true; }
+
 /// What a row of the table takes, besides at least one rank and one micro-batch.
 struct Row {
   PipelineGenerator generator;
   std::uint32_t least_chunks_per_rank = 1;
   std::uint32_t most_chunks_per_rank = 1;
-  bool (*takes)(const PipelineShape& shape) = [](const PipelineShape&) { return true; };
+  bool (*takes)(const PipelineShape& shape) = &any_shape;
+  bool takes_ranks_per_chunk = false;
 };
 
 constexpr std::uint32_t kAnyNumber = 1U << 16;
@@ -29,11 +32,15 @@ bool even_and_two_for_each_rank(const PipelineShape& shape) {
 constexpr const char* kTwoForEach = "at least two micro-batches for each rank";
 
 constexpr Row kRows[] = {
-    {{"gpipe", "GPipe, 1811.06965", "", true, false, &gpipe}},
-    {{"1f1b", "PipeDream-flush, 2006.09503; DAPPLE, 2007.01045", "", true, false, &one_f_one_b}},
+    {{"gpipe", "GPipe, 1811.06965", "", true, false, &gpipe}, 1, 1, &any_shape, true},
+    {{"1f1b", "PipeDream-flush, 2006.09503; DAPPLE, 2007.01045", "", true, false, &one_f_one_b},
+     1,
+     1,
+     &any_shape,
+     true},
     {{"interleaved", "Megatron-LM, 2104.04473, section 2.2", "", true, false, &interleaved}, 1, kAnyNumber},
     {{"breadth_first", "2211.05953, section 4", "", true, false, &breadth_first}, 1, kAnyNumber},
-    {{"zero_bubble", "2401.10241, section 2", "", true, true, &zero_bubble}},
+    {{"zero_bubble", "2401.10241, section 2", "", true, true, &zero_bubble}, 1, 1, &any_shape, true},
     {{"interleaved_zero_bubble", "2401.10241, in the order of 2104.04473", "", true, true,
       &interleaved_zero_bubble},
      1,
@@ -79,6 +86,30 @@ const Row& row_of(std::string_view name) {
   throw ConfigError("pipeline schedule '" + std::string(row.generator.name) + "': " + what);
 }
 
+/// The number of chunks of a schedule that has one for each rank, and of ranks for the others.
+std::size_t places_of(const PipelineShape& shape) {
+  return shape.ranks_per_chunk.empty() ? shape.ranks : shape.ranks_per_chunk.size();
+}
+
+void check_ranks_per_chunk(const Row& row, const PipelineShape& shape) {
+  const std::vector<std::uint32_t>& each = shape.ranks_per_chunk;
+  if (each.empty()) return;
+  if (!row.takes_ranks_per_chunk)
+    refuse(row,
+           "a chunk has one rank in each direction; 'gpipe', '1f1b' and 'zero_bubble' take "
+           "ranks_per_chunk");
+  std::uint64_t all = 0;
+  for (const std::uint32_t ranks : each) {
+    if (ranks == 0 || ranks > shape.micro_batches)
+      refuse(row, "a chunk has " + to_string(ranks) + " ranks, and " + to_string(shape.micro_batches) +
+                      " micro-batches are given to them by turns; give each rank one at least");
+    all += ranks;
+  }
+  if (all != shape.ranks)
+    refuse(row,
+           "its chunks have " + to_string(all) + " ranks together, and there are " + to_string(shape.ranks));
+}
+
 void check_shape(const Row& row, const PipelineShape& shape) {
   if (shape.ranks == 0 || shape.micro_batches == 0)
     refuse(row, "there is no rank, or no micro-batch; give at least one of each");
@@ -89,15 +120,16 @@ void check_shape(const Row& row, const PipelineShape& shape) {
   if (!row.takes(shape))
     refuse(row, "it takes " + std::string(row.generator.takes) + ", and these are " + to_string(shape.ranks) +
                     " ranks and " + to_string(shape.micro_batches) + " micro-batches");
-  if (shape.hops.size() + 1 != shape.ranks || std::count(shape.hops.begin(), shape.hops.end(), 0U) > 0)
-    refuse(row, "hops are whole numbers from 1, one for each rank but the last");
+  check_ranks_per_chunk(row, shape);
+  if (shape.hops.size() + 1 != places_of(shape) || std::count(shape.hops.begin(), shape.hops.end(), 0U) > 0)
+    refuse(row, "hops are whole numbers from 1, one for each rank (or chunk of several ranks) but the last");
 }
 
 PipelineShape completed(const Row& row, PipelineShape shape) {
   if (shape.chunks_per_rank == 0) shape.chunks_per_rank = row.least_chunks_per_rank;
-  if (shape.hops.size() <= 1 && shape.ranks > 0) {
+  if (shape.hops.size() <= 1 && places_of(shape) > 0) {
     const std::uint32_t every = shape.hops.empty() ? 1 : shape.hops.front();
-    shape.hops.assign(shape.ranks - 1, every);
+    shape.hops.assign(places_of(shape) - 1, every);
   }
   return shape;
 }

@@ -69,7 +69,8 @@ PipelineSchedule hetpipe(const PipelineShape& shape);
 /// Whether pipeline_schedule() takes a shape, whose numbers are all given, for the schedule of this name.
 bool takes(std::string_view name, const PipelineShape& shape);
 
-/// Gives how many micro-batches rank `rank` has in flight: 1 + the sum of the hops behind it.
-std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t rank);
+/// Gives how many micro-batches a rank of chunk `chunk` has in flight, where each rank has one chunk: 1 + the
+/// sum of the hops behind it, if all chunks have one rank.
+std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t chunk);
 
 }  // namespace reef

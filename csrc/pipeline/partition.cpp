@@ -1,219 +1,20 @@
 #include "reef/pipeline_partition.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <queue>
+#include <numeric>
 #include <string>
 #include <utility>
 
+#include "pipeline/division_search.h"
+#include "pipeline/objective.h"
 #include "pipeline/parcels.h"
 #include "pipeline/recompute.h"
-#include "pipeline/traffic.h"
 #include "reef/error.h"
 
 namespace reef {
 namespace {
 
 using std::to_string;
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr std::size_t kMostParts = 30'000;
-
-/// The number of ranks that a profile is of. Throws ConfigError if chunks are placed on others.
-std::size_t ranks_of(const PipelineProfile& profile, std::span<const std::uint32_t> rank_of) {
-  const std::size_t placed = std::size_t{*std::max_element(rank_of.begin(), rank_of.end())} + 1;
-  std::size_t ranks = placed;
-  if (!profile.speeds.empty()) {
-    ranks = profile.speeds.size();
-  } else if (profile.links.size() > 1) {
-    ranks = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(profile.links.size()))));
-  }
-  if (placed > ranks)
-    throw ConfigError("PipelineProfile: a chunk is on rank " + to_string(placed - 1) +
-                      ", and the profile has speeds or links of " + to_string(ranks) + " ranks");
-  return ranks;
-}
-
-/// Seconds of runs of stages and of messages between chunks, for a placement.
-class Prices {
- public:
-  Prices(const PipelineProfile& profile, std::span<const std::uint32_t> rank_of)
-      : profile_(profile), rank_of_(rank_of), ranks_(ranks_of(profile, rank_of)), until_(1) {
-    check_costs({profile.stages, profile.speeds, profile.links}, ranks_);
-    for (const PipelineChunkCost& stage : profile.stages)
-      until_.push_back(until_.back() + stage.forward_seconds + stage.input_seconds + stage.weight_seconds);
-  }
-
-  std::uint32_t stages() const { return static_cast<std::uint32_t>(profile_.stages.size()); }
-  std::uint32_t chunks() const { return static_cast<std::uint32_t>(rank_of_.size()); }
-
-  /// Gives T of a chunk that has the stages from `begin` until before `end`.
-  double chunk_seconds(std::uint32_t chunk, std::uint32_t begin, std::uint32_t end) const {
-    const double speed = profile_.speeds.empty() ? 1 : profile_.speeds[rank_of_[chunk]];
-    return (until_[end] - until_[begin]) / speed;
-  }
-  /// Gives C between a chunk and the next one, which begins with stage `cut`.
-  double message_seconds(std::uint32_t chunk, std::uint32_t cut) const {
-    const std::uint32_t from = rank_of_[chunk], to = rank_of_[chunk + 1];
-    if (from == to) return 0;
-    return reef::message_seconds(link_between(profile_.links, ranks_, from, to),
-                                 profile_.stages[cut - 1].output_bytes);
-  }
-
- private:
-  const PipelineProfile& profile_;
-  std::span<const std::uint32_t> rank_of_;
-  std::size_t ranks_;
-  std::vector<double> until_;  ///< seconds of the stages before each one, and of all
-};
-
-/// What an objective knows of the first chunks: a sum and a maximum, neither of which shrinks with another
-/// chunk.
-struct Value {
-  double sum = 0;
-  double most = 0;
-};
-
-/// A chunk behind others: its seconds, and those of the messages before and behind it.
-struct Piece {
-  double seconds = 0;
-  double before = 0;
-  double behind = 0;
-};
-
-Value with(PipelineObjective objective, Value value, const Piece& piece, std::uint32_t micro_batches) {
-  const double repeated = micro_batches - 1.0;
-  switch (objective) {
-    case PipelineObjective::kPipeDream:
-      return {0, std::max({value.most, piece.seconds, 2 * piece.behind})};
-    case PipelineObjective::kPipeTorch:
-      return {0, std::max(value.most, piece.seconds + 2 * piece.before + 2 * piece.behind)};
-    case PipelineObjective::kDapple:  // a message is a chunk of its own
-      value.sum += piece.seconds;
-      value.most = std::max(value.most, value.sum + repeated * piece.seconds);
-      value.sum += 2 * piece.behind;
-      value.most = std::max(value.most, value.sum + repeated * 2 * piece.behind);
-      return value;
-    case PipelineObjective::kSumAndMax:
-      return {value.sum + piece.seconds + 2 * piece.behind, std::max(value.most, repeated * piece.seconds)};
-  }
-  return value;
-}
-
-/// What first chunks and those behind them cost together.
-Value joined(PipelineObjective objective, const Value& first, const Value& rest) {
-  const double before = objective == PipelineObjective::kDapple ? first.sum : 0;
-  return {first.sum + rest.sum, std::max(first.most, before + rest.most)};
-}
-
-double seconds_of(PipelineObjective objective, const Value& value) {
-  return objective == PipelineObjective::kSumAndMax ? value.sum + value.most : value.most;
-}
-
-/// Searches cuts from the first chunk on, the most promising first. What the rest costs at least is found
-/// beforehand, from the last chunk on: the least sum and the least maximum, each as if the other did not
-/// count.
-class Search {
- public:
-  Search(PipelineObjective objective, const Prices& prices, std::uint32_t micro_batches)
-      : objective_(objective), prices_(prices), micro_batches_(micro_batches) {
-    find_least();
-  }
-
-  std::vector<PipelineCuts> best(std::size_t count) {
-    std::vector<PipelineCuts> found;
-    open_.push(part({}, {}, 0));
-    while (!open_.empty() && found.size() < count) {
-      const Part next = open_.top();
-      open_.pop();
-      if (next.is_whole) {
-        found.push_back(next.cuts);
-      } else {
-        extend(next);
-      }
-    }
-    return found;
-  }
-
- private:
-  struct Part {
-    double at_least = 0;
-    PipelineCuts cuts;
-    Value value;
-    bool is_whole = false;
-  };
-  struct Later {
-    bool operator()(const Part& a, const Part& b) const { return a.at_least > b.at_least; }
-  };
-
-  std::uint32_t last() const { return prices_.chunks() - 1; }
-
-  Piece piece(std::uint32_t chunk, std::uint32_t begin, std::uint32_t end) const {
-    return {prices_.chunk_seconds(chunk, begin, end),
-            chunk == 0 ? 0 : prices_.message_seconds(chunk - 1, begin),
-            chunk == last() ? 0 : prices_.message_seconds(chunk, end)};
-  }
-
-  /// Of the chunks from `chunk` on, if the first of them begins with stage `begin`.
-  Value& least(std::uint32_t chunk, std::uint32_t begin) {
-    return least_[std::size_t{chunk} * (prices_.stages() + 1) + begin];
-  }
-
-  void find_least() {
-    least_.assign(std::size_t{prices_.chunks()} * (prices_.stages() + 1), {kNever, kNever});
-    for (std::uint32_t chunk = prices_.chunks(); chunk-- > 0;) {
-      for (std::uint32_t begin = chunk; begin < prices_.stages(); ++begin) {
-        Value& best = least(chunk, begin);
-        const std::uint32_t first_end = chunk == last() ? prices_.stages() : begin + 1;
-        for (std::uint32_t end = first_end; end <= prices_.stages(); ++end) {
-          const Value rest = chunk == last() ? Value{} : least(chunk + 1, end);
-          const Value alone = with(objective_, {}, piece(chunk, begin, end), micro_batches_);
-          const Value both = joined(objective_, alone, rest);
-          best = {std::min(best.sum, both.sum), std::min(best.most, both.most)};
-        }
-      }
-    }
-  }
-
-  /// The part of cuts behind which a chunk begins with stage `begin`.
-  Part part(PipelineCuts cuts, const Value& value, std::uint32_t begin) {
-    const Value whole = joined(objective_, value, least(static_cast<std::uint32_t>(cuts.size()), begin));
-    return {seconds_of(objective_, whole), std::move(cuts), value, false};
-  }
-
-  /// Adds each next cut; once there are very many parts, only the most promising one.
-  void extend(const Part& from) {
-    const auto chunk = static_cast<std::uint32_t>(from.cuts.size());
-    const std::uint32_t begin = chunk == 0 ? 0 : from.cuts.back();
-    if (chunk == last()) {
-      const Value value = with(objective_, from.value, piece(chunk, begin, prices_.stages()), micro_batches_);
-      open_.push({seconds_of(objective_, value), from.cuts, value, true});
-      return;
-    }
-    const bool is_full = open_.size() > kMostParts;
-    Part best{kNever, {}, {}, false};
-    for (std::uint32_t end = begin + 1; end < prices_.stages(); ++end) {
-      PipelineCuts cuts = from.cuts;
-      cuts.push_back(end);
-      Part next =
-          part(std::move(cuts), with(objective_, from.value, piece(chunk, begin, end), micro_batches_), end);
-      if (next.at_least == kNever) continue;
-      if (!is_full) {
-        open_.push(std::move(next));
-      } else if (next.at_least < best.at_least) {
-        best = std::move(next);
-      }
-    }
-    if (best.at_least < kNever) open_.push(std::move(best));
-  }
-
-  PipelineObjective objective_;
-  const Prices& prices_;
-  std::uint32_t micro_batches_;
-  std::vector<Value> least_;
-  std::priority_queue<Part, std::vector<Part>, Later> open_;
-};
 
 void check_cuts(const PipelineProfile& profile, const PipelineCuts& cuts) {
   std::uint32_t begin = 0;
@@ -282,6 +83,7 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
       cost.kept_after_input_bytes += stage.kept_after_input_bytes;
       cost.working_bytes = std::max(cost.working_bytes, stage.working_bytes);
       cost.fixed_bytes += stage.fixed_bytes;
+      cost.gradient_bytes += stage.gradient_bytes;
     }
     for (const RecomputedRun& run : runs_within(recomputed, chunk)) {
       std::uint64_t kept = 0;
@@ -304,20 +106,32 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
 double objective_seconds(PipelineObjective objective, const PipelineProfile& profile,
                          const PipelineCuts& cuts, std::span<const std::uint32_t> rank_of,
                          std::uint32_t micro_batches) {
-  check_cuts(profile, cuts);
   if (rank_of.size() != cuts.size() + 1)
     throw ConfigError("PipelineCuts: " + to_string(cuts.size() + 1) + " chunks are placed on " +
                       to_string(rank_of.size()) + " ranks; give one rank for each chunk");
-  const Prices prices(profile, rank_of);
-  Value value;
-  std::uint32_t begin = 0;
-  double before = 0;
-  for (std::uint32_t chunk = 0; chunk <= cuts.size(); ++chunk) {
+  const std::vector<std::uint32_t> one_each(rank_of.size(), 1);
+  return objective_seconds(objective, profile, PipelineDivision{cuts, one_each}, rank_of, micro_batches);
+}
+
+double objective_seconds(PipelineObjective objective, const PipelineProfile& profile,
+                         const PipelineDivision& division, std::span<const std::uint32_t> order,
+                         std::uint32_t micro_batches) {
+  const auto& [cuts, ranks_per_chunk, seconds] = division;
+  check_cuts(profile, cuts);
+  const auto sum = std::accumulate(ranks_per_chunk.begin(), ranks_per_chunk.end(), std::uint64_t{0});
+  if (ranks_per_chunk.size() != cuts.size() + 1 || sum != order.size() ||
+      std::count(ranks_per_chunk.begin(), ranks_per_chunk.end(), 0U) > 0)
+    throw ConfigError("PipelineDivision: " + to_string(cuts.size() + 1) + " chunks have " + to_string(sum) +
+                      " ranks, and there are " + to_string(order.size()) +
+                      "; give each chunk one at least, and as many as there are together");
+  const PiecePrices prices(profile, order);
+  PipelineValue value;
+  std::uint32_t begin = 0, place = 0;
+  for (std::size_t chunk = 0; chunk < ranks_per_chunk.size(); ++chunk) {
     const std::uint32_t end = chunk < cuts.size() ? cuts[chunk] : prices.stages();
-    const double behind = chunk < cuts.size() ? prices.message_seconds(chunk, end) : 0;
-    value = with(objective, value, {prices.chunk_seconds(chunk, begin, end), before, behind}, micro_batches);
+    value = with(objective, value, prices.piece(place, ranks_per_chunk[chunk], begin, end), micro_batches);
     begin = end;
-    before = behind;
+    place += ranks_per_chunk[chunk];
   }
   return seconds_of(objective, value);
 }
@@ -328,8 +142,22 @@ std::vector<PipelineCuts> best_cuts(PipelineObjective objective, const PipelineP
   if (rank_of.empty() || rank_of.size() > profile.stages.size())
     throw ConfigError("best_cuts: " + to_string(profile.stages.size()) + " stages cannot be cut into " +
                       to_string(rank_of.size()) + " chunks; give fewer ranks, or fewer chunks for each");
-  const Prices prices(profile, rank_of);
-  return Search(objective, prices, micro_batches).best(count);
+  const PiecePrices prices(profile, rank_of);
+  std::vector<PipelineCuts> cuts;
+  for (PipelineDivision& division :
+       DivisionSearch(objective, prices, micro_batches, /*most_ranks=*/1).best(count))
+    cuts.push_back(std::move(division.cuts));
+  return cuts;
+}
+
+std::vector<PipelineDivision> best_divisions(PipelineObjective objective, const PipelineProfile& profile,
+                                             std::span<const std::uint32_t> order,
+                                             std::uint32_t micro_batches, std::size_t count) {
+  if (order.empty() || profile.stages.empty() || micro_batches == 0)
+    throw ConfigError(
+        "best_divisions: there is no rank, no stage or no micro-batch; give at least one of each");
+  const PiecePrices prices(profile, order);
+  return DivisionSearch(objective, prices, micro_batches, micro_batches).best(count);
 }
 
 }  // namespace reef

@@ -9,6 +9,7 @@
 
 #include "pipeline/generators.h"
 #include "pipeline/parcels.h"
+#include "pipeline/progress.h"
 #include "pipeline/recompute.h"
 #include "pipeline/traffic.h"
 #include "reef/bytes.h"
@@ -42,6 +43,7 @@ constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
                             {"v_min", Placement::kV},
                             {"dualpipev", Placement::kV}};
 constexpr const char* kGreedy = "greedy";
+using RanksPerChunk = std::vector<std::uint32_t>;  ///< empty: each chunk has one
 
 std::vector<std::uint32_t> places(Placement placement, std::uint32_t ranks) {
   switch (placement) {
@@ -84,6 +86,7 @@ class Planner {
   PipelinePlan plan() {
     for (const Order& order : orders()) {
       for (const Placement placement : kPlacements) try_placement(placement, order);
+      if (options_.may_replicate) try_divisions(order);
     }
     if (best_) return std::move(*best_);
     refuse();
@@ -103,17 +106,21 @@ class Planner {
     if (are_alike(profile_) || ranks_ > kMostPermuted) return {order};
     std::vector<std::pair<double, Order>> all;
     do {
-      const std::vector<PipelineCuts> cuts =
-          best_cuts(PipelineObjective::kSumAndMax, profile_, order, options_.micro_batches, 1);
-      all.emplace_back(objective_seconds(PipelineObjective::kSumAndMax, profile_, cuts.front(), order,
-                                         options_.micro_batches),
-                       order);
+      all.emplace_back(least_seconds(order), order);
     } while (std::next_permutation(order.begin(), order.end()));
     std::sort(all.begin(), all.end());
     if (all.size() > options_.orders) all.resize(std::max(1U, options_.orders));
     std::vector<Order> best;
     for (auto& [seconds, of] : all) best.push_back(std::move(of));
     return best;
+  }
+
+  double least_seconds(const Order& order) const {
+    constexpr PipelineObjective kObjective = PipelineObjective::kSumAndMax;
+    if (options_.may_replicate)
+      return best_divisions(kObjective, profile_, order, options_.micro_batches, 1).front().seconds;
+    const std::vector<PipelineCuts> cuts = best_cuts(kObjective, profile_, order, options_.micro_batches, 1);
+    return objective_seconds(kObjective, profile_, cuts.front(), order, options_.micro_batches);
   }
 
   void try_placement(Placement placement, const Order& order) {
@@ -126,42 +133,66 @@ class Planner {
     for (std::size_t i = 0; i < all.size(); ++i) {
       const PipelineCosts costs = cut_costs(profile_, all[i]);
       for (const Named& named : kNamed) {
-        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], costs, order);
+        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], {}, costs, order);
       }
       if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
     }
   }
 
-  void try_named(const Named& named, const PipelineCuts& cuts, const PipelineCosts& costs,
-                 const Order& order) {
+  /// Divisions in which a chunk has several ranks.
+  void try_divisions(const Order& order) {
+    for (const PipelineDivision& division :
+         best_divisions(PipelineObjective::kSumAndMax, profile_, order, options_.micro_batches,
+                        std::max(1U, options_.cuts))) {
+      const RanksPerChunk& each = division.ranks_per_chunk;
+      if (each.size() == ranks_) continue;
+      const PipelineCosts costs = cut_costs(profile_, division.cuts);
+      for (const Named& named : kNamed) {
+        if (named.placement == Placement::kStraight && may_use(named.name))
+          try_named(named, division.cuts, each, costs, order);
+      }
+    }
+  }
+
+  void try_named(const Named& named, const PipelineCuts& cuts, const RanksPerChunk& ranks_per_chunk,
+                 const PipelineCosts& costs, const Order& order) {
     const auto rows = pipeline_generators();
     const auto row = std::find_if(rows.begin(), rows.end(),
                                   [&](const PipelineGenerator& each) { return each.name == named.name; });
     if (row->splits && !options_.may_split) return;
     std::set<std::vector<std::uint32_t>> depths{{}};
-    if (named.has_hops) depths = hops(costs, order, row->splits);
+    if (named.has_hops) depths = hops(costs, ranks_per_chunk, order, row->splits);
     for (const std::vector<std::uint32_t>& each : depths) {
-      const PipelineShape shape{ranks_, options_.micro_batches,
-                                named.placement == Placement::kStraight ? 1U : 2U, each};
+      const PipelineShape shape{.ranks = ranks_,
+                                .micro_batches = options_.micro_batches,
+                                .chunks_per_rank = named.placement == Placement::kStraight ? 1U : 2U,
+                                .hops = each,
+                                .ranks_per_chunk = ranks_per_chunk};
       if (!takes(named.name, shape)) return;
       consider(cuts, costs, on_ranks(pipeline_schedule(named.name, shape), order));
     }
   }
 
   /// Hops of 1 and 2 everywhere, those that hide the links, and one more or fewer than that.
-  std::set<std::vector<std::uint32_t>> hops(const PipelineCosts& costs, const Order& order,
-                                            bool splits) const {
+  std::set<std::vector<std::uint32_t>> hops(const PipelineCosts& costs, const RanksPerChunk& ranks_per_chunk,
+                                            const Order& order, bool splits) const {
     double forward = 0, backward = 0;
     std::vector<double> messages;
-    for (std::uint32_t place = 0; place < ranks_; ++place) {
+    const std::size_t chunks = costs.chunks.size();
+    for (std::size_t chunk = 0, place = 0; chunk < chunks; ++chunk) {
+      const std::uint32_t ranks = ranks_per_chunk.empty() ? 1 : ranks_per_chunk[chunk];
       const double speed = costs.speeds.empty() ? 1 : costs.speeds[order[place]];
-      forward += costs.chunks[place].forward_seconds / speed / ranks_;
-      backward += (costs.chunks[place].input_seconds + costs.chunks[place].weight_seconds) / speed / ranks_;
-      if (place + 1 == ranks_) break;
-      messages.push_back(message_seconds(link_between(costs.links, ranks_, order[place], order[place + 1]),
-                                         costs.chunks[place].output_bytes));
+      const PipelineChunkCost& cost = costs.chunks[chunk];
+      forward += cost.forward_seconds / speed / ranks_;
+      backward += (cost.input_seconds + cost.weight_seconds) / speed / ranks_;
+      place += ranks;
+      if (chunk + 1 == chunks) break;
+      // A hop is one of each of these ranks.
+      messages.push_back(message_seconds(link_between(costs.links, ranks_, order[place - 1], order[place]),
+                                         cost.output_bytes) /
+                         ranks);
     }
-    std::set<std::vector<std::uint32_t>> all{std::vector(ranks_ - 1, 1U), std::vector(ranks_ - 1, 2U)};
+    std::set<std::vector<std::uint32_t>> all{std::vector(chunks - 1, 1U), std::vector(chunks - 1, 2U)};
     if (forward + backward <= 0) return all;
     const std::vector<std::uint32_t> rule = hops_for(messages, forward, backward, splits);
     std::vector<std::uint32_t> more = rule, fewer = rule;
@@ -304,15 +335,15 @@ std::string PipelinePlan::text() const {
                       " %\n";
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     std::string stages;
-    for (std::size_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-      if (schedule.rank_of.front()[chunk] != rank) continue;
+    for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
+      if (!ranks_of_chunk(schedule, chunk).contains(rank)) continue;
       stages += (stages.empty() ? " " : " and ") + to_string(chunk == 0 ? 0 : cuts[chunk - 1]) + " to ";
       stages += chunk < cuts.size() ? to_string(cuts[chunk] - 1) : "the last";
     }
     lines += "rank " + to_string(rank) + ": stages" + stages;
     std::string again;
     for (const RecomputedRun& run : recomputed) {
-      if (schedule.rank_of.front()[chunk_of(run.first, cuts)] != rank) continue;
+      if (!ranks_of_chunk(schedule, chunk_of(run.first, cuts)).contains(rank)) continue;
       again += (again.empty() ? " " : ", ") + to_string(run.first) + " to " + to_string(run.end - 1);
     }
     if (!again.empty()) lines += ", recomputes" + again;
@@ -331,13 +362,13 @@ PipelinePlan plan_pipeline(const PipelineProfile& profile, std::uint32_t ranks,
   if (!profile.rank_bytes.empty() && profile.rank_bytes.size() != ranks)
     throw ConfigError("plan_pipeline: there are the bytes of " + to_string(profile.rank_bytes.size()) +
                       " ranks, and " + to_string(ranks) + " ranks");
-  if (profile.stages.size() < ranks)
-    throw ConfigError("plan_pipeline: " + to_string(profile.stages.size()) + " stages cannot be cut for " +
-                      to_string(ranks) + " ranks; give fewer ranks, or a chain of more stages");
-  // Of costs, simulate() refuses what is wrong: so of any schedule, before a search for one.
-  PipelineCuts first(ranks - 1);
-  std::iota(first.begin(), first.end(), 1U);
-  simulate(cut_costs(profile, first), pipeline_schedule("gpipe", {ranks, 1}));
+  if (profile.stages.size() < ranks && !options.may_replicate)
+    throw ConfigError(
+        "plan_pipeline: " + to_string(profile.stages.size()) + " stages cannot be cut for " +
+        to_string(ranks) +
+        " ranks; give fewer ranks, or a chain of more stages, or let chunks have several ranks");
+  // What is wrong with costs is refused before a search.
+  check_costs(cut_costs(profile, {}), ranks);
   return Planner(profile, ranks, options).plan();
 }
 

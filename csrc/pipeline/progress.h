@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "reef/pipeline_schedule.h"
@@ -29,6 +30,13 @@ inline std::uint32_t most_in_flight(const std::vector<PipelineAction>& actions,
     if (makes_weight_gradients(action.kind)) --now;
   }
   return most;
+}
+
+/// Returns the ranks that have a chunk in one of the directions.
+inline std::set<std::uint32_t> ranks_of_chunk(const PipelineSchedule& schedule, std::uint32_t chunk) {
+  std::set<std::uint32_t> ranks;
+  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) ranks.insert(rank_of[chunk]);
+  return ranks;
 }
 
 /// How errors name what an action does.

@@ -180,7 +180,10 @@ class RecomputePlanner::Freed {
   Freed(const std::vector<RecomputeChoice>& choices, const PipelineSchedule& schedule, std::uint32_t chunk,
         std::int64_t kept_bytes)
       : choices_(choices) {
-    const std::int64_t in_flight = most_in_flight(schedule.actions[schedule.rank_of.front()[chunk]], chunk);
+    std::uint32_t in_flight_on_a_rank = 0;
+    for (const std::uint32_t rank : ranks_of_chunk(schedule, chunk))
+      in_flight_on_a_rank = std::max(in_flight_on_a_rank, most_in_flight(schedule.actions[rank], chunk));
+    const std::int64_t in_flight = in_flight_on_a_rank;
     for (const RecomputeChoice& choice : choices) {
       bytes_.push_back(in_flight * (kept_bytes - static_cast<std::int64_t>(choice.kept_bytes)) -
                        static_cast<std::int64_t>(choice.run_bytes));
@@ -216,9 +219,12 @@ RecomputedRuns RecomputePlanner::runs(const PipelineCuts& cuts, const PipelineSc
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     std::vector<std::uint32_t> own;
     for (std::uint32_t chunk = 0; chunk < chunks.size(); ++chunk) {
-      if (schedule.rank_of.front()[chunk] == rank) own.push_back(chunk);
+      if (ranks_of_chunk(schedule, chunk).contains(rank)) own.push_back(chunk);
     }
-    const auto wanted = static_cast<std::int64_t>(bytes[rank]);
+    std::uint64_t most = 0;
+    for (const std::uint32_t sharing : ranks_of_chunk(schedule, own.front()))
+      most = std::max(most, bytes[sharing]);
+    const auto wanted = static_cast<std::int64_t>(most);
     const Freed first = freed_by(own.front());
     if (own.size() == 1) {
       chosen[own.front()] = &first.choice(first.first_that_frees(wanted));

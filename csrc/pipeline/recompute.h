@@ -39,8 +39,8 @@ class RecomputePlanner {
   explicit RecomputePlanner(const PipelineProfile& profile) : profile_(profile) {}
 
   /// Returns the runs that take the least time to recompute and free `bytes[rank]` on each rank, counted over
-  /// its passes in flight. On a rank where no choice frees so many, those that free the most. The schedule
-  /// has one direction, and one or two chunks on each rank.
+  /// its passes in flight. On a rank where no choice frees so many, those that free the most. Each rank of
+  /// the schedule has one or two chunks, and only ranks with one share it with others.
   RecomputedRuns runs(const PipelineCuts& cuts, const PipelineSchedule& schedule,
                       const std::vector<std::uint64_t>& bytes);
 

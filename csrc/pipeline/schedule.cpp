@@ -118,10 +118,10 @@ const char* pass_of(Kind kind) {
 
 bool adds_in_order(const PipelineSchedule& schedule) {
   for (const std::vector<PipelineAction>& actions : schedule.actions) {
-    std::map<std::pair<std::uint32_t, std::size_t>, std::uint32_t> next;
+    std::map<std::uint32_t, std::uint32_t> next;  // of each chunk
     for (const auto& [kind, chunk, micro_batch] : actions) {
       if (!makes_weight_gradients(kind)) continue;
-      std::uint32_t& least = next[{chunk, micro_batch % schedule.rank_of.size()}];
+      std::uint32_t& least = next[chunk];
       if (micro_batch < least) return false;
       least = micro_batch + 1;
     }

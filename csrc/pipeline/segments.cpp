@@ -1,6 +1,7 @@
 #include "pipeline/segments.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "pipeline/parcels.h"
@@ -33,6 +34,19 @@ std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule,
   return segments;
 }
 
+namespace {
+
+/// Whether no rank has a chunk of one direction and another chunk of another direction.
+bool has_one_order_of_ranks(const PipelineSchedule& schedule) {
+  std::map<std::uint32_t, std::set<std::uint32_t>> chunks;  // of each rank
+  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
+    for (std::uint32_t chunk = 0; chunk < rank_of.size(); ++chunk) chunks[rank_of[chunk]].insert(chunk);
+  }
+  return std::all_of(chunks.begin(), chunks.end(), [](const auto& each) { return each.second.size() == 1; });
+}
+
+}  // namespace
+
 PipelineSchedule serving_schedule(const PipelineSchedule& schedule) {
   PipelineSchedule serving = schedule;
   if (schedule.rank_of.size() == 1) {
@@ -40,7 +54,12 @@ PipelineSchedule serving_schedule(const PipelineSchedule& schedule) {
       std::erase_if(actions, [](const auto& each) { return each.kind != PipelineAction::Kind::kForward; });
     return serving;
   }
-  serving.rank_of.resize(1);
+  if (has_one_order_of_ranks(schedule)) {
+    for (std::vector<std::uint32_t>& rank_of : serving.rank_of)
+      rank_of.back() = schedule.rank_of.front().back();
+  } else {
+    serving.rank_of.resize(1);
+  }
   for (std::vector<PipelineAction>& actions : serving.actions) actions.clear();
   for (std::uint32_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
     for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk)

@@ -8,7 +8,8 @@
 
 namespace reef {
 
-/// Stages that the same ranks of a group have, as replicas of a pipeline and its two directions make them.
+/// Stages that the same ranks of a group have, as replicas of a pipeline, its two directions, and chunks on
+/// several ranks make them.
 struct PipelineSegment {
   std::vector<std::uint32_t> stages;  ///< ascending
   std::vector<std::int64_t> ranks;    ///< of the group, as ranks_of_stage() orders them
@@ -30,8 +31,10 @@ std::vector<std::int64_t> ranks_of_stage(const PipelineSchedule& schedule,
 std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule,
                                                const std::vector<PipelineCuts>& cuts, std::uint32_t stages);
 
-/// Returns a schedule of forward passes only, by which the same ranks serve: that of `schedule` itself, or,
-/// where that has two directions, one of the first direction for all micro-batches.
+/// Returns a schedule of forward passes only, by which the same ranks serve, and the outputs of all
+/// micro-batches are on one rank: that of `schedule` itself if it has one direction. Ranks of a chunk take
+/// turns, but for the last chunk, which is computed by the first of its ranks. Where ranks have one chunk in
+/// one direction and another one in the other, all micro-batches take the first direction.
 PipelineSchedule serving_schedule(const PipelineSchedule& schedule);
 
 }  // namespace reef

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "pipeline/progress.h"
@@ -84,14 +85,31 @@ std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& sch
                          const PipelineCost& cost, PipelineTraffic& traffic) {
   RankMemory memory(costs, traffic, rank);
   memory.hold(traffic.ahead_bytes(rank));
-  for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
-    for (std::size_t chunk = 0; chunk < rank_of.size(); ++chunk) {
-      if (rank_of[chunk] == rank) memory.hold(costs.chunks[chunk].fixed_bytes);
-    }
+  for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
+    if (ranks_of_chunk(schedule, chunk).contains(rank)) memory.hold(costs.chunks[chunk].fixed_bytes);
   }
   for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i)
     memory.run(schedule.actions[rank][i], cost.begin_seconds[rank][i], cost.end_seconds[rank][i]);
   return memory.peak_bytes();
+}
+
+/// Gives the seconds of the rank that is busy the longest with adding up gradients.
+double reduction_seconds(const PipelineCosts& costs, const PipelineSchedule& schedule) {
+  if (schedule.rank_of.size() == 1) return 0;
+  const bool trains = std::any_of(
+      schedule.actions.begin(), schedule.actions.end(), [](const std::vector<PipelineAction>& actions) {
+        return std::any_of(actions.begin(), actions.end(),
+                           [](const PipelineAction& each) { return makes_weight_gradients(each.kind); });
+      });
+  std::vector<double> of_rank(schedule.ranks());
+  for (std::uint32_t chunk = 0; trains && chunk < schedule.chunks(); ++chunk) {
+    const std::set<std::uint32_t> of_chunk = ranks_of_chunk(schedule, chunk);
+    const std::vector<std::uint32_t> ranks(of_chunk.begin(), of_chunk.end());
+    for (const std::uint32_t rank : ranks)
+      of_rank[rank] +=
+          reduction_seconds(costs.links, schedule.ranks(), ranks, rank, costs.chunks[chunk].gradient_bytes);
+  }
+  return of_rank.empty() ? 0 : *std::max_element(of_rank.begin(), of_rank.end());
 }
 
 }  // namespace
@@ -131,12 +149,15 @@ PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedu
     of.most_in_flight = most_in_flight(schedule.actions[rank]);
     of.peak_bytes = peak_bytes(costs, schedule, rank, cost, traffic);
   }
+  cost.reduction_seconds = reduction_seconds(costs, schedule);
+  cost.makespan_seconds += cost.reduction_seconds;
   return cost;
 }
 
 double pipeline_period_seconds(const PipelineCosts& costs, const PipelineSchedule& schedule) {
-  return simulate(costs, repeated(schedule, 4)).makespan_seconds -
-         simulate(costs, repeated(schedule, 3)).makespan_seconds;
+  const PipelineCost four = simulate(costs, repeated(schedule, 4)),
+                     three = simulate(costs, repeated(schedule, 3));
+  return four.makespan_seconds - three.makespan_seconds + four.reduction_seconds;
 }
 
 }  // namespace reef

@@ -6,21 +6,57 @@
 namespace reef {
 namespace {
 
-std::uint32_t sum(std::vector<std::uint32_t>::const_iterator begin,
-                  std::vector<std::uint32_t>::const_iterator end) {
-  return std::accumulate(begin, end, 0U);
+std::uint32_t chunks_of(const PipelineShape& shape) {
+  return static_cast<std::uint32_t>(shape.hops.size()) + 1;
+}
+std::uint32_t ranks_of(const PipelineShape& shape, std::uint32_t chunk) {
+  return shape.ranks_per_chunk.empty() ? 1 : shape.ranks_per_chunk[chunk];
 }
 
-PipelineSchedule straight(const PipelineShape& shape) {
-  return {"", shape.micro_batches, {straight_placement(shape.ranks)}, {}};
+/// Adds up by how many micro-batches each hop makes the pipeline deeper, from the one behind `begin` to the
+/// one before `end`.
+std::uint32_t depth_between(const PipelineShape& shape, std::uint32_t begin, std::uint32_t end) {
+  std::uint32_t depth = 0;
+  for (std::uint32_t chunk = begin; chunk < end; ++chunk) depth += shape.hops[chunk] * ranks_of(shape, chunk);
+  return depth;
 }
 
-/// Runs micro-batches in order, with `depth` of them in flight before the first backward pass.
-std::vector<PipelineAction> in_order(const PipelineShape& shape, std::uint32_t rank, std::uint32_t depth,
-                                     std::optional<std::size_t> lag = std::nullopt) {
-  std::vector<PipelineTurn> turns;
-  for (std::uint32_t m = 0; m < shape.micro_batches; ++m) turns.push_back({rank, m});
-  return in_turn(turns, turns, std::min(depth, shape.micro_batches) - 1, lag);
+/// Places chunks on ranks one after another. There is a direction for each combination of ranks that a
+/// micro-batch can meet, or for each micro-batch, if these do not divide by their number.
+std::vector<std::vector<std::uint32_t>> by_turns(const PipelineShape& shape) {
+  std::uint64_t directions = 1;
+  for (const std::uint32_t ranks : shape.ranks_per_chunk)
+    directions = std::min<std::uint64_t>(std::lcm(directions, std::uint64_t{ranks}), shape.micro_batches);
+  if (shape.micro_batches % directions != 0) directions = shape.micro_batches;
+  std::vector<std::vector<std::uint32_t>> rank_of(directions);
+  for (std::uint32_t direction = 0; direction < directions; ++direction) {
+    for (std::uint32_t chunk = 0, first = 0; chunk < chunks_of(shape); first += ranks_of(shape, chunk++))
+      rank_of[direction].push_back(first + direction % ranks_of(shape, chunk));
+  }
+  return rank_of;
+}
+
+/// What a rank of a chunk does: how many micro-batches are in flight before its first backward pass, and, if
+/// backward passes are split, how many W stay behind.
+struct Order {
+  std::uint32_t depth = 1;
+  std::optional<std::size_t> lag = {};
+};
+
+/// Lets each rank take its micro-batches in order.
+template <class OrderOf>
+PipelineSchedule straight(const PipelineShape& shape, const OrderOf& order_of) {
+  PipelineSchedule schedule{"", shape.micro_batches, by_turns(shape), {}};
+  for (std::uint32_t chunk = 0; chunk < chunks_of(shape); ++chunk) {
+    const auto [depth, lag] = order_of(chunk);
+    for (std::uint32_t own = 0; own < ranks_of(shape, chunk); ++own) {
+      std::vector<PipelineTurn> turns;
+      for (std::uint32_t m = own; m < shape.micro_batches; m += ranks_of(shape, chunk))
+        turns.push_back({chunk, m});
+      schedule.actions.push_back(in_turn(turns, turns, std::min<std::size_t>(depth, turns.size()) - 1, lag));
+    }
+  }
+  return schedule;
 }
 
 }  // namespace
@@ -55,33 +91,26 @@ std::vector<PipelineAction> in_turn(const std::vector<PipelineTurn>& forward,
 
 std::vector<std::uint32_t> straight_placement(std::uint32_t ranks) { return loop_placement(ranks, 1); }
 
-std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t rank) {
-  return 1 + sum(shape.hops.begin() + rank, shape.hops.end());
+std::uint32_t depth_of(const PipelineShape& shape, std::uint32_t chunk) {
+  const std::uint32_t last = chunks_of(shape) - 1;
+  const std::uint32_t of_all = ranks_of(shape, last) + depth_between(shape, chunk, last);
+  return (of_all + ranks_of(shape, chunk) - 1) / ranks_of(shape, chunk);
 }
 
 PipelineSchedule gpipe(const PipelineShape& shape) {
-  PipelineSchedule schedule = straight(shape);
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    schedule.actions.push_back(in_order(shape, rank, shape.micro_batches));
-  return schedule;
+  return straight(shape, [&](std::uint32_t) { return Order{shape.micro_batches}; });
 }
 
 PipelineSchedule one_f_one_b(const PipelineShape& shape) {
-  PipelineSchedule schedule = straight(shape);
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    schedule.actions.push_back(in_order(shape, rank, depth_of(shape, rank)));
-  return schedule;
+  return straight(shape, [&](std::uint32_t chunk) { return Order{depth_of(shape, chunk)}; });
 }
 
-// Rank s has as many tapes as rank 0: what its depth leaves of them waits for W. So hops of 1 are ZB-H1, hops
+// A rank has as many tapes as rank 0: what its depth leaves of them waits for W. So hops of 1 are ZB-H1, hops
 // of 2 are ZB-H2, and longer ones hide slower links.
 PipelineSchedule zero_bubble(const PipelineShape& shape) {
-  PipelineSchedule schedule = straight(shape);
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    const std::uint32_t lag = sum(shape.hops.begin(), shape.hops.begin() + rank);
-    schedule.actions.push_back(in_order(shape, rank, depth_of(shape, rank), lag));
-  }
-  return schedule;
+  return straight(shape, [&](std::uint32_t chunk) {
+    return Order{depth_of(shape, chunk), depth_between(shape, 0, chunk) / ranks_of(shape, chunk)};
+  });
 }
 
 }  // namespace reef

@@ -56,6 +56,19 @@ const Link* link_between(const std::vector<Link>& links, std::size_t ranks, std:
   return links.empty() ? nullptr : &links[links.size() == 1 ? 0 : from * ranks + to];
 }
 
+double reduction_seconds(const std::vector<Link>& links, std::size_t all_ranks,
+                         std::span<const std::uint32_t> ranks, std::uint32_t rank,
+                         std::uint64_t gradient_bytes) {
+  double seconds = 0;
+  if (gradient_bytes == 0) return seconds;
+  for (const std::uint32_t other : ranks) {
+    if (other != rank)
+      seconds +=
+          2 * message_seconds(link_between(links, all_ranks, rank, other), gradient_bytes / ranks.size());
+  }
+  return seconds;
+}
+
 double action_seconds(const PipelineCosts& costs, const PipelineAction& action, std::uint32_t rank) {
   const PipelineChunkCost& cost = costs.chunks[action.chunk];
   double seconds = 0;

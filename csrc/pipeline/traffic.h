@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,12 @@ inline double occupied_seconds(const Link& link, std::uint64_t bytes) {
 inline double message_seconds(const Link* link, std::uint64_t bytes) {
   return link == nullptr ? 0 : occupied_seconds(*link, bytes) + link->latency_seconds;
 }
+
+/// Gives how long a rank is busy with adding up gradients with the others of `ranks`, which have the same
+/// chunk: it sends a part of as many bytes as each has to add up to every one of them, and a sum comes back.
+double reduction_seconds(const std::vector<Link>& links, std::size_t all_ranks,
+                         std::span<const std::uint32_t> ranks, std::uint32_t rank,
+                         std::uint64_t gradient_bytes);
 
 /// Gives how long an action runs on a rank.
 double action_seconds(const PipelineCosts& costs, const PipelineAction& action, std::uint32_t rank);

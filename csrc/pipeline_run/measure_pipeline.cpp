@@ -128,6 +128,8 @@ StageCost measure_stage(const PipelineStage& stage, std::uint32_t number, const 
   StageCost of_stage;
   PipelineChunkCost& cost = of_stage.chunk;
   cost.fixed_bytes = fixed_bytes_of(stage, options.state_bytes_per_byte);
+  for (const auto& [name, parameter] : stage.parameters)
+    cost.gradient_bytes += parameter.requires_grad() ? parameter.nbytes() : 0;
   std::vector<double> forward, input, weight;
   for (std::uint32_t repeat = 0; repeat <= options.repeats; ++repeat) {
     const std::int64_t before = live();
@@ -294,7 +296,8 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
     rows.push_back({static_cast<double>(number), cost.forward_seconds, cost.input_seconds,
                     cost.weight_seconds, static_cast<double>(cost.output_bytes),
                     static_cast<double>(cost.kept_bytes), static_cast<double>(cost.kept_after_input_bytes),
-                    static_cast<double>(cost.working_bytes), static_cast<double>(cost.fixed_bytes)});
+                    static_cast<double>(cost.working_bytes), static_cast<double>(cost.fixed_bytes),
+                    static_cast<double>(cost.gradient_bytes)});
     for (const std::uint64_t given : of_stage.given_bytes) rows.back().push_back(static_cast<double>(given));
   }
   profile.stages.resize(makers.size());
@@ -310,9 +313,10 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
     for (std::size_t i = 1; i < of_rank.size(); ++i) {
       const std::vector<double>& row = of_rank[i];
       const auto bytes = [&](std::size_t column) { return static_cast<std::uint64_t>(row[column]); };
-      profile.stages[static_cast<std::size_t>(row[0])] = {
-          row[1] * speed, row[2] * speed, row[3] * speed, bytes(4), bytes(5), bytes(6), bytes(7), bytes(8)};
-      for (std::size_t column = 9; column < row.size(); ++column)
+      profile.stages[static_cast<std::size_t>(row[0])] = {row[1] * speed, row[2] * speed, row[3] * speed,
+                                                          bytes(4),       bytes(5),       bytes(6),
+                                                          bytes(7),       bytes(8),       bytes(9)};
+      for (std::size_t column = 10; column < row.size(); ++column)
         given_bytes[static_cast<std::uint32_t>(row[0])].push_back(bytes(column));
     }
     ++rank;

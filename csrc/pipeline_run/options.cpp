@@ -1,7 +1,6 @@
 #include "pipeline_run/options.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -31,7 +30,8 @@ PipelineSchedule named_schedule(const PipelineOptions& options, std::uint32_t ra
                             .chunks_per_rank = options.chunks_per_rank,
                             .hops = options.hops,
                             .micro_batches_per_update = options.micro_batches,
-                            .staleness = options.staleness});
+                            .staleness = options.staleness,
+                            .ranks_per_chunk = options.ranks_per_chunk});
 }
 
 /// The first batches by "1f1b", each with its update; then it is asynchronous.
@@ -64,9 +64,8 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
   const bool updates = schedule.versions.kind != PipelineVersionRule::Kind::kFlush;
   if (updates) pipeline_versions(schedule);
   // Gradients are added up by B, or by I and W.
-  const auto directions = static_cast<std::uint32_t>(schedule.rank_of.size());
-  std::map<std::array<std::uint32_t, 3>, std::uint32_t> next;  // of a chunk, a direction, and of W alone
   for (const auto& actions : schedule.actions) {
+    std::map<std::pair<std::uint32_t, bool>, std::uint32_t> least;  // of a chunk, and of W alone
     for (const auto& [kind, chunk, micro_batch] : actions) {
       if (kind == Kind::kForward) continue;
       if (kind == Kind::kUpdate) {
@@ -75,12 +74,11 @@ void check_runnable(const PipelineSchedule& schedule, std::uint32_t ranks) {
       }
       for (const bool of_weights : {false, true}) {
         if (kind == (of_weights ? Kind::kInput : Kind::kWeight)) continue;
-        const std::uint32_t direction = micro_batch % directions;
-        std::uint32_t& expected = next.try_emplace({chunk, direction, of_weights}, direction).first->second;
-        if (micro_batch != std::exchange(expected, expected + directions))
+        std::uint32_t& expected = least[{chunk, of_weights}];
+        if (micro_batch < std::exchange(expected, micro_batch + 1))
           refuse("runs backward for micro-batch " + std::to_string(micro_batch) + " on chunk " +
                  std::to_string(chunk) +
-                 " before an earlier one, so that gradients would not have the bits of one process: let it "
+                 " behind a later one, so that gradients would not have the bits of one process: let it "
                  "take them in their order.");
       }
     }
@@ -168,11 +166,14 @@ void check_options(const PipelineOptions& options, std::uint32_t ranks) {
         "reef::Pipeline was given recompute, which is of all stages, and runs of stages that are recomputed: "
         "leave out the one or the other.");
   if (!options.sample) return;
-  if (options.chunks_per_rank != 0 || !options.hops.empty() || options.actions || !options.cuts.empty() ||
-      !options.replica_cuts.empty() || !options.recomputed.empty())
+  if (options.chunks_per_rank != 0 || !options.hops.empty() || !options.ranks_per_chunk.empty() ||
+      options.actions || !options.cuts.empty() || !options.replica_cuts.empty() ||
+      !options.recomputed.empty())
     throw ConfigError(
         "reef::Pipeline was given a sample, for which schedule and cuts are planned, and "
-        "chunks_per_rank, hops, actions, cuts, replica_cuts or recomputed: leave out the one or the others.");
+        "chunks_per_rank, hops, ranks_per_chunk, actions, cuts, replica_cuts or recomputed: leave out the "
+        "one "
+        "or the others.");
   if (options.sample->micro_batch.empty())
     throw ConfigError("reef::Pipeline was given a sample of no tensors: give those of a micro-batch.");
 }
@@ -201,7 +202,7 @@ PipelineSchedule training_schedule(const PipelineOptions& options, const Pipelin
   const auto refuse = [](const std::string& why) { throw ConfigError("reef::Pipeline::train " + why); };
   check_batches(batches, micro_batches_of_batch(of_a_batch));
   if (of_a_batch.rank_of.size() > 1)
-    refuse("runs schedules of two directions, as '" + of_a_batch.name + "' is, step by step.");
+    refuse("runs schedules of several directions, as '" + of_a_batch.name + "' is, step by step.");
   const bool flushes = of_a_batch.versions.kind == PipelineVersionRule::Kind::kFlush;
   // An update waits for all ranks that share its stages. Only in the table's schedules is it certain that
   // they all reach it without an update that comes behind it.
@@ -265,7 +266,7 @@ std::string facts_of(const PipelineOptions& options) {
   text << "\nschedule " << options.schedule << "\n";
   if (!options.sample) return text.str() + "no sample";
   text << "a sample of " << options.sample->micro_batch.size() << " tensors, state_bytes_per_byte "
-       << options.sample->state_bytes_per_byte;
+       << options.sample->state_bytes_per_byte << (options.sample->may_replicate ? ", may_replicate" : "");
   return text.str();
 }
 

@@ -31,7 +31,9 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
     const PipelineProfile profile = measure_pipeline(
         stages, sample.micro_batch, first,
         {.state_bytes_per_byte = sample.state_bytes_per_byte / divisor, .rank_bytes = sample.rank_bytes});
-    PipelinePlanOptions wanted{.micro_batches = options.micro_batches, .may_recompute = options.recompute};
+    PipelinePlanOptions wanted{.micro_batches = options.micro_batches,
+                               .may_recompute = options.recompute,
+                               .may_replicate = sample.may_replicate};
     if (!options.schedule.empty()) wanted.schedules = {options.schedule};
     const PipelinePlan plan = plan_pipeline(profile, ranks, wanted);
     schedule = plan.schedule.json();

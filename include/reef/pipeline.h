@@ -50,6 +50,8 @@ struct PipelineSample {
   std::uint64_t rank_bytes = 0;
   /// How many bytes an optimizer keeps for each byte of a parameter that is trained: 2 for AdamW.
   double state_bytes_per_byte = 2;
+  /// Lets the plan give a chunk to several ranks (PipelinePlanOptions::may_replicate).
+  bool may_replicate = false;
 };
 
 struct PipelineOptions {
@@ -63,10 +65,12 @@ struct PipelineOptions {
   /// With it the schedule, its depth and the cuts are planned: measure_pipeline() measures stages, ranks and
   /// links when the pipeline is made, and plan_pipeline() takes the fastest that fits into each rank's bytes,
   /// or, where `schedule` names one, the fastest of that name. Of replicas the first is measured. Throws what
-  /// these throw, and ConfigError beside chunks_per_rank, hops, actions, cuts and recomputed.
+  /// these throw, and ConfigError beside chunks_per_rank, hops, ranks_per_chunk, actions, cuts and
+  /// recomputed.
   std::optional<PipelineSample> sample = {};
-  std::uint32_t chunks_per_rank = 0;     ///< as in PipelineShape
-  std::vector<std::uint32_t> hops = {};  ///< as in PipelineShape
+  std::uint32_t chunks_per_rank = 0;                ///< as in PipelineShape
+  std::vector<std::uint32_t> hops = {};             ///< as in PipelineShape
+  std::vector<std::uint32_t> ranks_per_chunk = {};  ///< as in PipelineShape
   /// A schedule of your own, or of a plan, in place of all these.
   std::optional<PipelineSchedule> actions = {};
   /// Empty: each chunk has as many stages as the others, the first ones one more where they do not divide.
@@ -78,9 +82,9 @@ struct PipelineOptions {
   /// The cuts of each replica, where they differ because replicas' ranks do: HetPipe's virtual workers, say.
   /// ConfigError together with `cuts` or a sample.
   std::vector<PipelineCuts> replica_cuts = {};
-  /// The options with which ranks that have the same stages shard them: the replicas, and the two directions
-  /// of chimera and dualpipe. With one replica they choose mixed precision and offload. ConfigError for
-  /// reduction, ignored and compression, which a pipeline does not support here.
+  /// The options with which ranks that have the same stages shard them: the replicas, the two directions of
+  /// chimera and dualpipe, and the ranks of a chunk. With one replica they choose mixed precision and
+  /// offload. ConfigError for reduction, ignored and compression, which a pipeline does not support here.
   ShardOptions shard = {};
   /// Keeps only the inputs of a chunk for its backward pass, and recomputes the rest, as reef::checkpoint()
   /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample, the
@@ -127,8 +131,9 @@ struct PipelineOptions {
 ///     optimizer.step();
 ///
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
-/// another and adds the gradients up, for each replica and direction, then adds these sums up in the order of
-/// replicas, and for each of them in the order of its ranks, and divides the result. Each rank that has a
+/// another and adds the gradients up, for each rank that has the stage those of its micro-batches, then adds
+/// these sums up in the order of replicas, and for each of them in the order of its ranks, and divides the
+/// result. Each rank that has a
 /// tied weight adds up its own gradients of it in the order of its passes; these sums are added up likewise.
 /// All ranks make the same calls in the same order. Messages say what they hold, so shapes may change from
 /// call to call; they travel by gloo, by way of the host's memory where stages are on a device. Not
@@ -206,7 +211,8 @@ class REEF_API Pipeline {
   ///
   /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
   /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
-  /// Chunks that are sharded or share weights, schedules of two directions, and replicas that are cut
+  /// Chunks that are sharded or share weights, schedules of several directions (chimera, dualpipe, those with
+  /// ranks_per_chunk), and replicas that are cut
   /// differently and have several chunks on a rank are trained by step(), batch after batch, with one call of
   /// `update` for each. ConfigError on every rank for the first two by an asynchronous schedule, for an
   /// asynchronous one of your own with replicas that are cut differently, and if ranks do not give the same
@@ -221,8 +227,8 @@ class REEF_API Pipeline {
   std::uint32_t micro_batches_of_batch() const;
 
   /// Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on
-  /// its rank that has the last chunk (in the first direction of the schedule), and an undefined tensor (no
-  /// tensors) on the others.
+  /// its rank that has the last chunk (the first, in the first direction of the schedule), and an undefined
+  /// tensor (no tensors) on the others.
   at::Tensor forward(const at::Tensor& batch);
   Tensors forward(const Tensors& batch);
 

@@ -20,14 +20,19 @@ struct PipelineShape {
   std::uint32_t micro_batches = 1;
   /// The number of chunks that each rank has; 0 stands for the least that the schedule can have.
   std::uint32_t chunks_per_rank = 0;
-  /// "1f1b", "zero_bubble" and what is asynchronous: for each hop from a rank to the next, how many
-  /// micro-batches more the ranks before it have in flight than those behind it; empty stands for 1
-  /// everywhere, a single number holds for all hops. hops_for() gives those that hide slow links.
+  /// "1f1b", "zero_bubble" and what is asynchronous: for each hop from a chunk to the next, how many
+  /// micro-batches more the ranks before it have in flight than those behind it, for each rank of the chunk
+  /// before; empty stands for 1 everywhere, a single number holds for all hops. hops_for() gives those that
+  /// hide slow links.
   std::vector<std::uint32_t> hops = {};
   /// What is asynchronous: the number of micro-batches of an update or a wave; 0 stands for the least that
   /// the rule allows.
   std::uint32_t micro_batches_per_update = 0;
   std::uint32_t staleness = 0;  ///< "hetpipe": see PipelineVersionRule
+  /// "gpipe", "1f1b" and "zero_bubble": how many ranks each chunk has, together `ranks`. They take its
+  /// micro-batches by turns (PipeDream's 1F1B-RR, 1806.03377, section 3.2), and add up its gradients. Chunk 0
+  /// has the first ranks, and so on. Empty: each chunk has one.
+  std::vector<std::uint32_t> ranks_per_chunk = {};
 };
 
 /// A row of the table of schedules.

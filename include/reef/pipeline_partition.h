@@ -49,23 +49,43 @@ REEF_API RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& c
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
                                  const RecomputedRuns& recomputed = {});
 
-/// By what cuts are compared; skips do not count. T are the seconds of a chunk for a micro-batch, forward and
-/// backward, on its rank; C those of a message to the next chunk's rank; M is the number of micro-batches.
+/// By what divisions are compared; skips do not count. T are the seconds of a chunk for a micro-batch,
+/// forward and backward, on the slowest of its n ranks, and R those in which these add up its gradients, once
+/// for a batch; C are those of a message from its last rank to the first of the next chunk; M is the number
+/// of micro-batches.
 enum class PipelineObjective : std::uint8_t {
-  kPipeDream,  ///< the slowest chunk or link: max(T, 2 C) (1806.03377, section 3.2)
-  kDapple,     ///< up to a pivot chunk and back, with its M - 1 repetitions (2007.01045, section 4.2)
-  kPipeTorch,  ///< the slowest chunk with its messages, which do not overlap: max(T + 2 C before + 2 C
-               ///< behind)
-  kSumAndMax,  ///< sum(T + 2 C) + (M - 1) max(T) (Alpa, 2201.12023, section 5.2)
+  kPipeDream,  ///< the slowest chunk or link: max(T / n, R / M, 2 C) (1806.03377, section 3.2)
+  /// Up to a pivot chunk and back, with its M - 1 repetitions, each of T / n; and of the reductions what does
+  /// not end while chunks before still run backward (2007.01045, section 4.2).
+  kDapple,
+  /// The slowest chunk with its messages, which do not overlap: max((T + 2 C before + 2 C behind) / n)
+  /// (Pipe-torch, IEEE 8916305, which has one rank for each chunk).
+  kPipeTorch,
+  /// sum(T + 2 C) + max((M / n - 1) T) + max(R), with M / n rounded up (Alpa, 2201.12023, section 5.2, where
+  /// n is 1).
+  kSumAndMax,
 };
 inline constexpr PipelineObjective kPipelineObjectives[] = {
     PipelineObjective::kPipeDream, PipelineObjective::kDapple, PipelineObjective::kPipeTorch,
     PipelineObjective::kSumAndMax};
 REEF_API std::string_view name(PipelineObjective objective);
 
+/// Where a chain is cut, and how many ranks take each chunk's micro-batches by turns (see
+/// PipelineShape::ranks_per_chunk).
+struct PipelineDivision {
+  PipelineCuts cuts;
+  std::vector<std::uint32_t> ranks_per_chunk;
+  double seconds = 0;  ///< the value of the objective by which it was found
+};
+
 /// Gives the value of an objective, in seconds, where chunk c is on rank rank_of[c].
 REEF_API double objective_seconds(PipelineObjective objective, const PipelineProfile& profile,
                                   const PipelineCuts& cuts, std::span<const std::uint32_t> rank_of,
+                                  std::uint32_t micro_batches);
+/// The same where chunk 0 has the first ranks of `order`, and so on. Throws ConfigError if they are not as
+/// many as the chunks have together.
+REEF_API double objective_seconds(PipelineObjective objective, const PipelineProfile& profile,
+                                  const PipelineDivision& division, std::span<const std::uint32_t> order,
                                   std::uint32_t micro_batches);
 
 /// Finds the `count` cuts of least value, or all if there are fewer, in ascending order of it: a best-first
@@ -75,5 +95,12 @@ REEF_API double objective_seconds(PipelineObjective objective, const PipelinePro
 REEF_API std::vector<PipelineCuts> best_cuts(PipelineObjective objective, const PipelineProfile& profile,
                                              std::span<const std::uint32_t> rank_of,
                                              std::uint32_t micro_batches, std::size_t count);
+
+/// The same of all divisions, of any number of chunks, over these ranks in this order. No chunk has more
+/// ranks than there are micro-batches.
+REEF_API std::vector<PipelineDivision> best_divisions(PipelineObjective objective,
+                                                      const PipelineProfile& profile,
+                                                      std::span<const std::uint32_t> order,
+                                                      std::uint32_t micro_batches, std::size_t count);
 
 }  // namespace reef

@@ -57,6 +57,7 @@ struct PipelineSchedule {
   std::uint32_t micro_batches = 0;
   /// The rank of each chunk, for each direction. Micro-batch m is of direction m modulo their number: with
   /// two of them (Chimera, DualPipe) odd micro-batches find a replica of the model that is placed otherwise.
+  /// Where a chunk has several ranks that take turns, there are as many as there are combinations of ranks.
   std::vector<std::vector<std::uint32_t>> rank_of;
   std::vector<std::vector<PipelineAction>> actions;  ///< of each rank, in its order
   PipelineVersionRule versions = {};
@@ -86,8 +87,8 @@ REEF_API PipelineSchedule pipeline_schedule_from_json(std::string_view text);
 /// never wait for each other in a circle.
 REEF_API void check(const PipelineSchedule& schedule);
 
-/// Whether the weight gradients of each chunk are made in ascending order of micro-batches, for each
-/// direction: then they are added up as one process would that takes micro-batches one after another.
+/// Whether each rank makes the weight gradients of each of its chunks in ascending order of micro-batches:
+/// then they are added up as one process would that takes these micro-batches one after another.
 REEF_API bool adds_in_order(const PipelineSchedule& schedule);
 
 /// A tensor that a chunk gives to later ones besides its output, and that is sent to each of them directly.

@@ -23,6 +23,8 @@ struct PipelineChunkCost {
   std::uint64_t kept_after_input_bytes = 0;  ///< from I to W
   std::uint64_t working_bytes = 0;           ///< what a pass needs besides while it runs
   std::uint64_t fixed_bytes = 0;             ///< parameters, gradients and states of optimizers: there always
+  /// Of the gradients of its weights, which ranks that have the same chunk add up behind the last action.
+  std::uint64_t gradient_bytes = 0;
 };
 
 struct PipelineCosts {
@@ -49,7 +51,8 @@ struct PipelineRankCost {
 };
 
 struct PipelineCost {
-  double makespan_seconds = 0;  ///< from the first begin to the last end
+  double makespan_seconds = 0;   ///< from the first begin to the last end, and the reduction behind it
+  double reduction_seconds = 0;  ///< in which ranks that have the same chunk add up its gradients
   std::vector<PipelineRankCost> ranks;
   std::uint64_t messages = 0;
   std::uint64_t message_bytes = 0;
@@ -60,8 +63,10 @@ struct PipelineCost {
   REEF_API double idle_share() const;
 };
 
-/// Runs a schedule in virtual time. Updates take none. Throws ConfigError for what check() throws, for costs
-/// of another number of chunks, ranks or links, and for numbers that are negative or not finite.
+/// Runs a schedule in virtual time. Updates take none. Gradients of a chunk that n ranks have are added up
+/// when all ranks have ended: each of them sends a part, one in n, to each of the others, and what these add
+/// up comes back. Throws ConfigError for what check() throws, for costs of another number of chunks, ranks or
+/// links, and for numbers that are negative or not finite.
 REEF_API PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedule);
 
 /// Gives the seconds of a batch where ranks go on to the next one without a barrier: the fourth of four in a

@@ -19,8 +19,11 @@ struct PipelinePlanOptions {
   bool may_split = true;  ///< backward passes, into I and W
   /// Lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit.
   bool may_recompute = false;
+  /// Lets the plan give a chunk to several ranks (PipelineShape::ranks_per_chunk), each of which adds up its
+  /// own micro-batches' gradients first. Then there may be more ranks than stages.
+  bool may_replicate = false;
   /// Names of the table, of which one is chosen; empty stands for all that are synchronous and have one
-  /// replica.
+  /// direction.
   std::vector<std::string> schedules = {};
   /// How many cuts are tried for each placement of chunks, those of the least PipelineObjective::kSumAndMax.
   std::uint32_t cuts = 16;
@@ -41,10 +44,11 @@ struct PipelinePlan {
 };
 
 /// Finds the fastest of many schedules by simulate() that fits into each rank's bytes: all named ones that
-/// take one replica, at depths up to what hides the links, and greedy_pipeline() with 1, 2, 4 and more passes
-/// of each chunk in flight, each for the best cuts. Throws BudgetError, which names the rank and how many
-/// bytes it lacks, if none fits; ConfigError for a profile of fewer stages than ranks, no micro-batch, and
-/// schedules that are not in the table, asynchronous or have two replicas.
+/// have one direction, at depths up to what hides the links, and greedy_pipeline() with 1, 2, 4 and more
+/// passes of each chunk in flight, each for the best cuts. With may_replicate also those that take
+/// ranks_per_chunk, each for the best divisions. Throws BudgetError, which names the rank and how many bytes
+/// it lacks, if none fits; ConfigError for a profile of fewer stages than ranks, no micro-batch, and
+/// schedules that are not in the table, asynchronous or have two directions.
 REEF_API PipelinePlan plan_pipeline(const PipelineProfile& profile, std::uint32_t ranks,
                                     const PipelinePlanOptions& options);
 

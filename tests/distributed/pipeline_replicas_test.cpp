@@ -59,6 +59,7 @@ std::vector<Row> rows() {
       rows.push_back({"chimera", replicas});
       rows.push_back({"dualpipe", replicas});
     }
+    for (Row& row : rows_of_ranks_per_chunk(stages, replicas)) rows.push_back(std::move(row));
   }
   return rows;
 }
@@ -85,38 +86,32 @@ struct Oracle {
 
   Bits gradients(torch::nn::Sequential& modules, const std::function<Tensor(std::uint32_t)>& batch) {
     const PipelineSchedule& schedule = pipeline.schedule();
-    const auto directions = static_cast<std::uint32_t>(schedule.rank_of.size());
-    std::map<std::pair<std::uint32_t, std::uint32_t>, Bits> sums;  // of a replica, and of a direction
+    const auto add = [](Tensor& sum, const Tensor& one) {
+      if (one.defined()) sum = sum.defined() ? sum + one : one.clone();
+    };
+    using Owner = std::pair<std::uint32_t, std::uint32_t>;  // a replica, and a rank of it
+    std::map<std::string, std::map<Owner, Tensor>> sums;
     Tensor losses;
     for (std::uint32_t replica = 0; replica < count; ++replica) {
       const std::vector<Tensor> parts = batch(replica).tensor_split(schedule.micro_batches);
-      for (std::uint32_t direction = 0; direction < directions; ++direction) {
-        modules->zero_grad();
-        for (std::uint32_t m = direction; m < schedule.micro_batches; m += directions)
-          loss_of(modules->forward(parts[m]), m).backward();
-        sums[{replica, direction}] = gradients_of(named_of(modules));
-      }
-      const torch::NoGradGuard no_grad;
       for (std::uint32_t m = 0; m < schedule.micro_batches; ++m) {
+        modules->zero_grad();
         const Tensor one = loss_of(modules->forward(parts[m]), m);
-        losses = losses.defined() ? losses + one : one;
+        one.backward();
+        add(losses, one.detach());
+        for (const auto& [name, gradient] : gradients_of(named_of(modules))) {
+          const auto stage = static_cast<std::uint32_t>(std::stoul(name));
+          const std::uint32_t owner = schedule.rank(chunk_of(stage, cuts[replica]), m);
+          add(sums[name][{replica, owner}], gradient);
+        }
       }
     }
     const std::int64_t divisor = std::int64_t{count} * schedule.micro_batches;
     loss = losses / divisor;
     Bits all;
-    for (const auto& [name, parameter] : named_of(modules)) {
-      std::map<std::pair<std::uint32_t, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> owners;
-      for (std::uint32_t replica = 0; replica < count; ++replica) {
-        for (std::uint32_t direction = 0; direction < directions; ++direction)
-          owners[{replica, schedule.rank_of[direction][chunk_of(static_cast<std::uint32_t>(std::stoul(name)),
-                                                                cuts[replica])]}] = {replica, direction};
-      }
+    for (const auto& [name, of_owners] : sums) {
       Tensor& sum = all[name];
-      for (const auto& [owner, from] : owners) {
-        const Tensor& one = sums[from][name];
-        if (one.defined()) sum = sum.defined() ? sum + one : one.clone();
-      }
+      for (const auto& [owner, one] : of_owners) add(sum, one);
       if (sum.defined()) sum.div_(divisor);
     }
     modules->zero_grad();

@@ -69,6 +69,7 @@ std::vector<Row> rows() {
     for (const char* name : {"1f1b", "gpipe", "zero_bubble", "zbv"}) rows.push_back({name, replicas});
     if (ranks / replicas > 1) rows.push_back({"interleaved", replicas, 2});
     if (ranks / replicas % 2 == 0) rows.push_back({"chimera", replicas});
+    for (Row& row : rows_of_ranks_per_chunk(ranks / replicas, replicas)) rows.push_back(std::move(row));
   }
   return rows;
 }

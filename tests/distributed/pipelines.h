@@ -57,7 +57,26 @@ struct ReplicasRow {
   std::uint32_t replicas = 1;
   std::uint32_t chunks_per_rank = 0;
   bool cut_alike = true;
+  std::vector<std::uint32_t> ranks_per_chunk = {};
 };
+/// Some numbers of ranks for each chunk of a pipeline of so many ranks, with different schedules.
+inline std::vector<ReplicasRow> rows_of_ranks_per_chunk(std::uint32_t ranks, std::uint32_t replicas) {
+  std::vector<ReplicasRow> rows;
+  const auto add = [&](const char* schedule, std::vector<std::uint32_t> ranks_per_chunk) {
+    rows.push_back({schedule, replicas, 0, true, std::move(ranks_per_chunk)});
+  };
+  if (ranks == 2) add("zero_bubble", {2});
+  if (ranks == 3) {
+    add("1f1b", {2, 1});
+    add("zero_bubble", {1, 2});
+  }
+  if (ranks == 4) {
+    add("zero_bubble", {1, 3});
+    add("1f1b", {2, 1, 1});
+    add("gpipe", {2, 2});
+  }
+  return rows;
+}
 /// Cuts of each replica, of a model of so many stages into so many chunks: different ones, if there are
 /// enough.
 inline std::vector<PipelineCuts> different_cuts(std::uint32_t replicas, std::uint32_t chunks,
@@ -77,13 +96,16 @@ inline PipelineOptions options_of(const ReplicasRow& row, Stage stage, std::uint
   PipelineOptions options{.micro_batches = micro_batches,
                           .schedule = row.schedule,
                           .chunks_per_rank = row.chunks_per_rank,
+                          .ranks_per_chunk = row.ranks_per_chunk,
                           .replicas = row.replicas};
   options.shard.stage = stage;
   options.shard.bucket_bytes = bucket_bytes;
   return options;
 }
 inline std::string text_of(const ReplicasRow& row, Stage stage) {
-  return " " + row.schedule + " x " + std::to_string(row.replicas) + ", stage " +
+  std::string each;
+  for (const std::uint32_t ranks : row.ranks_per_chunk) each += " " + std::to_string(ranks);
+  return " " + row.schedule + each + " x " + std::to_string(row.replicas) + ", stage " +
          std::to_string(static_cast<int>(stage)) + (row.cut_alike ? "" : ", cut differently");
 }
 

@@ -25,6 +25,34 @@ def test_the_best_cuts_are_the_best_of_all(objective):
     assert [values[cuts] for cuts in found] == pytest.approx(sorted(values.values())[:4])
 
 
+@pytest.mark.parametrize("objective", reef.PIPELINE_OBJECTIVES)
+def test_the_best_divisions_hold_the_best_cuts(objective):
+    profile = chain(5, links=[reef.Link(0.1, 20.0)])
+    found = profile.best_divisions([0, 1, 2], 8, count=100, objective=objective)
+    assert len(found) == 6 + 2 * 4 + 1  # of three chunks, of two, and of one
+    assert [each.seconds for each in found] == pytest.approx(sorted(each.seconds for each in found))
+    assert all(sum(each.ranks_per_chunk) == 3 and len(each.cuts) + 1 == len(each.ranks_per_chunk) for each in found)
+    (best,) = profile.best_cuts([0, 1, 2], 8, objective=objective)
+    of_one_rank_each = next(each for each in found if len(each.cuts) == 2)
+    assert of_one_rank_each.seconds == pytest.approx(profile.objective_seconds(best, [0, 1, 2], 8, objective))
+
+
+def test_a_plan_may_give_a_chunk_to_several_ranks():
+    stage = reef.PipelineChunkCost(1.0, 1.0, 1.0, output_bytes=1, kept_bytes=100, fixed_bytes=1000, gradient_bytes=20)
+    slow = reef.PipelineChunkCost(4.0, 4.0, 4.0, output_bytes=1, kept_bytes=100, fixed_bytes=1000, gradient_bytes=20)
+    profile = reef.PipelineProfile([slow, stage, stage], links=[reef.Link(0.0, 1000.0)], rank_bytes=[2900] * 4)
+    with pytest.raises(ValueError, match="let chunks have several ranks"):
+        reef.plan_pipeline(profile, 4, 12)
+    plan = reef.plan_pipeline(profile, 4, 12, may_replicate=True)
+    assert plan.schedule.rank_of[0] != plan.schedule.rank_of[1], plan.schedule.rank_of
+    assert "rank 2: stages 0 to 1" in str(plan), str(plan)
+    assert plan.cost.reduction_seconds > 0
+    ends = max(rank.end_seconds for rank in plan.cost.ranks)
+    assert plan.cost.makespan_seconds == pytest.approx(ends + plan.cost.reduction_seconds)
+    with pytest.raises(ValueError, match="ranks_per_chunk"):
+        reef.pipeline_schedule("zbv", 4, 12, ranks_per_chunk=[2, 2])
+
+
 def test_a_plan_is_no_slower_than_any_schedule_by_name():
     profile = chain(9, seed=1, links=[reef.Link(0.0, 20.0)])
     plan = reef.plan_pipeline(profile, ranks=4, micro_batches=8)

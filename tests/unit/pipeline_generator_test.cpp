@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/progress.h"
 #include "reef/pipeline_simulation.h"
 #include "support/config_error.h"
 #include "support/pipelines.h"
@@ -156,6 +157,65 @@ TEST(PipelineGenerator, InterleavedZeroBubbleIsItsFormula) {
           << c.told;
     });
   }
+}
+
+/// Calls `visit` for each way to divide up to six ranks among chunks, and each number of micro-batches.
+template <class Visit>
+void for_each_division(const Visit& visit) {
+  for (std::uint32_t ranks = 1; ranks <= 6; ++ranks) {
+    for (const std::vector<std::uint32_t>& each : test::every_ranks_per_chunk(ranks)) {
+      for (std::uint32_t m = *std::max_element(each.begin(), each.end()); m <= 13; ++m) visit(ranks, each, m);
+    }
+  }
+}
+
+TEST(PipelineGenerator, RanksOfAChunkTakeItsMicroBatchesByTurns) {
+  for_each_division([](std::uint32_t ranks, const std::vector<std::uint32_t>& each, std::uint32_t m) {
+    for (const auto& [name, hop] :
+         {std::pair{"gpipe", 1U}, {"1f1b", 1U}, {"1f1b", 3U}, {"zero_bubble", 1U}, {"zero_bubble", 2U}}) {
+      const PipelineSchedule schedule = pipeline_schedule(
+          name, {.ranks = ranks, .micro_batches = m, .hops = {hop}, .ranks_per_chunk = each});
+      const std::string told = schedule.json();
+      EXPECT_EQ(config_error([&] { check(schedule); }), "") << told;
+      EXPECT_TRUE(adds_in_order(schedule)) << told;
+      EXPECT_EQ(m % schedule.rank_of.size(), 0U) << told;  // so it can be repeated
+      std::uint32_t first = 0;
+      for (std::uint32_t chunk = 0; chunk < each.size(); first += each[chunk++]) {
+        for (std::uint32_t micro_batch = 0; micro_batch < m; ++micro_batch)
+          EXPECT_EQ(schedule.rank(chunk, micro_batch), first + micro_batch % each[chunk]) << told;
+      }
+    }
+  });
+}
+
+// 1806.03377, section 3.2: as many in flight as there are ranks from the chunk on, for each of its ranks.
+TEST(PipelineGenerator, RanksOfAChunkAreAsDeepAsPipeDreamSays) {
+  for_each_division([](std::uint32_t ranks, const std::vector<std::uint32_t>& each, std::uint32_t m) {
+    const PipelineSchedule schedule =
+        pipeline_schedule("1f1b", {.ranks = ranks, .micro_batches = m, .ranks_per_chunk = each});
+    std::uint32_t rank = 0;
+    for (const std::uint32_t of_chunk : each) {
+      const std::uint32_t behind = ranks - rank;
+      for (std::uint32_t own = 0; own < of_chunk; ++own, ++rank) {
+        const std::uint32_t taken = (m - own + of_chunk - 1) / of_chunk;
+        EXPECT_EQ(most_in_flight(schedule.actions[rank]), std::min(taken, (behind + of_chunk - 1) / of_chunk))
+            << schedule.json();
+      }
+    }
+  });
+}
+
+TEST(PipelineGenerator, RanksOfAChunkThatCannotBeAreRefused) {
+  const auto refused = [](const char* name, std::vector<std::uint32_t> each) {
+    return config_error([&] {
+      pipeline_schedule(name, {.ranks = 4, .micro_batches = 3, .ranks_per_chunk = std::move(each)});
+    });
+  };
+  EXPECT_NE(refused("1f1b", {2, 1}).find("have 3 ranks together, and there are 4"), std::string::npos);
+  EXPECT_NE(refused("1f1b", {4, 0}).find("a chunk has 4 ranks, and 3 micro-batches"), std::string::npos);
+  EXPECT_NE(refused("gpipe", {3, 0, 1}).find("a chunk has 0 ranks"), std::string::npos);
+  for (const char* name : {"zbv", "interleaved", "chimera", "pipedream", "hetpipe", "greedy"})
+    EXPECT_NE(refused(name, {2, 2}).find("take ranks_per_chunk"), std::string::npos) << name;
 }
 
 TEST(PipelineGenerator, ZbvHasNoIdleTimeBetweenARanksActionsWhereTimesAreEqual) {

@@ -78,10 +78,102 @@ TEST(PipelinePartition, ObjectivesAreTheirFormulas) {
   EXPECT_EQ(seconds(PipelineObjective::kSumAndMax), 12 + 2 + 6 + 3 * 12);
 }
 
+TEST(PipelinePartition, TheBestDivisionsAreThoseOfASearchOfAll) {
+  std::mt19937_64 random(7);
+  for (const PipelineObjective objective : kPipelineObjectives) {
+    for (int i = 0; i < 60; ++i) {
+      const auto draw = [&](std::uint32_t least, std::uint32_t most) {
+        return least + static_cast<std::uint32_t>(random() % (most - least + 1));
+      };
+      const std::uint32_t stages = draw(1, 8), ranks = draw(1, 5), micro_batches = draw(1, 16);
+      PipelineProfile profile = random_chain(random, stages);
+      for (PipelineChunkCost& stage : profile.stages) stage.gradient_bytes = draw(0, 300);
+      for (std::uint32_t rank = 0; rank < ranks; ++rank) profile.speeds.push_back(draw(1, 3));
+      profile.links.clear();
+      for (std::uint32_t pair = 0; pair < ranks * ranks; ++pair)
+        profile.links.push_back({0.1 * draw(0, 3), 1.0 * draw(1, 8), 0.0});
+      std::vector<std::uint32_t> order = straight(ranks);
+      std::shuffle(order.begin(), order.end(), random);
+
+      std::vector<double> values;
+      for (const std::vector<std::uint32_t>& each : test::every_ranks_per_chunk(ranks)) {
+        if (each.size() > stages || *std::max_element(each.begin(), each.end()) > micro_batches) continue;
+        for (const PipelineCuts& cuts : every_cuts(stages, static_cast<std::uint32_t>(each.size())))
+          values.push_back(
+              objective_seconds(objective, profile, PipelineDivision{cuts, each}, order, micro_batches));
+      }
+      std::sort(values.begin(), values.end());
+      const std::size_t count = std::min<std::size_t>(values.size(), 7);
+      const std::vector<PipelineDivision> found =
+          best_divisions(objective, profile, order, micro_batches, count);
+      ASSERT_EQ(found.size(), count);
+      for (std::size_t k = 0; k < count; ++k) {
+        EXPECT_NEAR(objective_seconds(objective, profile, found[k], order, micro_batches), values[k], 1e-9)
+            << name(objective) << ", number " << k;
+        EXPECT_NEAR(found[k].seconds, values[k], 1e-9) << name(objective) << ", number " << k;
+      }
+    }
+  }
+}
+
+// By hand: a chunk of 3 s on one rank, and one of 12 s, 4 of them forward, on two that add up 8 bytes of
+// gradients: each sends 4 bytes and takes 4 back. A message of 4 bytes takes 1 s, one way.
+TEST(PipelinePartition, ObjectivesOfSeveralRanksAreTheirFormulas) {
+  PipelineProfile profile;
+  profile.stages = {{.forward_seconds = 1, .input_seconds = 1, .weight_seconds = 1, .output_bytes = 4},
+                    {.forward_seconds = 4, .input_seconds = 4, .weight_seconds = 4, .output_bytes = 9}};
+  profile.stages[1].gradient_bytes = 8;
+  profile.links = {{0.5, 8, 0}};
+  const std::vector<std::uint32_t> order = {2, 0, 1};
+  const PipelineDivision division{{1}, {1, 2}};
+  const auto seconds = [&](PipelineObjective objective, std::uint32_t micro_batches) {
+    return objective_seconds(objective, profile, division, order, micro_batches);
+  };
+  EXPECT_EQ(seconds(PipelineObjective::kPipeDream, 4), 6);  // 12 / 2
+  EXPECT_EQ(seconds(PipelineObjective::kPipeTorch, 4), (12 + 2.0) / 2);
+  // The pivot is the second chunk; its ranks add up when all have ended but the B of the first one and its
+  // message.
+  EXPECT_EQ(seconds(PipelineObjective::kDapple, 4), 3 + 2 + 6 + 3 * 6 + std::max(0.0, 2 - (2 + 1.0)));
+  EXPECT_EQ(seconds(PipelineObjective::kSumAndMax, 4), 3 + 2 + 12 + (2 - 1) * 12 + 2);
+  EXPECT_EQ(seconds(PipelineObjective::kSumAndMax, 5), 3 + 2 + 12 + (3 - 1) * 12 + 2);
+  profile.stages[1].gradient_bytes = 800;  // 2 * (400 / 8 + 0.5)
+  EXPECT_EQ(seconds(PipelineObjective::kPipeDream, 4), 101.0 / 4);
+  EXPECT_EQ(seconds(PipelineObjective::kDapple, 4), 3 + 2 + 6 + 3 * 6 + 101 - (2 + 1));
+  EXPECT_EQ(seconds(PipelineObjective::kSumAndMax, 4), 3 + 2 + 12 + (2 - 1) * 12 + 101);
+  const PipelineCost cost =
+      simulate(cut_costs(profile, {1}),
+               pipeline_schedule("1f1b", {.ranks = 3, .micro_batches = 4, .ranks_per_chunk = {1, 2}}));
+  EXPECT_EQ(cost.reduction_seconds, 101);
+  double end = 0;
+  for (const PipelineRankCost& rank : cost.ranks) end = std::max(end, rank.end_seconds);
+  EXPECT_EQ(cost.makespan_seconds, end + 101);
+}
+
+TEST(PipelinePartition, DivisionsThatAreNoneAreRefused) {
+  PipelineProfile profile;
+  profile.stages.resize(4);
+  const std::vector<std::uint32_t> three = straight(3);
+  const auto refused = [&](const PipelineDivision& division) {
+    return config_error(
+        [&] { objective_seconds(PipelineObjective::kPipeDream, profile, division, three, 4); });
+  };
+  for (const PipelineDivision& division :
+       std::vector<PipelineDivision>{{{2}, {1, 1}}, {{2}, {3}}, {{2}, {3, 0}}, {{1, 2}, {2, 2, 1}}})
+    EXPECT_NE(refused(division).find("give each chunk one at least"), std::string::npos);
+  EXPECT_NE(refused({{5}, {1, 2}}).find("give ascending stages from 1"), std::string::npos);
+  for (const auto& [ranks, micro_batches] :
+       std::vector<std::pair<std::uint32_t, std::uint32_t>>{{0, 4}, {3, 0}})
+    EXPECT_NE(config_error([&, of = straight(ranks), m = micro_batches] {
+                best_divisions(PipelineObjective::kPipeDream, profile, of, m, 1);
+              }).find("give at least one of each"),
+              std::string::npos);
+}
+
 TEST(PipelinePartition, ChunksAddUpTheirStages) {
   PipelineProfile profile;
-  profile.stages = {
-      {1, 2, 3, 10, 100, 50, 7, 1000}, {2, 3, 4, 20, 200, 60, 9, 2000}, {3, 4, 5, 30, 300, 70, 8, 3000}};
+  profile.stages = {{1, 2, 3, 10, 100, 50, 7, 1000, 300},
+                    {2, 3, 4, 20, 200, 60, 9, 2000, 400},
+                    {3, 4, 5, 30, 300, 70, 8, 3000, 500}};
   const PipelineCosts costs = cut_costs(profile, {2});
   ASSERT_EQ(costs.chunks.size(), 2U);
   const PipelineChunkCost& first = costs.chunks.front();
@@ -93,6 +185,7 @@ TEST(PipelinePartition, ChunksAddUpTheirStages) {
   EXPECT_EQ(first.kept_after_input_bytes, 300U);
   EXPECT_EQ(first.working_bytes, 9U);
   EXPECT_EQ(first.fixed_bytes, 3000U);
+  EXPECT_EQ(first.gradient_bytes, 700U);
   const PipelineChunkCost& second = costs.chunks.back();
   EXPECT_EQ(second.output_bytes, 30U);
   EXPECT_EQ(second.input_seconds, 4);

@@ -81,6 +81,81 @@ TEST(PlanPipeline, HasHardlyAnyRegret) {
   EXPECT_LE(sum / kChains, 0.01) << "worst " << worst;
 }
 
+/// The least makespan over all cuts, all numbers of ranks for each chunk, and all schedules that take them at
+/// depths up to 4.
+double least_seconds_of_divisions(const PipelineProfile& profile, std::uint32_t ranks,
+                                  std::uint32_t micro_batches) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const std::vector<std::uint32_t>& each : test::every_ranks_per_chunk(ranks)) {
+    if (each.size() > profile.stages.size()) continue;
+    const auto chunks = static_cast<std::uint32_t>(each.size());
+    for (const char* name : {"gpipe", "1f1b", "zero_bubble"}) {
+      for (const std::uint32_t hop : {1U, 2U, 3U, 4U}) {
+        const PipelineSchedule schedule = pipeline_schedule(
+            name, {.ranks = ranks, .micro_batches = micro_batches, .hops = {hop}, .ranks_per_chunk = each});
+        for (const PipelineCuts& cuts : every_cuts(static_cast<std::uint32_t>(profile.stages.size()), chunks))
+          least = std::min(least, simulate(cut_costs(profile, cuts), schedule).makespan_seconds);
+      }
+    }
+  }
+  return least;
+}
+
+TEST(PlanPipeline, HasHardlyAnyRegretWhereChunksMayHaveSeveralRanks) {
+  std::mt19937_64 random(29);
+  double sum = 0, worst = 0;
+  int with_several = 0;
+  constexpr int kChains = 25;
+  for (int i = 0; i < kChains; ++i) {
+    const auto stages = static_cast<std::uint32_t>(1 + random() % 6),
+               ranks = static_cast<std::uint32_t>(2 + random() % 3);
+    const std::uint32_t micro_batches = ranks * (1U << random() % 3);
+    PipelineProfile profile = random_chain(random, stages);
+    for (PipelineChunkCost& stage : profile.stages) stage.gradient_bytes = random() % 100;
+    const PipelinePlan plan =
+        plan_pipeline(profile, ranks, {.micro_batches = micro_batches, .may_replicate = true});
+    with_several += plan.schedule.rank_of.size() > 1 ? 1 : 0;
+    const double least = least_seconds_of_divisions(profile, ranks, micro_batches);
+    const double regret = plan.cost.makespan_seconds / least - 1;
+    sum += std::max(0.0, regret);
+    worst = std::max(worst, regret);
+    if (stages < ranks) {
+      EXPECT_NE(config_error([&] { plan_pipeline(profile, ranks, {micro_batches}); }).find("several ranks"),
+                std::string::npos);
+      continue;
+    }
+    EXPECT_LE(plan.cost.makespan_seconds,
+              plan_pipeline(profile, ranks, {micro_batches}).cost.makespan_seconds);
+  }
+  EXPECT_LE(sum / kChains, 0.01) << "worst " << worst;
+  EXPECT_GT(with_several, 5);
+}
+
+TEST(PlanPipeline, RanksOfAChunkKeepToTheirBytes) {
+  PipelineProfile profile;
+  profile.stages.assign(3, {0.01, 0.01, 0.01, 1'000, 400'000, 400'000, 1'000, 2'000'000, 3'000});
+  profile.stages[0].forward_seconds = 0.04;
+  profile.links = {{0, 1e9, 0}};
+  PipelinePlanOptions options{.micro_batches = 12, .may_recompute = true, .may_replicate = true};
+  const PipelinePlan roomy = plan_pipeline(profile, 4, options);
+  EXPECT_TRUE(roomy.cuts.empty()) << roomy.text();  // four replicas of the whole model
+  EXPECT_NE(roomy.text().find("rank 3: stages 0 to the last"), std::string::npos) << roomy.text();
+  bool recomputes = false;
+  for (const std::uint64_t bytes : {5'300'000U, 4'100'000U, 3'600'000U, 3'000'000U, 2'600'000U}) {
+    profile.rank_bytes.assign(4, bytes);
+    const PipelinePlan plan = plan_pipeline(profile, 4, options);
+    EXPECT_EQ(plan.schedule.rank_of.size(), 2U) << plan.text();
+    EXPECT_NE(plan.text().find("rank 1: stages 0 to 0"), std::string::npos) << plan.text();
+    for (const PipelineRankCost& rank : plan.cost.ranks) EXPECT_LE(rank.peak_bytes, bytes);
+    EXPECT_EQ(simulate(cut_costs(profile, plan.cuts, plan.recomputed), plan.schedule).makespan_seconds,
+              plan.cost.makespan_seconds);
+    recomputes = recomputes || !plan.recomputed.empty();
+  }
+  EXPECT_TRUE(recomputes);
+  profile.rank_bytes.assign(4, 1'000'000);
+  EXPECT_THROW(plan_pipeline(profile, 4, options), BudgetError);
+}
+
 TEST(PlanPipeline, KeepsToEachRanksBytesAndMoreAreNeverSlower) {
   std::mt19937_64 random(19);
   for (int i = 0; i < 20; ++i) {

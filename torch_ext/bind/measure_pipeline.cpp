@@ -24,11 +24,8 @@ ProfileNumbers numbers_of(const reef::PipelineProfile& profile) {
   auto& [seconds, bytes, speeds, links, rank_bytes, skips] = numbers;
   skips = reef::bind::rows_of(profile.skips);
   for (const reef::PipelineChunkCost& stage : profile.stages) {
-    seconds.push_back({stage.forward_seconds, stage.input_seconds, stage.weight_seconds});
-    Ints& row = bytes.emplace_back();
-    for (const std::uint64_t count : {stage.output_bytes, stage.kept_bytes, stage.kept_after_input_bytes,
-                                      stage.working_bytes, stage.fixed_bytes})
-      row.push_back(static_cast<std::int64_t>(count));
+    seconds.push_back(reef::bind::seconds_of(stage));
+    bytes.push_back(reef::bind::counts_of(stage));
   }
   speeds = profile.speeds;
   for (const reef::Link& link : profile.links)

@@ -93,26 +93,28 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   // Operators, through which what Python's stages raise arrives; not so through methods.
   m.def(
       "make_pipeline(int[] makers, bool whole, __torch__.torch.classes.c10d.ProcessGroup group, int "
-      "micro_batches, str schedule, int chunks_per_rank, int[] hops, str actions, int[] cuts, int replicas, "
+      "micro_batches, str schedule, int chunks_per_rank, int[] hops, int[] ranks_per_chunk, str actions, "
+      "int[] cuts, int replicas, "
       "int[][] replica_cuts, int staleness, "
       "Any shard, bool recompute, int[] recomputed, str[][] tied, str reduction, int seed, Tensor[] sample, "
       "int rank_bytes, "
-      "float state_bytes_per_byte, int synchronous_batches, float correction_decay) -> "
+      "float state_bytes_per_byte, bool may_replicate, int synchronous_batches, float correction_decay) -> "
       "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
-         const std::vector<std::int64_t>& hops, const std::string& actions,
-         const std::vector<std::int64_t>& cuts, std::int64_t replicas,
+         const std::vector<std::int64_t>& hops, const std::vector<std::int64_t>& ranks_per_chunk,
+         const std::string& actions, const std::vector<std::int64_t>& cuts, std::int64_t replicas,
          const std::vector<std::vector<std::int64_t>>& replica_cuts, std::int64_t staleness,
          const c10::IValue& shard, bool recompute, const std::vector<std::int64_t>& recomputed,
          const std::vector<std::vector<std::string>>& tied, const std::string& reduction, std::int64_t seed,
          const std::vector<at::Tensor>& sample, std::int64_t rank_bytes, double state_bytes_per_byte,
-         std::int64_t synchronous_batches, double correction_decay) {
+         bool may_replicate, std::int64_t synchronous_batches, double correction_decay) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
         options.chunks_per_rank = numbers_of("chunks_per_rank", {chunks_per_rank}).front();
         options.hops = numbers_of("hops", hops);
+        options.ranks_per_chunk = numbers_of("ranks_per_chunk", ranks_per_chunk);
         if (!actions.empty()) options.actions = reef::pipeline_schedule_from_json(actions);
         options.cuts = numbers_of("cuts", cuts);
         options.replicas = numbers_of("replicas", {replicas}).front();
@@ -128,8 +130,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.synchronous_batches = numbers_of("synchronous_batches", {synchronous_batches}).front();
         options.correction_decay = correction_decay;
         if (!sample.empty()) {
-          options.sample =
-              reef::PipelineSample{sample, static_cast<std::uint64_t>(rank_bytes), state_bytes_per_byte};
+          options.sample = reef::PipelineSample{sample, static_cast<std::uint64_t>(rank_bytes),
+                                                state_bytes_per_byte, may_replicate};
         }
         std::vector<reef::PipelineStage> stages;
         std::vector<reef::Pipeline::Maker> later;

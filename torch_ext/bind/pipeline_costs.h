@@ -42,10 +42,20 @@ inline std::vector<PipelineChunkCost> pipeline_chunks_of(const std::vector<Float
   for (std::size_t i = 0; i < chunk_seconds.size(); ++i) {
     const Floats& seconds = chunk_seconds[i];
     const auto count = [&](std::size_t field) { return bytes_of(chunk_bytes.at(i).at(field), "a chunk"); };
-    chunks.push_back(
-        {seconds.at(0), seconds.at(1), seconds.at(2), count(0), count(1), count(2), count(3), count(4)});
+    chunks.push_back({seconds.at(0), seconds.at(1), seconds.at(2), count(0), count(1), count(2), count(3),
+                      count(4), count(5)});
   }
   return chunks;
+}
+inline Floats seconds_of(const PipelineChunkCost& chunk) {
+  return {chunk.forward_seconds, chunk.input_seconds, chunk.weight_seconds};
+}
+inline Ints counts_of(const PipelineChunkCost& chunk) {
+  Ints counts;
+  for (const std::uint64_t each : {chunk.output_bytes, chunk.kept_bytes, chunk.kept_after_input_bytes,
+                                   chunk.working_bytes, chunk.fixed_bytes, chunk.gradient_bytes})
+    counts.push_back(static_cast<std::int64_t>(each));
+  return counts;
 }
 
 /// The fields of reef.Link in their order.
@@ -94,7 +104,7 @@ inline PipelineCosts pipeline_costs_of(const std::vector<Floats>& chunk_seconds,
 }
 
 /// In the order of the fields of reef.PipelineCost; of ranks, first seconds, then counts.
-using PipelineCostNumbers = std::tuple<double, std::vector<Floats>, std::vector<Ints>, std::int64_t,
+using PipelineCostNumbers = std::tuple<double, double, std::vector<Floats>, std::vector<Ints>, std::int64_t,
                                        std::int64_t, std::vector<Floats>, std::vector<Floats>>;
 inline PipelineCostNumbers pipeline_cost_of(const PipelineCost& cost) {
   std::vector<Floats> seconds;
@@ -104,6 +114,7 @@ inline PipelineCostNumbers pipeline_cost_of(const PipelineCost& cost) {
     counts.push_back({rank.most_in_flight, static_cast<std::int64_t>(rank.peak_bytes)});
   }
   return {cost.makespan_seconds,
+          cost.reduction_seconds,
           std::move(seconds),
           std::move(counts),
           static_cast<std::int64_t>(cost.messages),

@@ -65,12 +65,13 @@ std::tuple<Names, Names, Names, c10::List<bool>, c10::List<bool>> generators() {
 
 std::string named_schedule(const std::string& name, std::int64_t ranks, std::int64_t micro_batches,
                            std::int64_t chunks_per_rank, const Ints& hops,
-                           std::int64_t micro_batches_per_update, std::int64_t staleness) {
+                           std::int64_t micro_batches_per_update, std::int64_t staleness,
+                           const Ints& ranks_per_chunk) {
   return reef::pipeline_schedule(
              name, {small(ranks, "the number of ranks"), small(micro_batches, "the number of micro-batches"),
                     small(chunks_per_rank, "the number of chunks of a rank"), all_small(hops, "a hop"),
                     small(micro_batches_per_update, "the number of micro-batches of an update"),
-                    small(staleness, "the staleness")})
+                    small(staleness, "the staleness"), all_small(ranks_per_chunk, "the ranks of a chunk")})
       .json();
 }
 
@@ -103,7 +104,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("pipeline_generators() -> (str[], str[], str[], bool[], bool[])", &generators);
   m.def(
       "pipeline_schedule(str name, int ranks, int micro_batches, int chunks_per_rank, int[] hops, int "
-      "micro_batches_per_update, int staleness) -> str",
+      "micro_batches_per_update, int staleness, int[] ranks_per_chunk) -> str",
       &named_schedule);
   m.def("pipeline_from_block(int period, int[][] slots, int micro_batches) -> str", &schedule_from_block);
   m.def(
@@ -141,7 +142,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                      static_cast<std::uint64_t>(annealing_updates));
         });
   m.def("simulate_pipeline(" REEF_PIPELINE_COSTS
-        ", str schedule) -> (float, float[][], int[][], int, int, float[][], float[][])",
+        ", str schedule) -> (float, float, float[][], int[][], int, int, float[][], float[][])",
         [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
            const std::vector<Floats>& links, const std::vector<Ints>& skips, const std::string& schedule) {
           return pipeline_cost_of(reef::simulate(

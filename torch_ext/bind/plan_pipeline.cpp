@@ -60,17 +60,35 @@ std::vector<Ints> cuts_of(const std::string& objective, const std::vector<Floats
   return all;
 }
 
+// Of each division its cuts, its ranks for each chunk, and its seconds.
+using Divisions = std::tuple<std::vector<Ints>, std::vector<Ints>, Floats>;
+Divisions divisions_of(const std::string& objective, const std::vector<Floats>& seconds,
+                       const std::vector<Ints>& bytes, Floats speeds, const std::vector<Floats>& links,
+                       const std::vector<Ints>& skips, const Ints& order, std::int64_t micro_batches,
+                       std::int64_t count) {
+  Divisions divisions;
+  for (const reef::PipelineDivision& division : reef::best_divisions(
+           objective_of(objective), profile_of(seconds, bytes, std::move(speeds), links, skips),
+           all_small(order, "a rank"), small(micro_batches, "the number of micro-batches"),
+           small(count, "the number of divisions"))) {
+    std::get<0>(divisions).emplace_back(division.cuts.begin(), division.cuts.end());
+    std::get<1>(divisions).emplace_back(division.ranks_per_chunk.begin(), division.ranks_per_chunk.end());
+    std::get<2>(divisions).push_back(division.seconds);
+  }
+  return divisions;
+}
+
 // The cuts, the schedule, what is recomputed, and the text of a plan.
 using Plan = std::tuple<Ints, std::string, Ints, std::string>;
 Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
              const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& rank_bytes,
              std::int64_t ranks, std::int64_t micro_batches, bool may_split, bool may_recompute,
-             std::vector<std::string> schedules, std::int64_t cuts, std::int64_t orders) {
+             bool may_replicate, std::vector<std::string> schedules, std::int64_t cuts, std::int64_t orders) {
   const reef::PipelinePlan plan = reef::plan_pipeline(
       profile_of(seconds, bytes, std::move(speeds), links, skips, rank_bytes),
       small(ranks, "the number of ranks"),
-      {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, std::move(schedules),
-       small(cuts, "the number of cuts"), small(orders, "the number of orders")});
+      {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, may_replicate,
+       std::move(schedules), small(cuts, "the number of cuts"), small(orders, "the number of orders")});
   return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(),
           reef::bind::ends_of(plan.recomputed), plan.text()};
 }
@@ -82,6 +100,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def("best_cuts(str objective, " REEF_PIPELINE_COSTS
         ", int[] rank_of, int micro_batches, int count) -> int[][]",
         &cuts_of);
+  m.def("best_divisions(str objective, " REEF_PIPELINE_COSTS
+        ", int[] order, int micro_batches, int count) -> (int[][], int[][], float[])",
+        &divisions_of);
   m.def("objective_seconds(str objective, " REEF_PIPELINE_COSTS
         ", int[] cuts, int[] rank_of, int micro_batches) -> float",
         [](const std::string& objective, const std::vector<Floats>& seconds, const std::vector<Ints>& bytes,
@@ -92,27 +113,23 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
                                          all_small(cuts, "a cut"), all_small(rank_of, "a rank"),
                                          small(micro_batches, "the number of micro-batches"));
         });
-  m.def(
-      "cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, int[] recomputed) -> (float[][], int[][], int[][])",
-      [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
-         const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts,
-         const Ints& recomputed) {
-        std::tuple<std::vector<Floats>, std::vector<Ints>, std::vector<Ints>> numbers;
-        const reef::PipelineCosts costs =
-            reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links, skips),
-                            all_small(cuts, "a cut"), reef::bind::runs_of(recomputed));
-        std::get<2>(numbers) = reef::bind::rows_of(costs.skips);
-        for (const reef::PipelineChunkCost& chunk : costs.chunks) {
-          std::get<0>(numbers).push_back({chunk.forward_seconds, chunk.input_seconds, chunk.weight_seconds});
-          Ints& counts = std::get<1>(numbers).emplace_back();
-          for (const std::uint64_t each : {chunk.output_bytes, chunk.kept_bytes, chunk.kept_after_input_bytes,
-                                           chunk.working_bytes, chunk.fixed_bytes})
-            counts.push_back(static_cast<std::int64_t>(each));
-        }
-        return numbers;
-      });
+  m.def("cut_costs(" REEF_PIPELINE_COSTS ", int[] cuts, int[] recomputed) -> (float[][], int[][], int[][])",
+        [](const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
+           const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& cuts,
+           const Ints& recomputed) {
+          std::tuple<std::vector<Floats>, std::vector<Ints>, std::vector<Ints>> numbers;
+          const reef::PipelineCosts costs =
+              reef::cut_costs(profile_of(seconds, bytes, std::move(speeds), links, skips),
+                              all_small(cuts, "a cut"), reef::bind::runs_of(recomputed));
+          std::get<2>(numbers) = reef::bind::rows_of(costs.skips);
+          for (const reef::PipelineChunkCost& chunk : costs.chunks) {
+            std::get<0>(numbers).push_back(reef::bind::seconds_of(chunk));
+            std::get<1>(numbers).push_back(reef::bind::counts_of(chunk));
+          }
+          return numbers;
+        });
   m.def("plan_pipeline(" REEF_PIPELINE_COSTS
-        ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, bool may_recompute, str[] "
-        "schedules, int cuts, int orders) -> (int[], str, int[], str)",
+        ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, bool may_recompute, bool "
+        "may_replicate, str[] schedules, int cuts, int orders) -> (int[], str, int[], str)",
         &plan_of);
 }

@@ -54,7 +54,7 @@ from .pipeline_schedule import (
     pipemare_rate,
     pipeline_schedule,
 )
-from .plan_pipeline import PIPELINE_OBJECTIVES, PipelinePlan, PipelineProfile, plan_pipeline
+from .plan_pipeline import PIPELINE_OBJECTIVES, PipelineDivision, PipelinePlan, PipelineProfile, plan_pipeline
 from .point_to_point import Message, ireceive, ireceive_into, isend, receive, receive_into, send
 from .price_exchange import (
     ExchangePrice,
@@ -133,6 +133,7 @@ __all__ = [
     "PipelineChunkCost",
     "PipelineCost",
     "PipelineCosts",
+    "PipelineDivision",
     "PipelineGenerator",
     "PipelineMessage",
     "PipelinePlan",

@@ -37,17 +37,17 @@ class Pipeline(OptimizerStates):
     ``stages``: a ``torch.nn.Sequential``, a ``Chain`` of modules, or a list of modules, or of functions that make them: then each rank makes its own
     stages only, so the whole model need not fit on one. A stage is called with the outputs of the one before and returns a
     tensor or a tuple of tensors, of any dtypes. ``schedule`` is a name of ``PIPELINE_SCHEDULES``, for which
-    ``chunks_per_rank`` and ``hops`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; an asynchronous one is for ``train``.
+    ``chunks_per_rank``, ``hops`` and ``ranks_per_chunk`` are as in ``pipeline_schedule``, or a ``PipelineSchedule``; an asynchronous one is for ``train``.
     ``cuts`` are the first stages of each chunk but the first; by default each chunk has as many stages as the others. Without a
     schedule it is ``"1f1b"``, or what is planned for a sample:
 
     ``sample``, a micro-batch like those of training (a tensor or several, which count on rank 0; others give any), makes the pipeline
     measure stages, ranks and links, and take the fastest schedule and cuts that fit into ``rank_bytes`` of each rank, as ``measure_pipeline``
-    and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` it takes; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
+    and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` and ``may_replicate`` it takes; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
 
     With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
     schedule, which follow each other. Where their ranks are not alike, ``replica_cuts`` are the cuts of each. ``shard`` says how ranks that
-    have the same stages (replicas, or the two directions of ``"chimera"`` and ``"dualpipe"``) keep them, by the names of ``reef.shard``:
+    have the same stages (replicas, the two directions of ``"chimera"`` and ``"dualpipe"``, or those of ``ranks_per_chunk``) keep them, by the names of ``reef.shard``:
     ``dict(stage="optimizer", mixed_precision=torch.bfloat16)``. It works with one replica, too. Not for pipelines:
     ``reduction``, ``ignored`` and ``compression``.
 
@@ -83,7 +83,7 @@ class Pipeline(OptimizerStates):
     and on nothing else.
 
     Gradients are bit for bit those of one process that takes one micro-batch after another, adds their gradients up, for each
-    replica and direction, adds these sums up in the order of replicas, and of ranks in each, and then divides them. All ranks make the same calls in the
+    rank that has the stage those of its own micro-batches, adds these sums up in the order of replicas, and of ranks in each, and then divides them. All ranks make the same calls in the
     same order. Raises ValueError on every rank if their options differ or the schedule cannot be run."""
 
     def __init__(
@@ -95,6 +95,7 @@ class Pipeline(OptimizerStates):
         schedule: str | PipelineSchedule = "",
         chunks_per_rank: int = 0,
         hops: Iterable[int] = (),
+        ranks_per_chunk: Iterable[int] = (),
         cuts: Iterable[int] = (),
         replicas: int = 1,
         replica_cuts: Iterable[Iterable[int]] = (),
@@ -107,6 +108,7 @@ class Pipeline(OptimizerStates):
         sample: Tensors = None,
         rank_bytes: str | int | None = None,
         state_bytes_per_byte: float = 2.0,
+        may_replicate: bool = False,
         synchronous_batches: int = 0,
         correction_decay: float = 0.0,
     ) -> None:
@@ -116,10 +118,10 @@ class Pipeline(OptimizerStates):
         given = schedule if isinstance(schedule, PipelineSchedule) else None
         whole = all(isinstance(stage, torch.nn.Module) for _, stage in places)
         self._pipeline = torch.ops.reef.make_pipeline(
-            makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops),
+            makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops), list(ranks_per_chunk),
             given.json() if given else "", list(cuts), replicas, [list(each) for each in replica_cuts], staleness, shard_options(**(shard or {})), recompute is True,
             _ends(() if isinstance(recompute, bool) else recompute), [list(names) for names in tied],
-            reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte,
+            reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte, may_replicate,
             synchronous_batches, correction_decay,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())

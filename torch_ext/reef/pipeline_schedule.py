@@ -52,6 +52,8 @@ class PipelineChunkCost:
     """What a pass needs besides while it runs."""
     fixed_bytes: int = 0
     """Parameters, gradients and states of optimizers: there always."""
+    gradient_bytes: int = 0
+    """Of the gradients of its weights, which ranks that have the same chunk add up behind the last action."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ class PipelineCost:
     """What a schedule costs."""
 
     makespan_seconds: float
-    """From the first begin to the last end."""
+    """From the first begin to the last end, and the reduction behind it."""
+    reduction_seconds: float
+    """In which ranks that have the same chunk add up its gradients."""
     ranks: tuple[PipelineRankCost, ...]
     messages: int
     message_bytes: int
@@ -215,8 +219,8 @@ class PipelineSchedule:
 
     @property
     def adds_in_order(self) -> bool:
-        """Whether the weight gradients of each chunk are made in ascending order of micro-batches, for each direction: then they
-        are added up as one process would that takes micro-batches one after another."""
+        """Whether each rank makes the weight gradients of each of its chunks in ascending order of micro-batches: then they are added
+        up as one process would that takes these micro-batches one after another."""
         return torch.ops.reef.adds_in_order(self.json())
 
     @property
@@ -252,11 +256,11 @@ class PipelineSchedule:
     def cost(self, costs: PipelineCosts) -> PipelineCost:
         """Runs the schedule in virtual time. Updates take none. Raises ValueError for costs of another number of chunks, ranks
         or links, and for numbers that are negative or not finite."""
-        makespan, seconds, counts, messages, message_bytes, begin, end = torch.ops.reef.simulate_pipeline(
+        makespan, reduction, seconds, counts, messages, message_bytes, begin, end = torch.ops.reef.simulate_pipeline(
             *costs._numbers(), self.json()
         )
         ranks = tuple(PipelineRankCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
-        return PipelineCost(makespan, ranks, messages, message_bytes, tuple(map(tuple, begin)), tuple(map(tuple, end)))
+        return PipelineCost(makespan, reduction, ranks, messages, message_bytes, tuple(map(tuple, begin)), tuple(map(tuple, end)))
 
     def period_seconds(self, costs: PipelineCosts) -> float:
         """The seconds of a batch where ranks go on to the next one without a barrier: the fourth of four in a row."""
@@ -276,14 +280,16 @@ def pipeline_schedule(
     hops: Iterable[int] = (),
     micro_batches_per_update: int = 0,
     staleness: int = 0,
+    ranks_per_chunk: Iterable[int] = (),
 ) -> PipelineSchedule:
     """Makes a schedule by its name in ``PIPELINE_SCHEDULES``. ``chunks_per_rank``: 0 stands for the least that the schedule can
-    have. ``hops`` (``"1f1b"``, ``"zero_bubble"`` and what is asynchronous): for each hop from a rank to the next, how many
-    micro-batches more the ranks before it have in flight than those behind it; empty stands for 1 everywhere, and a single
+    have. ``hops`` (``"1f1b"``, ``"zero_bubble"`` and what is asynchronous): for each hop from a chunk to the next, how many
+    micro-batches more the ranks before it have in flight than those behind it, for each rank of the chunk before; empty stands for 1 everywhere, and a single
     number holds for all: :func:`hops_for` gives those that hide slow links. ``micro_batches_per_update`` and ``staleness``: see
-    :class:`PipelineVersionRule`. Raises ValueError, which lists the names or says which shapes the schedule takes."""
+    :class:`PipelineVersionRule`. ``ranks_per_chunk`` (``"gpipe"``, ``"1f1b"`` and ``"zero_bubble"``): how many ranks each chunk has, together
+    ``ranks``, which take its micro-batches by turns and add up its gradients; empty: each chunk has one. Raises ValueError, which lists the names or says which shapes the schedule takes."""
     made = torch.ops.reef.pipeline_schedule(
-        name, ranks, micro_batches, chunks_per_rank, list(hops), micro_batches_per_update, staleness
+        name, ranks, micro_batches, chunks_per_rank, list(hops), micro_batches_per_update, staleness, list(ranks_per_chunk)
     )
     return PipelineSchedule.from_json(made)
 

@@ -11,10 +11,23 @@ from .link import Link
 from .pipeline_schedule import PipelineChunkCost, PipelineCost, PipelineCosts, PipelineSchedule, PipelineSkip, _ends, _skips
 
 PIPELINE_OBJECTIVES: tuple[str, ...] = tuple(torch.ops.reef.pipeline_objectives())
-"""By what cuts are compared. T are the seconds of a chunk for a micro-batch, forward and backward, C those of a message to the
-next chunk's rank, and M is the number of micro-batches. ``"pipedream"``: the slowest chunk or link, max(T, 2 C); ``"dapple"``:
-up to a pivot chunk and back, with its M - 1 repetitions; ``"pipe_torch"``: the slowest chunk with its messages, which do not
-overlap; ``"sum_and_max"``: sum(T + 2 C) + (M - 1) max(T)."""
+"""By what divisions are compared. T are the seconds of a chunk for a micro-batch, forward and backward, on the slowest of its n ranks,
+R those in which these add up its gradients, once for a batch, C those of a message to the next chunk, and M is the number of
+micro-batches. ``"pipedream"``: the slowest chunk or link, max(T / n, R / M, 2 C); ``"dapple"``: up to a pivot chunk and back, with its
+M - 1 repetitions of T / n each, and what of the reductions does not end while chunks before still run backward; ``"pipe_torch"``: the
+slowest chunk with its messages, which do not overlap, max((T + 2 C before + 2 C behind) / n); ``"sum_and_max"``:
+sum(T + 2 C) + max((M / n - 1) T) + max(R), with M / n rounded up."""
+
+
+@dataclass(frozen=True)
+class PipelineDivision:
+    """Where a chain is cut, and how many ranks take each chunk's micro-batches by turns."""
+
+    cuts: tuple[int, ...]
+    """The first stage of each chunk but the first."""
+    ranks_per_chunk: tuple[int, ...]
+    seconds: float
+    """The value of the objective by which it was found."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,14 @@ class PipelineProfile:
         found = torch.ops.reef.best_cuts(objective, *self._numbers(), list(rank_of), micro_batches, count)
         return tuple(tuple(cuts) for cuts in found)
 
+    def best_divisions(
+        self, order: Sequence[int], micro_batches: int, count: int = 1, objective: str = "sum_and_max"
+    ) -> tuple[PipelineDivision, ...]:
+        """The ``count`` divisions of least ``objective``, of any number of chunks, in ascending order of it, or all if there are fewer.
+        Chunk 0 has the first ranks of ``order``, and so on, and none has more ranks than there are micro-batches."""
+        rows = torch.ops.reef.best_divisions(objective, *self._numbers(), list(order), micro_batches, count)
+        return tuple(PipelineDivision(tuple(cuts), tuple(ranks), seconds) for cuts, ranks, seconds in zip(*rows, strict=True))
+
     def objective_seconds(
         self, cuts: Iterable[int], rank_of: Sequence[int], micro_batches: int, objective: str = "sum_and_max"
     ) -> float:
@@ -89,17 +110,21 @@ def plan_pipeline(
     *,
     may_split: bool = True,
     may_recompute: bool = False,
+    may_replicate: bool = False,
     schedules: Iterable[str] = (),
     cuts: int = 16,
     orders: int = 4,
 ) -> PipelinePlan:
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
-    and have one replica, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
+    and have one direction, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
     differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
-    W. ``may_recompute`` lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the rank and how many bytes it lacks, if none
-    fits; ValueError for fewer stages than ranks, and schedules that there are not."""
+    W. ``may_recompute`` lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit.
+    ``may_replicate`` lets it give a chunk to several ranks (``ranks_per_chunk``), each of which adds up its own micro-batches' gradients
+    first; then there may be more ranks than stages. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the
+    rank and how many bytes it lacks, if none fits; ValueError for fewer stages than ranks, and schedules that there are not."""
     found, schedule, ends, text = torch.ops.reef.plan_pipeline(
-        *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, list(schedules), cuts, orders
-    )
+        *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, may_replicate,
+        list(schedules), cuts, orders,
+    )  # fmt: skip
     runs = tuple(zip(ends[::2], ends[1::2], strict=True))
     return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found, recompute=runs), runs, text)
