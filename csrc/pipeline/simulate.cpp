@@ -86,7 +86,10 @@ std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& sch
   RankMemory memory(costs, traffic, rank);
   memory.hold(traffic.ahead_bytes(rank));
   for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
-    if (ranks_of_chunk(schedule, chunk).contains(rank)) memory.hold(costs.chunks[chunk].fixed_bytes);
+    const std::set<std::uint32_t> ranks = ranks_of_chunk(schedule, chunk);
+    if (!ranks.contains(rank)) continue;
+    memory.hold(costs.chunks[chunk].fixed_bytes);
+    if (ranks.size() > 1) memory.hold(costs.chunks[chunk].gradient_bytes);
   }
   for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i)
     memory.run(schedule.actions[rank][i], cost.begin_seconds[rank][i], cost.end_seconds[rank][i]);

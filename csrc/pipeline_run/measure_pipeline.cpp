@@ -20,6 +20,7 @@
 #include "reef/error.h"
 #include "reef/ledger.h"
 #include "reef/measure_link.h"
+#include "reef/pipeline_generator.h"
 #include "reef/subgroup.h"
 #include "shard/together.h"
 #include "tensor_layout.h"
@@ -193,6 +194,17 @@ StageCost measure_stage(const PipelineStage& stage, std::uint32_t number, const 
   return of_stage;
 }
 
+/// The last stage, with the loss behind it.
+PipelineStage with_loss(PipelineStage stage, const std::function<Tensor(const Tensors&)>& loss) {
+  stage.run = [run = stage.run, loss](const Tensors& inputs) -> Tensors {
+    const Tensor made = loss(run(inputs));
+    if (!made.defined() || made.numel() != 1 || !made.is_floating_point())
+      throw ConfigError("reef::measure_pipeline: a loss is a single floating-point number.");
+    return {made};
+  };
+  return stage;
+}
+
 /// Seconds of a product of matrices.
 double seconds_of_work(c10::Device device) {
   const at::NoGradGuard no_grad;
@@ -264,7 +276,8 @@ std::vector<Link> measure_links(const ProcessGroupPtr& group, bool each) {
 
 PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensors& micro_batch,
                         const ProcessGroupPtr& group, const MeasurePipelineOptions& options) {
-  if (options.repeats == 0) throw ConfigError("reef::measure_pipeline was given 0 repeats: give 1 or more.");
+  if (options.repeats == 0 || makers.empty())
+    throw ConfigError("reef::measure_pipeline was given 0 repeats, or no stage: give 1 or more.");
   std::map<std::uint32_t, StageCost> own;
   MadeStages made;
   c10::Device device = c10::kCPU;
@@ -280,13 +293,19 @@ PipelineProfile measure(const std::vector<Pipeline::Maker>& makers, const Tensor
       wrapped.parameters = stage.parameters;  // which say where it computes
       wrapped.run = [&, number, stage](const Tensors& inputs) {
         const LeftAsItWas left(stage);
-        own[number] = measure_stage(stage, number, inputs, options);
+        const bool has_loss = options.loss && number + 1 == makers.size();
+        own[number] =
+            measure_stage(has_loss ? with_loss(stage, options.loss) : stage, number, inputs, options);
         return stage.run(inputs);
       };
       return wrapped;
     });
   }
-  Pipeline(measured, group, {.schedule = "gpipe"}).forward(micro_batch);
+  const auto ranks = static_cast<std::uint32_t>(group->getSize());
+  const auto stages = static_cast<std::uint32_t>(makers.size());
+  PipelineSchedule shares = pipeline_schedule("gpipe", {std::min(ranks, stages), 1});
+  shares.actions.resize(ranks);  // where there are fewer stages, the last ranks measure none
+  Pipeline(measured, group, {.actions = shares}).forward(micro_batch);
   PipelineProfile profile;
   profile.speeds = measure_speeds(device, group);
   profile.links = measure_links(group, options.each_link);

@@ -28,9 +28,13 @@ std::string plan_for_sample(const std::vector<Pipeline::Maker>& stages, const Pr
   together.here([&] {
     if (!first) return;
     const SurroundingsScope generators_are_kept{Surroundings({})};  // makers may use random numbers
-    const PipelineProfile profile = measure_pipeline(
-        stages, sample.micro_batch, first,
-        {.state_bytes_per_byte = sample.state_bytes_per_byte / divisor, .rank_bytes = sample.rank_bytes});
+    PipelineProfile profile = measure_pipeline(stages, sample.micro_batch, first,
+                                               {.state_bytes_per_byte = sample.state_bytes_per_byte / divisor,
+                                                .rank_bytes = sample.rank_bytes,
+                                                .loss = sample.loss});
+    if (options.replicas > 1) {  // a rank's own sums of gradients are apart from those of all
+      for (PipelineChunkCost& stage : profile.stages) stage.fixed_bytes += stage.gradient_bytes;
+    }
     PipelinePlanOptions wanted{.micro_batches = options.micro_batches,
                                .may_recompute = options.recompute,
                                .may_replicate = sample.may_replicate};

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "reef/export.h"
@@ -21,6 +22,10 @@ struct MeasurePipelineOptions {
   /// Measures the link of each pair of ranks, one after another, which takes as long as measure_link() for
   /// each. If not, one measurement holds for all.
   bool each_link = true;
+  /// A loss like that of training, a single number, from the last stage's outputs: its passes are measured as
+  /// part of that stage. It counts on the rank that measures the last stage, which is the last one, or, where
+  /// there are fewer stages, that of the same number. Empty: the loss takes no time and keeps nothing.
+  std::function<at::Tensor(const std::vector<at::Tensor>& outputs)> loss = {};
 };
 
 /// Measures what plan_pipeline() needs: what each stage takes for a micro-batch like this one, in seconds and
@@ -36,7 +41,7 @@ struct MeasurePipelineOptions {
 /// products of matrices, one rank after another; ranks that differ by less than a tenth count as alike.
 ///
 /// All ranks call it alike. `micro_batch` counts on rank 0. Throws what a stage throws, on the others
-/// PassAbandoned, as Pipeline::forward() does; ConfigError for fewer stages than ranks; RankFailed.
+/// PassAbandoned, as Pipeline::forward() does; RankFailed.
 REEF_API PipelineProfile measure_pipeline(const torch::nn::Sequential& modules, const at::Tensor& micro_batch,
                                           const ProcessGroupPtr& group,
                                           const MeasurePipelineOptions& options = {});

@@ -52,6 +52,8 @@ struct PipelineSample {
   double state_bytes_per_byte = 2;
   /// Lets the plan give a chunk to several ranks (PipelinePlanOptions::may_replicate).
   bool may_replicate = false;
+  /// As in MeasurePipelineOptions.
+  std::function<at::Tensor(const std::vector<at::Tensor>& outputs)> loss = {};
 };
 
 struct PipelineOptions {

@@ -24,6 +24,7 @@ struct PipelineChunkCost {
   std::uint64_t working_bytes = 0;           ///< what a pass needs besides while it runs
   std::uint64_t fixed_bytes = 0;             ///< parameters, gradients and states of optimizers: there always
   /// Of the gradients of its weights, which ranks that have the same chunk add up behind the last action.
+  /// Such a rank holds them once more than fixed_bytes says: its own sums are apart from those of all ranks.
   std::uint64_t gradient_bytes = 0;
 };
 

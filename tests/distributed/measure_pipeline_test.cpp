@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "pipelines.h"
+#include "reef/ledger.h"
 #include "reef/plan_pipeline.h"
 
 namespace reef {
@@ -121,6 +122,99 @@ TEST(MeasurePipeline, APipelineMeasuresAndPlansByItself) {
                {"a sample of no tensors"});
 }
 
+/// Six stages whose weights and activations are large, and whose messages are small, as it depends on time
+/// how many of these wait.
+std::vector<Pipeline::Maker> large_stages() {
+  std::vector<Pipeline::Maker> makers;
+  for (std::uint64_t number = 0; number < 6; ++number) {
+    makers.emplace_back([number] {
+      torch::manual_seed(number);
+      torch::nn::Sequential layers(torch::nn::Linear(16, 2048), torch::nn::Tanh(),
+                                   torch::nn::Linear(2048, 16));
+      PipelineStage stage;
+      for (const auto& each : layers->named_parameters())
+        stage.parameters.emplace_back(std::to_string(number) + "." + each.key(), each.value());
+      stage.run = [layers](const Tensors& inputs) mutable -> Tensors {
+        return {layers->forward(inputs.front())};
+      };
+      return stage;
+    });
+  }
+  return makers;
+}
+
+// With weights, gradients, and where ranks have the same chunk the sums of each.
+TEST(MeasurePipeline, AStepNeedsNoMoreThanIsPredicted) {
+  const auto ranks = static_cast<std::uint32_t>(size());
+  std::vector<ReplicasRow> rows = {{"1f1b"}, {"zero_bubble"}, {"gpipe"}};
+  for (ReplicasRow& row : rows_of_ranks_per_chunk(ranks, 1)) rows.push_back(std::move(row));
+  if (ranks % 2 == 0) rows.push_back({"chimera"});
+  if (ranks > 1) rows.push_back({"1f1b", ranks});
+  const std::vector<Tensor> sample = {torch::ones({64, 16})};
+  for (const ReplicasRow& row : rows) {
+    const std::string where = text_of(row, Stage::kReplicate);
+    PipelineProfile profile = measure_pipeline(large_stages(), sample, world(),
+                                               {.repeats = 1, .state_bytes_per_byte = 0, .each_link = false});
+    if (row.replicas > 1) {
+      for (PipelineChunkCost& stage : profile.stages) stage.fixed_bytes += stage.gradient_bytes;
+    }
+    const Tensor batch = torch::ones({64 * 4, 16});
+    Ledger ledger;
+    Pipeline pipeline(large_stages(), world(),
+                      pipeline_tests::options_of(row, Stage::kReplicate, 4, 1 << 20));
+    const auto step = [&] { pipeline.step(batch, loss_of); };
+    step();
+    for (Tensor& parameter : pipeline.parameters()) parameter.mutable_grad().reset();
+    ledger.reset_peak();
+    step();
+    const auto own = static_cast<std::uint32_t>(rank()) / row.replicas;
+    if (row.replicas > 1) profile.speeds.clear();
+    const auto predicted = static_cast<double>(
+        simulate(cut_costs(profile, pipeline.cuts()), pipeline.schedule()).ranks[own].peak_bytes);
+    const double ratio = static_cast<double>(ledger.peak().bytes.total()) / predicted;
+    EXPECT_LE(ratio, 1.02) << where << ", rank " << rank();
+    EXPECT_GE(ratio, 0.8) << where << ", rank " << rank();
+  }
+}
+
+// Logits, and what a loss of them keeps, may be the largest that a model has.
+TEST(MeasurePipeline, ALossIsPartOfTheLastStage) {
+  torch::nn::Sequential modules = net();
+  const Tensor input = torch::ones({kRows, 4});
+  MeasurePipelineOptions options{.repeats = 1, .each_link = false};
+  const PipelineProfile without = measure_pipeline(modules, input, world(), options);
+  options.loss = [](const Tensors& outputs) { return (outputs.front() * 2).exp().repeat({1, 1000}).sum(); };
+  const PipelineProfile with = measure_pipeline(modules, input, world(), options);
+  const std::size_t last = with.stages.size() - 1;
+  // exp() keeps its output. The sum needs what is repeated while it runs.
+  EXPECT_EQ(with.stages[last].kept_bytes, without.stages[last].kept_bytes + kRows * 3 * kFloat);
+  EXPECT_GE(with.stages[last].working_bytes, kRows * 3000 * kFloat);
+  for (std::size_t i = 0; i < last; ++i) EXPECT_EQ(with.stages[i].kept_bytes, without.stages[i].kept_bytes);
+  options.loss = [](const Tensors& outputs) { return outputs.front(); };
+  std::string told;
+  try {
+    measure_pipeline(modules, input, world(), options);
+  } catch (const std::exception& error) {
+    told = message_of(error);
+  }
+  expect_words(told, {"a loss is a single floating-point number"});
+}
+
+TEST(MeasurePipeline, MoreRanksThanStagesArePlannedForWhereChunksMayHaveSeveral) {
+  torch::nn::Sequential one;
+  torch::manual_seed(3);
+  one->push_back(torch::nn::Linear(4, 3));
+  const PipelineProfile profile =
+      measure_pipeline(one, torch::ones({kRows, 4}), world(), {.repeats = 1, .each_link = false});
+  EXPECT_EQ(profile.stages.size(), 1U);
+  EXPECT_EQ(profile.stages.front().gradient_bytes, (4 * 3 + 3) * kFloat);
+  PipelineSample sample{{torch::ones({kRows, 4})}};
+  sample.may_replicate = true;
+  Pipeline pipeline(one, world(), {.micro_batches = 8, .sample = sample});
+  EXPECT_EQ(pipeline.schedule().rank_of.size(), static_cast<std::size_t>(size() == 3 ? 8 : size()));
+  EXPECT_TRUE(pipeline.step(torch::ones({16, 4}), loss_of).defined());
+}
+
 TEST(MeasurePipeline, WhatFailsIsToldToAll) {
   std::vector<PipelineStage> stages(4);
   for (std::size_t i = 0; i < 4; ++i) {
@@ -140,12 +234,10 @@ TEST(MeasurePipeline, WhatFailsIsToldToAll) {
                  measure_pipeline(stages, {torch::ones({2, 2})}, world(), {.repeats = 0});
                }),
                {"0 repeats"});
-  stages.resize(1);
-  if (size() > 1)
-    expect_words(config_error([&] {
-                   measure_pipeline(stages, {torch::ones({2, 2})}, world());
-                 }),
-                 {"1 stages"});
+  expect_words(config_error([&] {
+                 measure_pipeline(std::vector<PipelineStage>(), {torch::ones({2, 2})}, world());
+               }),
+               {"no stage"});
 }
 
 }  // namespace

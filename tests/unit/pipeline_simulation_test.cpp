@@ -242,7 +242,14 @@ class Oracle {
       for (const std::vector<std::uint32_t>& rank_of : schedule_.rank_of)
         chunks.insert({rank_of[chunk], chunk});
     }
-    for (const auto& [rank, chunk] : chunks) hold(rank, 0, 1e9, costs_.chunks[chunk].fixed_bytes);
+    for (const auto& [rank, chunk] : chunks) {
+      hold(rank, 0, 1e9, costs_.chunks[chunk].fixed_bytes);
+      const bool is_shared =
+          std::any_of(chunks.begin(), chunks.end(), [&, own = rank, number = chunk](const auto& other) {
+            return other.first != own && other.second == number;
+          });
+      if (is_shared) hold(rank, 0, 1e9, costs_.chunks[chunk].gradient_bytes);
+    }
   }
 
   const PipelineCosts& costs_;

@@ -2,6 +2,7 @@
 
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
@@ -40,11 +41,12 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
   m.def(
       "measure_pipeline(int[] makers, Tensor[] micro_batch, __torch__.torch.classes.c10d.ProcessGroup group, "
       "int "
-      "repeats, float state_bytes_per_byte, int rank_bytes, bool each_link) -> (float[][], int[][], float[], "
-      "float[][], int[], int[][])",
+      "repeats, float state_bytes_per_byte, int rank_bytes, bool each_link, int? loss) -> (float[][], "
+      "int[][], "
+      "float[], float[][], int[], int[][])",
       [](const std::vector<std::int64_t>& makers, const std::vector<at::Tensor>& micro_batch,
          const reef::ProcessGroupPtr& group, std::int64_t repeats, double state_bytes_per_byte,
-         std::int64_t rank_bytes, bool each_link) {
+         std::int64_t rank_bytes, bool each_link, std::optional<std::int64_t> loss) {
         std::vector<reef::Pipeline::Maker> stages;
         for (const std::int64_t maker : makers)
           stages.emplace_back(
@@ -54,6 +56,7 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
             {.repeats = reef::bind::small(repeats, "measure_pipeline: repeats"),
              .state_bytes_per_byte = state_bytes_per_byte,
              .rank_bytes = reef::bind::bytes_of(rank_bytes, "measure_pipeline: rank_bytes"),
-             .each_link = each_link}));
+             .each_link = each_link,
+             .loss = reef::bind::loss_of_outputs(loss)}));
       });
 }

@@ -98,7 +98,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
       "int[][] replica_cuts, int staleness, "
       "Any shard, bool recompute, int[] recomputed, str[][] tied, str reduction, int seed, Tensor[] sample, "
       "int rank_bytes, "
-      "float state_bytes_per_byte, bool may_replicate, int synchronous_batches, float correction_decay) -> "
+      "float state_bytes_per_byte, bool may_replicate, int? sample_loss, int synchronous_batches, float "
+      "correction_decay) -> "
       "__torch__.torch.classes.reef.Pipeline",
       [](const std::vector<std::int64_t>& makers, bool whole, const reef::ProcessGroupPtr& group,
          std::int64_t micro_batches, const std::string& schedule, std::int64_t chunks_per_rank,
@@ -108,7 +109,8 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
          const c10::IValue& shard, bool recompute, const std::vector<std::int64_t>& recomputed,
          const std::vector<std::vector<std::string>>& tied, const std::string& reduction, std::int64_t seed,
          const std::vector<at::Tensor>& sample, std::int64_t rank_bytes, double state_bytes_per_byte,
-         bool may_replicate, std::int64_t synchronous_batches, double correction_decay) {
+         bool may_replicate, std::optional<std::int64_t> sample_loss, std::int64_t synchronous_batches,
+         double correction_decay) {
         reef::PipelineOptions options;
         options.micro_batches = numbers_of("micro_batches", {micro_batches}).front();
         options.schedule = schedule;
@@ -130,8 +132,9 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         options.synchronous_batches = numbers_of("synchronous_batches", {synchronous_batches}).front();
         options.correction_decay = correction_decay;
         if (!sample.empty()) {
-          options.sample = reef::PipelineSample{sample, static_cast<std::uint64_t>(rank_bytes),
-                                                state_bytes_per_byte, may_replicate};
+          options.sample =
+              reef::PipelineSample{sample, static_cast<std::uint64_t>(rank_bytes), state_bytes_per_byte,
+                                   may_replicate, reef::bind::loss_of_outputs(sample_loss)};
         }
         std::vector<reef::PipelineStage> stages;
         std::vector<reef::Pipeline::Maker> later;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -40,6 +42,15 @@ inline PipelineStage stage_made_by(const PythonFunction& maker) {
     return buffers;
   };
   return stage;
+}
+
+/// A loss of the last stage's outputs; none without a number.
+inline std::function<at::Tensor(const std::vector<at::Tensor>&)> loss_of_outputs(
+    std::optional<std::int64_t> number) {
+  if (!number) return {};
+  return [call = PythonFunction(*number)](const std::vector<at::Tensor>& outputs) {
+    return call(outputs).at(0);
+  };
 }
 
 }  // namespace reef::bind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed
@@ -11,7 +11,7 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .chain import Chain
 from .link import Link
-from .pipeline import Maker, Tensors, _list_of, _maker, _stages
+from .pipeline import Maker, Tensors, _list_of, _loss_of_outputs, _maker, _stages
 from .pipeline_schedule import PipelineChunkCost, _skips
 from .plan_pipeline import PipelineProfile
 from .process_group import _boxed
@@ -26,6 +26,7 @@ def measure_pipeline(
     state_bytes_per_byte: float = 2.0,
     rank_bytes: str | int | None = None,
     each_link: bool = True,
+    loss: Callable[..., torch.Tensor] | None = None,
 ) -> PipelineProfile:
     """Measures what each stage takes for a micro-batch like this one, in seconds and bytes, how fast the ranks are, and the links
     between them. The result is the same on all ranks. ::
@@ -42,12 +43,15 @@ def measure_pipeline(
     count as alike. ``rank_bytes`` is what this rank may hold at most. With ``each_link`` the link of each pair of ranks is
     measured, one after another; else one measurement holds for all.
 
-    All ranks call this alike; ``micro_batch``, a tensor or several, counts on rank 0. Raises ValueError for fewer stages than
-    ranks, and what a stage raises, on the others torch.distributed.DistError."""
+    With ``loss``, which gives a single number from the last stage's outputs, its passes are measured as part of that stage; else it takes no
+    time and keeps nothing.
+
+    All ranks call this alike; ``micro_batch``, a tensor or several, counts on rank 0. Raises what a stage raises, on the others
+    torch.distributed.DistError."""
     makers = [number_of(_maker(name, stage, {})) for name, stage in _stages(stages)]
     limit = 0 if rank_bytes is None else parse_bytes(rank_bytes)
     seconds, counts, speeds, links, limits, skips = torch.ops.reef.measure_pipeline(
-        makers, _list_of(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link
+        makers, _list_of(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link, _loss_of_outputs(loss)
     )
     costs = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
     return PipelineProfile(costs, tuple(speeds), tuple(Link(*link) for link in links), tuple(limits), _skips(skips))

@@ -43,7 +43,7 @@ class Pipeline(OptimizerStates):
 
     ``sample``, a micro-batch like those of training (a tensor or several, which count on rank 0; others give any), makes the pipeline
     measure stages, ranks and links, and take the fastest schedule and cuts that fit into ``rank_bytes`` of each rank, as ``measure_pipeline``
-    and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` and ``may_replicate`` it takes; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
+    and ``plan_pipeline`` do, whose ``state_bytes_per_byte`` and ``may_replicate`` it takes; ``sample_loss(*outputs)`` is their ``loss``, for a micro-batch of the sample; ``plan`` says what was chosen. With a ``schedule`` by name, the fastest of that name.
 
     With ``replicas``, so many pipelines train alike on batches of their own: the group has as many ranks for each rank of the
     schedule, which follow each other. Where their ranks are not alike, ``replica_cuts`` are the cuts of each. ``shard`` says how ranks that
@@ -109,6 +109,7 @@ class Pipeline(OptimizerStates):
         rank_bytes: str | int | None = None,
         state_bytes_per_byte: float = 2.0,
         may_replicate: bool = False,
+        sample_loss: Callable[..., torch.Tensor] | None = None,
         synchronous_batches: int = 0,
         correction_decay: float = 0.0,
     ) -> None:
@@ -122,7 +123,7 @@ class Pipeline(OptimizerStates):
             given.json() if given else "", list(cuts), replicas, [list(each) for each in replica_cuts], staleness, shard_options(**(shard or {})), recompute is True,
             _ends(() if isinstance(recompute, bool) else recompute), [list(names) for names in tied],
             reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte, may_replicate,
-            synchronous_batches, correction_decay,
+            _loss_of_outputs(sample_loss), synchronous_batches, correction_decay,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
         self._rank = group.rank() // replicas  # of the pipeline
@@ -375,6 +376,11 @@ def _runner(name: str, module: torch.nn.Module) -> Callable[..., list[torch.Tens
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} of {', '.join(type(each).__name__ for each in value)}" if isinstance(value, (tuple, list)) else type(value).__name__
+
+
+def _loss_of_outputs(loss: Callable[..., torch.Tensor] | None) -> int | None:
+    """The number of a loss that has no targets."""
+    return None if loss is None else number_of(lambda *outputs: _single(loss(*outputs)))
 
 
 def _single(loss: Any) -> list[torch.Tensor]:

@@ -53,7 +53,8 @@ class PipelineChunkCost:
     fixed_bytes: int = 0
     """Parameters, gradients and states of optimizers: there always."""
     gradient_bytes: int = 0
-    """Of the gradients of its weights, which ranks that have the same chunk add up behind the last action."""
+    """Of the gradients of its weights, which ranks that have the same chunk add up behind the last action. Such a rank holds them once
+    more than ``fixed_bytes`` says: its own sums are apart from those of all ranks."""
 
 
 @dataclass(frozen=True)
