@@ -71,31 +71,21 @@ PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts
   PipelineCosts costs{{}, profile.speeds, profile.links, skips_of(profile, cuts)};
   for (const RecomputedRun& chunk : whole_chunks(stages, cuts)) {
     PipelineChunkCost& cost = costs.chunks.emplace_back();
-    double again = 0;
-    std::uint64_t run_bytes = 0;
     for (std::uint32_t i = chunk.first; i < chunk.end; ++i) {
       const PipelineChunkCost& stage = profile.stages[i];
       cost.forward_seconds += stage.forward_seconds;
       cost.input_seconds += stage.input_seconds;
       cost.weight_seconds += stage.weight_seconds;
       cost.output_bytes = stage.output_bytes;
-      cost.kept_bytes += stage.kept_bytes;
       cost.kept_after_input_bytes += stage.kept_after_input_bytes;
       cost.working_bytes = std::max(cost.working_bytes, stage.working_bytes);
       cost.fixed_bytes += stage.fixed_bytes;
       cost.gradient_bytes += stage.gradient_bytes;
     }
-    for (const RecomputedRun& run : runs_within(recomputed, chunk)) {
-      std::uint64_t kept = 0;
-      for (std::uint32_t i = run.first; i < run.end; ++i) {
-        kept += profile.stages[i].kept_bytes;
-        again += profile.stages[i].forward_seconds;
-      }
-      cost.kept_bytes += input_bytes(profile, run) - kept;
-      run_bytes = std::max(run_bytes, kept);
-    }
-    cost.working_bytes += run_bytes;
-    cost.input_seconds += again;
+    const RecomputeChoice again = recompute_choice(profile, chunk, runs_within(recomputed, chunk));
+    cost.kept_bytes = again.kept_bytes;
+    cost.working_bytes += again.run_bytes;
+    cost.input_seconds += again.seconds;
     if (chunk.first > 0) continue;
     cost.weight_seconds += std::exchange(cost.input_seconds, 0);
     cost.kept_after_input_bytes = cost.kept_bytes;

@@ -10,7 +10,7 @@
 #include "pipeline/generators.h"
 #include "pipeline/parcels.h"
 #include "pipeline/progress.h"
-#include "pipeline/recompute.h"
+#include "pipeline/recompute_planner.h"
 #include "pipeline/traffic.h"
 #include "reef/bytes.h"
 #include "reef/error.h"
@@ -245,14 +245,19 @@ class Planner {
   }
 
   /// Recomputes as little as makes the schedule fit. The bytes that a choice frees are an estimate, so what
-  /// the simulation finds missing is added to what is to be freed, a few times.
+  /// the simulation finds missing is added to what is to be freed: more and more of it, and at last all.
   void recompute(const PipelineCuts& cuts, PipelineSchedule schedule, PipelineCost cost) {
-    constexpr int kMostTries = 4;
+    constexpr std::uint32_t kMostTries = 16;
+    constexpr std::uint64_t kAll = std::numeric_limits<std::int64_t>::max();
     std::vector<std::uint64_t> to_free(ranks_);
     PipelineCosts costs;
     RecomputedRuns runs;
-    for (int tries = 0; tries < kMostTries && !fits(cost); ++tries) {
-      for (std::uint32_t rank = 0; rank < ranks_; ++rank) to_free[rank] += missing_bytes(cost, rank);
+    for (std::uint32_t tries = 1; tries <= kMostTries && !fits(cost); ++tries) {
+      for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+        const std::uint64_t missing = missing_bytes(cost, rank);
+        to_free[rank] += missing * (1U << tries / 6);
+        if (missing > 0 && tries == kMostTries) to_free[rank] = kAll;
+      }
       runs = recompute_planner_.runs(cuts, schedule, to_free);
       costs = cut_costs(profile_, cuts, runs);
       cost = simulate(costs, schedule);

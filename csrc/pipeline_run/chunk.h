@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 
 #include "pipeline_run/pass_tensors.h"
 #include "pipeline_run/split_backward.h"
+#include "pipeline_run/stage_run.h"
 #include "pipeline_run/weights.h"
 #include "reef/pipeline.h"
 
@@ -25,27 +25,6 @@ namespace reef {
 /// stages know them.
 struct ChunkSkips {
   std::vector<std::pair<std::size_t, std::string>> takes = {}, gives = {};
-};
-
-/// What random numbers depend on, besides the stage and the micro-batch.
-struct PipelineSeed {
-  std::uint64_t seed = 0;
-  std::uint64_t call = 0;
-  std::uint32_t first_micro_batch = 0;  ///< the number of a replica's first one among those of all replicas
-  /// After so many micro-batches the next call begins, whose number is one more.
-  std::uint32_t micro_batches_per_call = 1;
-};
-
-/// Makes pipeline_micro_batch() say this on this thread.
-class MicroBatchScope {
- public:
-  explicit MicroBatchScope(std::uint32_t number);
-  ~MicroBatchScope();
-  MicroBatchScope(const MicroBatchScope&) = delete;
-  MicroBatchScope& operator=(const MicroBatchScope&) = delete;
-
- private:
-  std::optional<std::uint32_t> before_;
 };
 
 /// A run of consecutive stages, with the graphs of the micro-batches between their forward and backward
@@ -62,7 +41,7 @@ class PipelineChunk {
   /// Throws what a stage throws, and ConfigError if a tensor of a skip is modified in place.
   PassTensors forward(std::uint32_t micro_batch, PassTensors input, PipelineSeed seed);
   /// Keeps the graph of `ends` for backward(): of the outputs, or of the loss. Throws ConfigError if it
-  /// trains what is no parameter of the stages; of a call, its first micro-batches are checked.
+  /// trains what is no parameter of the stages; of a call, its first micro-batch is checked.
   void keep(std::uint32_t micro_batch, const PassTensors& ends);
   /// Runs backward from the ends, which have these gradients, and returns the gradients of the inputs. The
   /// gradient of an input that backward does not reach is undefined. That of what was taken adds to a
@@ -88,7 +67,6 @@ class PipelineChunk {
   void forget();
 
  private:
-  using Stages = std::vector<PipelineStage>;
   using NodePtr = decltype(torch::autograd::Edge::function);
   struct End {
     torch::autograd::Edge edge;  ///< not valid of one that has no graph
@@ -109,23 +87,12 @@ class PipelineChunk {
     std::vector<NodePtr> all_inputs() const;
   };
   Graph take(std::uint32_t micro_batch);
-  /// Stages that are recomputed together, or not at all, and the names of what they take and give besides.
-  struct Part {
-    Stages stages;
-    std::uint32_t first_stage;
-    bool recomputes;
-    std::vector<std::string> takes = {}, gives = {};
-
-    /// Runs the stages. `tensors`: the inputs, and behind them what is taken. Returns the outputs, and behind
-    /// them what is given.
-    Tensors run(Tensors tensors, const std::function<void(std::uint32_t stage)>& before_stage) const;
-  };
-  void name_skips();
 
   bool is_first_;  ///< its inputs are the program's, and keep their own graph
-  std::vector<std::shared_ptr<Part>> parts_;
+  StageRun stages_;
   ChunkSkips skips_;
   std::unordered_set<const c10::TensorImpl*> declared_;  ///< parameters
+  std::optional<std::uint32_t> first_micro_batch_;       ///< of each call, that this chunk has run forward
   c10::Device device_ = c10::kCPU;
   PipelineWeights* weights_ = nullptr;
   std::map<std::uint32_t, Graph> graphs_;          ///< by micro-batch

@@ -92,8 +92,9 @@ struct PipelineOptions {
   /// does. The stages must compute the same again. Gradients are bit for bit the same. With a sample, the
   /// plan decides which stages are recomputed: as few as make the fastest schedule fit.
   bool recompute = false;
-  /// Recomputes only these runs of stages, each by itself. ConfigError together with `recompute` or a sample,
-  /// and for runs that are not ascending or not within the model.
+  /// Recomputes only these runs of stages, each by itself, and those within others once more when these are
+  /// recomputed. ConfigError together with `recompute` or a sample, and for runs that are not ascending,
+  /// overlap otherwise or are not within the model.
   RecomputedRuns recomputed = {};
   /// Tied weights: each list has all names of one parameter. It is needed where makers make the stages. Where
   /// stages are given, the parameters that they share are found.

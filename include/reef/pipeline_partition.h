@@ -35,7 +35,8 @@ struct RecomputedRun {
 
   friend bool operator==(const RecomputedRun&, const RecomputedRun&) = default;
 };
-/// Runs in ascending order, which do not overlap.
+/// Runs in ascending order, of which one may lie within another: it follows that one, and is recomputed once
+/// more when that one is recomputed. Else they do not overlap.
 using RecomputedRuns = std::vector<RecomputedRun>;
 /// Returns one run for each chunk, which has all of its stages.
 REEF_API RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& cuts);
@@ -43,9 +44,10 @@ REEF_API RecomputedRuns whole_chunks(std::uint32_t stages, const PipelineCuts& c
 /// Adds up the stages of each chunk: seconds, and what is kept and fixed; of outputs the last one's counts,
 /// and of working bytes the most. The first chunk makes no gradient of an input, so its I takes no time and
 /// W is its whole backward pass. The time of recomputing is part of I (of W in the first chunk). A recomputed
-/// run keeps only what enters it; what the largest run keeps during its backward pass is part of the working
-/// bytes. A skip is between the chunks of its stages. Throws ConfigError for cuts and runs that are not
-/// ascending or not within the chain, and for skips that are not from a stage to later ones.
+/// run keeps only what enters it; what the largest run keeps during its backward pass, with what the runs
+/// within it keep during theirs, is part of the working bytes. A skip is between the chunks of its stages.
+/// Throws ConfigError for cuts and runs that are not ascending or not within the chain, and for skips that
+/// are not from a stage to later ones.
 REEF_API PipelineCosts cut_costs(const PipelineProfile& profile, const PipelineCuts& cuts,
                                  const RecomputedRuns& recomputed = {});
 

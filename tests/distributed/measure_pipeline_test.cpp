@@ -151,8 +151,12 @@ TEST(MeasurePipeline, AStepNeedsNoMoreThanIsPredicted) {
   if (ranks % 2 == 0) rows.push_back({"chimera"});
   if (ranks > 1) rows.push_back({"1f1b", ranks});
   const std::vector<Tensor> sample = {torch::ones({64, 16})};
-  for (const ReplicasRow& row : rows) {
-    const std::string where = text_of(row, Stage::kReplicate);
+  const std::vector<RecomputedRuns> all_runs = {
+      {}, {{0, 6}}, {{0, 6}, {0, 3}, {0, 2}, {1, 2}, {3, 5}, {4, 5}}};
+  for (std::size_t i = 0; i < all_runs.size() * rows.size(); ++i) {
+    const ReplicasRow& row = rows[i % rows.size()];
+    const RecomputedRuns& runs = all_runs[i / rows.size()];
+    const std::string where = text_of(row, Stage::kReplicate) + ", runs " + std::to_string(runs.size());
     PipelineProfile profile = measure_pipeline(large_stages(), sample, world(),
                                                {.repeats = 1, .state_bytes_per_byte = 0, .each_link = false});
     if (row.replicas > 1) {
@@ -160,8 +164,9 @@ TEST(MeasurePipeline, AStepNeedsNoMoreThanIsPredicted) {
     }
     const Tensor batch = torch::ones({64 * 4, 16});
     Ledger ledger;
-    Pipeline pipeline(large_stages(), world(),
-                      pipeline_tests::options_of(row, Stage::kReplicate, 4, 1 << 20));
+    PipelineOptions options = pipeline_tests::options_of(row, Stage::kReplicate, 4, 1 << 20);
+    options.recomputed = runs;
+    Pipeline pipeline(large_stages(), world(), options);
     const auto step = [&] { pipeline.step(batch, loss_of); };
     step();
     for (Tensor& parameter : pipeline.parameters()) parameter.mutable_grad().reset();
@@ -170,10 +175,10 @@ TEST(MeasurePipeline, AStepNeedsNoMoreThanIsPredicted) {
     const auto own = static_cast<std::uint32_t>(rank()) / row.replicas;
     if (row.replicas > 1) profile.speeds.clear();
     const auto predicted = static_cast<double>(
-        simulate(cut_costs(profile, pipeline.cuts()), pipeline.schedule()).ranks[own].peak_bytes);
+        simulate(cut_costs(profile, pipeline.cuts(), runs), pipeline.schedule()).ranks[own].peak_bytes);
     const double ratio = static_cast<double>(ledger.peak().bytes.total()) / predicted;
     EXPECT_LE(ratio, 1.02) << where << ", rank " << rank();
-    EXPECT_GE(ratio, 0.8) << where << ", rank " << rank();
+    EXPECT_GE(ratio, runs.empty() ? 0.8 : 0.6) << where << ", rank " << rank();
   }
 }
 

@@ -143,13 +143,21 @@ std::vector<Row> rows() {
   return rows;
 }
 /// Some runs, of which cuts end others.
-RecomputedRuns random_runs(std::mt19937_64& random) {
-  RecomputedRuns runs;
-  for (std::uint32_t first = 0; first < kStages;) {
-    const auto end = std::min(kStages, first + 1 + static_cast<std::uint32_t>(random() % 3));
-    if (random() % 3 != 0) runs.push_back({first, end});
+void add_random_runs(std::uint32_t first, const std::uint32_t before, std::mt19937_64& random,
+                     RecomputedRuns& runs) {
+  while (first < before) {
+    const auto end = std::min(before, first + 1 + static_cast<std::uint32_t>(random() % 5));
+    if (random() % 3 != 0 && (runs.empty() || runs.back() != RecomputedRun{first, end})) {
+      runs.push_back({first, end});
+      if (random() % 2 != 0) add_random_runs(first, end, random, runs);
+    }
     first = end;
   }
+}
+/// Runs of which some lie in others.
+RecomputedRuns random_runs(std::mt19937_64& random) {
+  RecomputedRuns runs;
+  add_random_runs(0, kStages, random, runs);
   return runs;
 }
 /// Of a chain of so many stages, at random.

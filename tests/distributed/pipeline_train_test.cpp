@@ -336,7 +336,7 @@ TEST(PipelineTrain, WrongCallsAreRefusedOnEveryRank) {
   expect_words(config_error([&] { train(shares, 1, nothing); }), {"not shared by other chunks"});
   if (size() % 2 != 0) return;
   Pipeline two(make_stages().stages, world(), options_of({"chimera", 4}));
-  expect_words(config_error([&] { two.train_schedule(1); }), {"two directions", "step by step"});
+  expect_words(config_error([&] { two.train_schedule(1); }), {"several directions", "step by step"});
   if (size() == 2) return;
   options = {.replicas = 2,
              .replica_cuts = different_cuts(2, static_cast<std::uint32_t>(size()) / 2, kStages)};

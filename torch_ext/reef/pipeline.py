@@ -53,7 +53,8 @@ class Pipeline(OptimizerStates):
 
     With ``recompute`` a rank keeps of each pass what enters its chunk, and runs the chunk's stages once more before their backward
     pass, as ``reef.checkpoint`` does: they must compute the same again. Runs of stages, ``[(2, 5), (5, 7)]`` (of each the first stage, and the one behind
-    the last), are recomputed each by itself, and others not at all. No bit changes. With a sample, ``recompute=True`` lets the plan recompute so few stages that ranks
+    the last), are recomputed each by itself, and others not at all; a run that lies within another one follows it, and is recomputed once more when
+    that one is. No bit changes. With a sample, ``recompute=True`` lets the plan recompute so few stages that ranks
     have the bytes, if that is the fastest.
 
     A module whose attribute ``gives`` is a tuple of names gives tensors to later stages besides its outputs, and one with ``takes`` takes
