@@ -137,6 +137,7 @@ PipelineShape completed(const Row& row, PipelineShape shape) {
 }  // namespace
 
 bool takes(std::string_view name, const PipelineShape& shape) { return row_of(name).takes(shape); }
+bool takes_ranks_per_chunk(std::string_view name) { return row_of(name).takes_ranks_per_chunk; }
 
 std::span<const PipelineGenerator> pipeline_generators() {
   static const std::vector<PipelineGenerator> all = [] {

@@ -66,8 +66,10 @@ PipelineSchedule pipedream_2bw(const PipelineShape& shape);
 PipelineSchedule pipemare(const PipelineShape& shape);
 PipelineSchedule hetpipe(const PipelineShape& shape);
 
-/// Whether pipeline_schedule() takes a shape, whose numbers are all given, for the schedule of this name.
+/// Whether pipeline_schedule() takes a shape for the schedule of this name, whose numbers of ranks, chunks
+/// and micro-batches are given.
 bool takes(std::string_view name, const PipelineShape& shape);
+bool takes_ranks_per_chunk(std::string_view name);
 
 /// Gives how many micro-batches a rank of chunk `chunk` has in flight, where each rank has one chunk: 1 + the
 /// sum of the hops behind it, if all chunks have one rank.

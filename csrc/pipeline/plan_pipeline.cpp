@@ -31,6 +31,8 @@ struct Named {
   const char* name;
   Placement placement;
   bool has_hops = false;
+  bool replicates = false;  ///< each chunk is on two ranks
+  bool synchronous = true;
 };
 constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
                             {"1f1b", Placement::kStraight, true},
@@ -41,7 +43,16 @@ constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
                             {"zbv", Placement::kV},
                             {"v_half", Placement::kV},
                             {"v_min", Placement::kV},
-                            {"dualpipev", Placement::kV}};
+                            {"dualpipev", Placement::kV},
+                            {"chimera", Placement::kStraight, false, true},
+                            {"dualpipe", Placement::kStraight, false, true},
+                            {"pipedream", Placement::kStraight, true, false, false},
+                            {"pipedream_vertical", Placement::kStraight, true, false, false},
+                            {"pipedream_2bw", Placement::kStraight, true, false, false},
+                            {"pipemare", Placement::kStraight, true, false, false},
+                            {"hetpipe", Placement::kStraight, true, false, false}};
+/// Of an asynchronous schedule so many batches are compared, as the first one does not overlap others.
+constexpr std::uint32_t kBatches = 4;
 constexpr const char* kGreedy = "greedy";
 using RanksPerChunk = std::vector<std::uint32_t>;  ///< empty: each chunk has one
 
@@ -93,9 +104,14 @@ class Planner {
   }
 
  private:
-  bool may_use(std::string_view name) const {
+  bool is_named(std::string_view name) const {
     const std::vector<std::string>& names = options_.schedules;
-    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+  bool may_use(std::string_view name) const { return options_.schedules.empty() || is_named(name); }
+  bool may_use(const Named& named) const {
+    if (!named.synchronous) return is_named(named.name);
+    return may_use(named.name) && (!named.replicates || options_.may_replicate);
   }
 
   /// Orders of ranks by the objective of their best cuts, where all can be looked at.
@@ -103,7 +119,10 @@ class Planner {
     Order order(ranks_);
     std::iota(order.begin(), order.end(), 0U);
     constexpr std::uint32_t kMostPermuted = 6;
-    if (are_alike(profile_) || ranks_ > kMostPermuted) return {order};
+    const bool is_asynchronous = std::any_of(std::begin(kNamed), std::end(kNamed), [&](const Named& named) {
+      return !named.synchronous && is_named(named.name);
+    });
+    if (are_alike(profile_) || ranks_ > kMostPermuted || is_asynchronous) return {order};
     std::vector<std::pair<double, Order>> all;
     do {
       all.emplace_back(least_seconds(order), order);
@@ -133,7 +152,7 @@ class Planner {
     for (std::size_t i = 0; i < all.size(); ++i) {
       const PipelineCosts costs = cut_costs(profile_, all[i]);
       for (const Named& named : kNamed) {
-        if (named.placement == placement && may_use(named.name)) try_named(named, all[i], {}, costs, order);
+        if (named.placement == placement && may_use(named)) try_named(named, all[i], {}, costs, order);
       }
       if (may_use(kGreedy) && i < kGreedyCuts) try_greedy(rank_of, all[i], costs);
     }
@@ -148,7 +167,7 @@ class Planner {
       if (each.size() == ranks_) continue;
       const PipelineCosts costs = cut_costs(profile_, division.cuts);
       for (const Named& named : kNamed) {
-        if (named.placement == Placement::kStraight && may_use(named.name))
+        if (takes_ranks_per_chunk(named.name) && may_use(named))
           try_named(named, division.cuts, each, costs, order);
       }
     }
@@ -164,12 +183,23 @@ class Planner {
     if (named.has_hops) depths = hops(costs, ranks_per_chunk, order, row->splits);
     for (const std::vector<std::uint32_t>& each : depths) {
       const PipelineShape shape{.ranks = ranks_,
-                                .micro_batches = options_.micro_batches,
+                                .micro_batches = options_.micro_batches * (named.synchronous ? 1 : kBatches),
                                 .chunks_per_rank = named.placement == Placement::kStraight ? 1U : 2U,
                                 .hops = each,
+                                .micro_batches_per_update = named.synchronous ? 0 : options_.micro_batches,
                                 .ranks_per_chunk = ranks_per_chunk};
-      if (!takes(named.name, shape)) return;
-      consider(cuts, costs, on_ranks(pipeline_schedule(named.name, shape), order));
+      if (const std::optional<PipelineSchedule> schedule = made(named, shape))
+        consider({.cuts = cuts, .schedule = on_ranks(*schedule, order), .costs = costs, .hops = each});
+    }
+  }
+
+  static std::optional<PipelineSchedule> made(const Named& named, const PipelineShape& shape) {
+    if (!takes(named.name, shape)) return {};
+    try {
+      return pipeline_schedule(named.name, shape);
+    } catch (const ConfigError&) {
+      if (named.synchronous) throw;
+      return {};  // a batch has too few micro-batches for these hops
     }
   }
 
@@ -213,7 +243,9 @@ class Planner {
       for (std::uint32_t& of_rank : most) of_rank *= each;
       for (const bool splits : {false, true}) {
         if (splits && !options_.may_split) continue;
-        consider(cuts, costs, greedy_pipeline(costs, {rank_of}, options_.micro_batches, most, splits));
+        consider({.cuts = cuts,
+                  .schedule = greedy_pipeline(costs, {rank_of}, options_.micro_batches, most, splits),
+                  .costs = costs});
       }
     }
   }
@@ -235,60 +267,55 @@ class Planner {
     return true;
   }
 
-  void consider(const PipelineCuts& cuts, const PipelineCosts& costs, PipelineSchedule schedule) {
-    PipelineCost cost = simulate(costs, schedule);
+  void consider(PipelinePlan plan) {
+    plan.cost = simulate(plan.costs, plan.schedule);
     // Recomputing only makes a schedule slower.
-    const bool is_too_slow = best_ && cost.makespan_seconds >= best_->cost.makespan_seconds;
-    if (options_.may_recompute && !is_too_slow && !fits(cost))
-      return recompute(cuts, std::move(schedule), std::move(cost));
-    judge(cuts, costs, {}, std::move(schedule), std::move(cost));
+    const bool is_too_slow = best_ && plan.cost.makespan_seconds >= best_->cost.makespan_seconds;
+    if (options_.may_recompute && !is_too_slow) recompute(plan);
+    judge(std::move(plan));
   }
 
   /// Recomputes as little as makes the schedule fit. The bytes that a choice frees are an estimate, so what
   /// the simulation finds missing is added to what is to be freed: more and more of it, and at last all.
-  void recompute(const PipelineCuts& cuts, PipelineSchedule schedule, PipelineCost cost) {
+  void recompute(PipelinePlan& plan) {
     constexpr std::uint32_t kMostTries = 16;
-    constexpr std::uint64_t kAll = std::numeric_limits<std::int64_t>::max();
+    constexpr std::uint64_t kAll = std::uint64_t{1} << 60;
     std::vector<std::uint64_t> to_free(ranks_);
-    PipelineCosts costs;
-    RecomputedRuns runs;
-    for (std::uint32_t tries = 1; tries <= kMostTries && !fits(cost); ++tries) {
+    for (std::uint32_t tries = 1; tries <= kMostTries && !fits(plan.cost); ++tries) {
       for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-        const std::uint64_t missing = missing_bytes(cost, rank);
+        const std::uint64_t missing = missing_bytes(plan.cost, rank);
         to_free[rank] += missing * (1U << tries / 6);
         if (missing > 0 && tries == kMostTries) to_free[rank] = kAll;
       }
-      runs = recompute_planner_.runs(cuts, schedule, to_free);
-      costs = cut_costs(profile_, cuts, runs);
-      cost = simulate(costs, schedule);
+      plan.recomputed = recompute_planner_.runs(plan.cuts, plan.schedule, to_free);
+      plan.costs = cut_costs(profile_, plan.cuts, plan.recomputed);
+      plan.cost = simulate(plan.costs, plan.schedule);
     }
-    judge(cuts, costs, runs, std::move(schedule), std::move(cost));
   }
 
   /// Keeps the candidate if it is the best so far or, while nothing fits, if it lacks the fewest bytes.
-  void judge(const PipelineCuts& cuts, const PipelineCosts& costs, const RecomputedRuns& recomputed,
-             PipelineSchedule schedule, PipelineCost cost) {
+  void judge(PipelinePlan plan) {
     std::uint64_t missing = 0, all = 0;
     std::uint32_t short_rank = 0;
     for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-      all += cost.ranks[rank].peak_bytes;
-      if (missing_bytes(cost, rank) <= missing) continue;
-      missing = missing_bytes(cost, rank);
+      all += plan.cost.ranks[rank].peak_bytes;
+      if (missing_bytes(plan.cost, rank) <= missing) continue;
+      missing = missing_bytes(plan.cost, rank);
       short_rank = rank;
     }
     if (missing > 0) {
       if (missing >= least_missing_) return;
       least_missing_ = missing;
       missing_rank_ = short_rank;
-      missing_name_ = schedule.name;
+      missing_name_ = plan.schedule.name;
       return;
     }
     // Of equally fast ones, that of fewer bytes.
     if (best_ &&
-        std::pair(best_->cost.makespan_seconds, best_bytes_) <= std::pair(cost.makespan_seconds, all))
+        std::pair(best_->cost.makespan_seconds, best_bytes_) <= std::pair(plan.cost.makespan_seconds, all))
       return;
     best_bytes_ = all;
-    best_ = PipelinePlan{cuts, std::move(schedule), costs, recomputed, std::move(cost)};
+    best_ = std::move(plan);
   }
 
   [[noreturn]] void refuse() const {
@@ -321,13 +348,21 @@ void check_schedules(const PipelinePlanOptions& options) {
   std::string names;
   for (const Named& named : kNamed) names += std::string(named.name) + ", ";
   names += kGreedy;
+  std::set<bool> kinds;  // synchronous ones, and others
   for (const std::string& given : options.schedules) {
-    const bool is_named = std::any_of(std::begin(kNamed), std::end(kNamed),
-                                      [&](const Named& named) { return given == named.name; });
-    if (!is_named && given != kGreedy)
+    const auto* const named = std::find_if(std::begin(kNamed), std::end(kNamed),
+                                           [&](const Named& each) { return given == each.name; });
+    if (named == std::end(kNamed) && given != kGreedy)
       throw ConfigError("plan_pipeline: '" + given +
                         "' is none of the schedules that are planned with; use " + names);
+    if (named != std::end(kNamed) && named->replicates && !options.may_replicate)
+      throw ConfigError("plan_pipeline: '" + given + "' has each chunk on two ranks; let the plan replicate");
+    kinds.insert(named == std::end(kNamed) || named->synchronous);
   }
+  if (kinds.size() > 1)
+    throw ConfigError(
+        "plan_pipeline: synchronous and asynchronous schedules train differently, so the faster one is no "
+        "better; name one or the other");
 }
 
 }  // namespace

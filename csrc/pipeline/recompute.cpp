@@ -57,7 +57,7 @@ NestedCost nested_cost(const PipelineProfile& profile, const RecomputedRuns& run
   for (std::uint32_t stage = run.first; stage < run.end;) {
     if (next < runs.size() && runs[next].first == stage) {
       const RecomputedRun inner = runs[next];
-      if (inner.first > run.first) kept += input_bytes(profile, inner);  // else it is what has entered `run`
+      kept += input_bytes(profile, inner);  // of its first stage, too: a run that is recomputed has copies
       const NestedCost of_inner = nested_cost(profile, runs, next);
       cost.peak_bytes = std::max(cost.peak_bytes, kept + of_inner.peak_bytes);
       cost.seconds += of_inner.seconds;

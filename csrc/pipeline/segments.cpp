@@ -36,8 +36,8 @@ std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule,
 
 namespace {
 
-/// Whether no rank has a chunk of one direction and another chunk of another direction.
-bool has_one_order_of_ranks(const PipelineSchedule& schedule) {
+/// Whether no rank has one chunk in one direction and another one in another direction, or several in one.
+bool has_one_chunk_on_each_rank(const PipelineSchedule& schedule) {
   std::map<std::uint32_t, std::set<std::uint32_t>> chunks;  // of each rank
   for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {
     for (std::uint32_t chunk = 0; chunk < rank_of.size(); ++chunk) chunks[rank_of[chunk]].insert(chunk);
@@ -54,7 +54,7 @@ PipelineSchedule serving_schedule(const PipelineSchedule& schedule) {
       std::erase_if(actions, [](const auto& each) { return each.kind != PipelineAction::Kind::kForward; });
     return serving;
   }
-  if (has_one_order_of_ranks(schedule)) {
+  if (has_one_chunk_on_each_rank(schedule)) {
     for (std::vector<std::uint32_t>& rank_of : serving.rank_of)
       rank_of.back() = schedule.rank_of.front().back();
   } else {

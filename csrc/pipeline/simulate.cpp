@@ -6,6 +6,7 @@
 #include "pipeline/progress.h"
 #include "pipeline/traffic.h"
 #include "reef/pipeline_simulation.h"
+#include "reef/pipeline_versions.h"
 
 namespace reef {
 namespace {
@@ -81,15 +82,28 @@ class RankMemory {
   std::int64_t alive_ = 0, peak_ = 0;
 };
 
+/// Of each chunk, the most versions of its weights that are there at once.
+std::vector<std::uint32_t> versions_of(const PipelineCosts& costs, const PipelineSchedule& schedule) {
+  const bool have_bytes =
+      std::any_of(costs.chunks.begin(), costs.chunks.end(),
+                  [](const PipelineChunkCost& chunk) { return chunk.gradient_bytes > 0; });
+  if (schedule.versions.kind == PipelineVersionRule::Kind::kFlush || !have_bytes)
+    return std::vector<std::uint32_t>(schedule.chunks(), 1);
+  return pipeline_versions(schedule).most_alive;
+}
+
+/// `versions`: of versions_of().
 std::uint64_t peak_bytes(const PipelineCosts& costs, const PipelineSchedule& schedule, std::uint32_t rank,
-                         const PipelineCost& cost, PipelineTraffic& traffic) {
+                         const PipelineCost& cost, const std::vector<std::uint32_t>& versions,
+                         PipelineTraffic& traffic) {
   RankMemory memory(costs, traffic, rank);
   memory.hold(traffic.ahead_bytes(rank));
   for (std::uint32_t chunk = 0; chunk < schedule.chunks(); ++chunk) {
     const std::set<std::uint32_t> ranks = ranks_of_chunk(schedule, chunk);
     if (!ranks.contains(rank)) continue;
     memory.hold(costs.chunks[chunk].fixed_bytes);
-    if (ranks.size() > 1) memory.hold(costs.chunks[chunk].gradient_bytes);
+    const std::uint64_t more = (ranks.size() > 1 ? 1 : 0) + versions[chunk] - 1;
+    memory.hold(more * costs.chunks[chunk].gradient_bytes);
   }
   for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i)
     memory.run(schedule.actions[rank][i], cost.begin_seconds[rank][i], cost.end_seconds[rank][i]);
@@ -142,6 +156,7 @@ PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedu
     cost.ranks[rank].busy_seconds += seconds;
     traffic.made(action, begin + seconds);
   });
+  const std::vector<std::uint32_t> versions = versions_of(costs, schedule);
   cost.messages = traffic.messages();
   cost.message_bytes = traffic.message_bytes();
   for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
@@ -150,7 +165,7 @@ PipelineCost simulate(const PipelineCosts& costs, const PipelineSchedule& schedu
     if (schedule.actions[rank].empty()) continue;
     of.begin_seconds = cost.begin_seconds[rank].front();
     of.most_in_flight = most_in_flight(schedule.actions[rank]);
-    of.peak_bytes = peak_bytes(costs, schedule, rank, cost, traffic);
+    of.peak_bytes = peak_bytes(costs, schedule, rank, cost, versions, traffic);
   }
   cost.reduction_seconds = reduction_seconds(costs, schedule);
   cost.makespan_seconds += cost.reduction_seconds;

@@ -170,10 +170,8 @@ void check_options(const PipelineOptions& options, std::uint32_t ranks) {
       options.actions || !options.cuts.empty() || !options.replica_cuts.empty() ||
       !options.recomputed.empty())
     throw ConfigError(
-        "reef::Pipeline was given a sample, for which schedule and cuts are planned, and "
-        "chunks_per_rank, hops, ranks_per_chunk, actions, cuts, replica_cuts or recomputed: leave out the "
-        "one "
-        "or the others.");
+        "reef::Pipeline was given a sample, for which schedule and cuts are planned, and chunks_per_rank, "
+        "hops, ranks_per_chunk, actions, cuts, replica_cuts or recomputed: leave out the one or the others.");
   if (options.sample->micro_batch.empty())
     throw ConfigError("reef::Pipeline was given a sample of no tensors: give those of a micro-batch.");
 }

@@ -66,9 +66,9 @@ struct PipelineOptions {
   std::string schedule = {};
   /// With it the schedule, its depth and the cuts are planned: measure_pipeline() measures stages, ranks and
   /// links when the pipeline is made, and plan_pipeline() takes the fastest that fits into each rank's bytes,
-  /// or, where `schedule` names one, the fastest of that name. Of replicas the first is measured. Throws what
-  /// these throw, and ConfigError beside chunks_per_rank, hops, ranks_per_chunk, actions, cuts and
-  /// recomputed.
+  /// or, where `schedule` names one (also an asynchronous one), the fastest of that name. Of replicas the
+  /// first is measured. Throws what these throw, and ConfigError beside chunks_per_rank, hops,
+  /// ranks_per_chunk, actions, cuts and recomputed.
   std::optional<PipelineSample> sample = {};
   std::uint32_t chunks_per_rank = 0;                ///< as in PipelineShape
   std::vector<std::uint32_t> hops = {};             ///< as in PipelineShape

@@ -23,8 +23,10 @@ struct PipelineChunkCost {
   std::uint64_t kept_after_input_bytes = 0;  ///< from I to W
   std::uint64_t working_bytes = 0;           ///< what a pass needs besides while it runs
   std::uint64_t fixed_bytes = 0;             ///< parameters, gradients and states of optimizers: there always
-  /// Of the gradients of its weights, which ranks that have the same chunk add up behind the last action.
-  /// Such a rank holds them once more than fixed_bytes says: its own sums are apart from those of all ranks.
+  /// Of its weights that are trained, and of their gradients, which ranks that have the same chunk add up
+  /// behind the last action. Such a rank holds them once more than fixed_bytes says: its own sums are apart
+  /// from those of all ranks. By an asynchronous schedule it holds as many for each version of the weights
+  /// but the newest.
   std::uint64_t gradient_bytes = 0;
 };
 

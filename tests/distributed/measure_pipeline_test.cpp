@@ -1,7 +1,10 @@
 // Run as several ranks by tests/support/ranks.py.
 #include "reef/measure_pipeline.h"
 
+#include <torch/optim/sgd.h>
+
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "pipelines.h"
@@ -122,15 +125,15 @@ TEST(MeasurePipeline, APipelineMeasuresAndPlansByItself) {
                {"a sample of no tensors"});
 }
 
-/// Six stages whose weights and activations are large, and whose messages are small, as it depends on time
-/// how many of these wait.
+/// Six stages whose weights and activations are large. Messages are small, as it depends on time how many of
+/// them wait, and so are states of generators, which a recomputed run keeps.
 std::vector<Pipeline::Maker> large_stages() {
   std::vector<Pipeline::Maker> makers;
   for (std::uint64_t number = 0; number < 6; ++number) {
     makers.emplace_back([number] {
       torch::manual_seed(number);
-      torch::nn::Sequential layers(torch::nn::Linear(16, 2048), torch::nn::Tanh(),
-                                   torch::nn::Linear(2048, 16));
+      torch::nn::Sequential layers(torch::nn::Linear(16, 4096), torch::nn::Tanh(),
+                                   torch::nn::Linear(4096, 16));
       PipelineStage stage;
       for (const auto& each : layers->named_parameters())
         stage.parameters.emplace_back(std::to_string(number) + "." + each.key(), each.value());
@@ -178,8 +181,66 @@ TEST(MeasurePipeline, AStepNeedsNoMoreThanIsPredicted) {
         simulate(cut_costs(profile, pipeline.cuts(), runs), pipeline.schedule()).ranks[own].peak_bytes);
     const double ratio = static_cast<double>(ledger.peak().bytes.total()) / predicted;
     EXPECT_LE(ratio, 1.02) << where << ", rank " << rank();
-    EXPECT_GE(ratio, runs.empty() ? 0.8 : 0.6) << where << ", rank " << rank();
+    EXPECT_GE(ratio, 0.6) << where << ", rank " << rank();
   }
+}
+
+// With the versions of weights that passes in flight use.
+TEST(MeasurePipeline, TrainingWithoutABarrierNeedsNoMoreThanIsPredicted) {
+  const std::vector<Tensor> sample = {torch::ones({64, 16})};
+  const PipelineProfile profile = measure_pipeline(
+      large_stages(), sample, world(), {.repeats = 1, .state_bytes_per_byte = 0, .each_link = false});
+  for (const char* name : {"pipedream", "pipedream_vertical", "pipedream_2bw", "pipemare"}) {
+    Ledger ledger;
+    Pipeline pipeline(large_stages(), world(), {.micro_batches = 4, .schedule = name});
+    torch::optim::SGD optimizer(pipeline.parameters(), torch::optim::SGDOptions(0.1));
+    const Tensor batch = torch::ones({64 * 4, 16});
+    ledger.reset_peak();
+    pipeline.train(
+        5, [&](std::uint32_t) { return Tensors{batch}; },
+        [](const Tensors& outputs, std::uint32_t, std::uint32_t m) { return loss_of(outputs[0], m); },
+        [&] { optimizer.step(); });
+    const PipelineCost cost = simulate(cut_costs(profile, pipeline.cuts()), pipeline.train_schedule(5));
+    const double ratio = static_cast<double>(ledger.peak().bytes.total()) /
+                         static_cast<double>(cost.ranks[static_cast<std::size_t>(rank())].peak_bytes);
+    EXPECT_LE(ratio, 1.02) << name << ", rank " << rank();
+    EXPECT_GE(ratio, 0.6) << name << ", rank " << rank();
+  }
+}
+
+TEST(MeasurePipeline, AnAsynchronousPipelineMeasuresAndPlansByItself) {
+  const auto trained = [&](const PipelineOptions& options) {
+    Pipeline pipeline(large_stages(), world(), options);
+    torch::optim::SGD optimizer(pipeline.parameters(), torch::optim::SGDOptions(0.1));
+    const Tensor losses = pipeline.train(
+        3,
+        [](std::uint32_t) {
+          return Tensors{torch::ones({64, 16})};
+        },
+        [](const Tensors& outputs, std::uint32_t, std::uint32_t m) { return loss_of(outputs[0], m); },
+        [&] { optimizer.step(); });
+    return std::tuple(losses, pipeline.cuts(), pipeline.train_schedule(3), pipeline.plan());
+  };
+  PipelineOptions options{.micro_batches = 8, .schedule = "pipedream_2bw"};
+  options.sample = PipelineSample{{torch::ones({8, 16})}};
+  const auto [losses, cuts, schedule, plan] = trained(options);
+  EXPECT_EQ(plan.find("pipedream_2bw of 32 micro-batches over"), 0U) << plan;
+  PipelineOptions by_hand{.micro_batches = 8, .schedule = "pipedream_2bw"};
+  by_hand.cuts = cuts;
+  for (int rank = 0; rank + 1 < size(); ++rank) {  // the depth of a rank says the hops behind it
+    const auto depth = [&](int of) {
+      std::uint32_t forward = 0;
+      for (const PipelineAction& action : schedule.actions[static_cast<std::size_t>(of)]) {
+        if (action.kind != PipelineAction::Kind::kForward) break;
+        ++forward;
+      }
+      return forward;
+    };
+    by_hand.hops.push_back(depth(rank) - depth(rank + 1));
+  }
+  const auto same_again = trained(by_hand);
+  EXPECT_EQ(std::get<2>(same_again), schedule);
+  EXPECT_TRUE(same(std::get<0>(same_again), losses));
 }
 
 // Logits, and what a loss of them keeps, may be the largest that a model has.

@@ -374,6 +374,25 @@ TEST(PipelineReplicas, MixedPrecisionAndOffloadStepMasters) {
   }
 }
 
+// Each rank looks at its own first micro-batch.
+TEST(PipelineReplicas, WhatOneOfAChunksRanksTrainsWithoutBeingAParameterIsRefused) {
+  const auto ranks = static_cast<std::uint32_t>(size());
+  const Tensor weight = torch::ones({3, 3}).set_requires_grad(true),
+               hidden = torch::ones({3}).set_requires_grad(rank() == size() - 1);
+  PipelineStage stage;
+  stage.parameters = {{"weight", weight}};
+  stage.run = [weight, hidden](const Tensors& given) -> Tensors { return {given[0].mm(weight) * hidden}; };
+  Pipeline pipeline(std::vector<PipelineStage>{stage}, world(),
+                    {.micro_batches = 2 * ranks, .ranks_per_chunk = {ranks}});
+  std::string told;
+  try {
+    pipeline.step(torch::ones({8, 3}), [](const Tensor& output, std::uint32_t) { return output.sum(); });
+  } catch (const std::exception& error) {
+    told = message_of(error);
+  }
+  expect_words(told, {"a stage or the loss trains a tensor of sizes [3]"});
+}
+
 TEST(PipelineReplicas, WrongOptionsAreRefusedOnEveryRank) {
   torch::nn::Sequential cut = net();
   const auto refused = [&](const PipelineOptions& options) {

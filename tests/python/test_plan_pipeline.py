@@ -37,6 +37,16 @@ def test_the_best_divisions_hold_the_best_cuts(objective):
     assert of_one_rank_each.seconds == pytest.approx(profile.objective_seconds(best, [0, 1, 2], 8, objective))
 
 
+def test_asynchronous_schedules_are_planned_by_their_names():
+    profile = chain(9, seed=1, links=[reef.Link(0.0, 2.0)])
+    plan = reef.plan_pipeline(profile, 4, 16, schedules=["pipedream_2bw"])
+    shape = dict(hops=plan.hops, micro_batches_per_update=16)
+    assert plan.schedule == reef.pipeline_schedule("pipedream_2bw", 4, 64, **shape)
+    assert plan.cost.makespan_seconds == plan.schedule.cost(profile.cut(plan.cuts)).makespan_seconds
+    plain = reef.pipeline_schedule("pipedream_2bw", 4, 64, micro_batches_per_update=16).cost(profile.cut([2, 4, 7]))
+    assert plan.cost.makespan_seconds < plain.makespan_seconds
+
+
 def test_a_plan_may_give_a_chunk_to_several_ranks():
     stage = reef.PipelineChunkCost(1.0, 1.0, 1.0, output_bytes=1, kept_bytes=100, fixed_bytes=1000, gradient_bytes=20)
     slow = reef.PipelineChunkCost(4.0, 4.0, 4.0, output_bytes=1, kept_bytes=100, fixed_bytes=1000, gradient_bytes=20)
@@ -81,7 +91,8 @@ def test_a_plan_keeps_to_bytes_or_says_what_is_missing():
 def test_what_cannot_be_planned_is_refused():
     for words, options in (
         ("3 stages cannot be cut for 4 ranks", dict(profile=chain(3), ranks=4, micro_batches=1)),
-        ("none of the schedules", dict(profile=chain(3), ranks=2, micro_batches=1, schedules=["chimera"])),
+        ("let the plan replicate", dict(profile=chain(3), ranks=2, micro_batches=1, schedules=["chimera"])),
+        ("train differently", dict(profile=chain(3), ranks=2, micro_batches=1, schedules=["1f1b", "pipemare"])),
         ("the bytes of 1 ranks", dict(profile=chain(3, rank_bytes=[1]), ranks=2, micro_batches=1)),
         ("number of micro-batches is -1", dict(profile=chain(3), ranks=2, micro_batches=-1)),
     ):

@@ -161,7 +161,7 @@ class Followed {
   void forward(std::uint32_t first, std::uint32_t end, const RecomputedRun& within, bool is_chunk) {
     for (std::uint32_t stage = first; stage < end;) {
       if (const RecomputedRun* const run = outermost_at(stage, within, is_chunk)) {
-        held_.push_back({!is_chunk && stage == first ? 0 : input_bytes(profile_, *run), run});
+        held_.push_back({input_bytes(profile_, *run), run});
         stage = run->end;
       } else {
         held_.push_back({profile_.stages[stage++].kept_bytes, nullptr});

@@ -12,6 +12,7 @@
 
 #include "reef/error.h"
 #include "reef/pipeline_generator.h"
+#include "reef/pipeline_versions.h"
 #include "support/config_error.h"
 #include "support/pipelines.h"
 
@@ -256,6 +257,84 @@ TEST(PlanPipeline, OrdersRanksThatDiffer) {
   EXPECT_EQ(linked.schedule.rank_of.front()[1], 1U);
 }
 
+/// The least makespan of four batches over all cuts, by an asynchronous schedule at depths up to 4.
+double least_seconds_without_barrier(const PipelineProfile& profile, const char* name, std::uint32_t ranks,
+                                     std::uint32_t micro_batches) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const std::uint32_t hop : {1U, 2U, 3U, 4U}) {
+    PipelineSchedule schedule;
+    const std::string refused = config_error([&] {
+      schedule = pipeline_schedule(name, {.ranks = ranks,
+                                          .micro_batches = 4 * micro_batches,
+                                          .hops = {hop},
+                                          .micro_batches_per_update = micro_batches});
+    });
+    if (!refused.empty()) continue;
+    for (const PipelineCuts& cuts : every_cuts(static_cast<std::uint32_t>(profile.stages.size()), ranks))
+      least = std::min(least, simulate(cut_costs(profile, cuts), schedule).makespan_seconds);
+  }
+  return least;
+}
+
+TEST(PlanPipeline, AsynchronousSchedulesArePlannedByTheirNames) {
+  std::mt19937_64 random(31);
+  double sum = 0;
+  int plans = 0;
+  for (const char* name : {"pipedream", "pipedream_vertical", "pipedream_2bw", "pipemare", "hetpipe"}) {
+    for (int i = 0; i < 5; ++i) {
+      const auto stages = static_cast<std::uint32_t>(4 + random() % 5),
+                 ranks = static_cast<std::uint32_t>(2 + random() % 3);
+      const std::uint32_t micro_batches = 2 * ranks;
+      PipelineProfile profile = random_chain(random, stages);
+      give_bytes(random, profile);
+      const PipelinePlanOptions options{.micro_batches = micro_batches, .schedules = {name}};
+      const PipelinePlan plan = plan_pipeline(profile, ranks, options);
+      EXPECT_EQ(plan.schedule.name, name);
+      EXPECT_EQ(plan.schedule.micro_batches, 4 * micro_batches);
+      ASSERT_EQ(plan.hops.size(), ranks - 1);
+      const double least = least_seconds_without_barrier(profile, name, ranks, micro_batches);
+      sum += std::max(0.0, plan.cost.makespan_seconds / least - 1);
+      ++plans;
+      // Versions of weights take bytes.
+      for (PipelineChunkCost& stage : profile.stages) stage.gradient_bytes = 100'000;
+      const PipelinePlan counted = plan_pipeline(profile, ranks, options);
+      const std::vector<std::uint32_t> alive = pipeline_versions(counted.schedule).most_alive;
+      const PipelineCost without = simulate(counted.costs, counted.schedule);
+      PipelineCosts no_weights = counted.costs;
+      for (PipelineChunkCost& chunk : no_weights.chunks) chunk.gradient_bytes = 0;
+      for (std::uint32_t rank = 0; rank < ranks; ++rank)
+        EXPECT_EQ(without.ranks[rank].peak_bytes,
+                  simulate(no_weights, counted.schedule).ranks[rank].peak_bytes +
+                      (alive[rank] - 1) * counted.costs.chunks[rank].gradient_bytes);
+      // Fewer bytes than several versions take leave less deep ones, or none.
+      profile.rank_bytes.assign(ranks, most_bytes(without) - 1);
+      try {
+        const PipelinePlan less = plan_pipeline(profile, ranks, options);
+        EXPECT_LT(most_bytes(less.cost), most_bytes(without));
+      } catch (const BudgetError&) {
+      }
+    }
+  }
+  EXPECT_LE(sum / plans, 0.01);
+}
+
+TEST(PlanPipeline, SchedulesOfTwoDirectionsMayBePlanned) {
+  PipelineProfile profile;
+  profile.stages.assign(4, {0.01, 0.01, 0.01, 0, 100, 100, 10, 1000, 500});
+  for (const char* name : {"chimera", "dualpipe"}) {
+    const PipelinePlanOptions options{.micro_batches = 8, .may_replicate = true, .schedules = {name}};
+    const PipelinePlan plan = plan_pipeline(profile, 4, options);
+    EXPECT_EQ(plan.schedule.name, name);
+    EXPECT_EQ(plan.schedule.rank_of.size(), 2U);
+    profile.rank_bytes.assign(4, most_bytes(plan.cost) - 1);
+    EXPECT_THROW(plan_pipeline(profile, 4, options), BudgetError);
+    PipelinePlanOptions again = options;
+    again.may_recompute = true;
+    EXPECT_FALSE(plan_pipeline(profile, 4, again).recomputed.empty());
+    profile.rank_bytes.clear();
+  }
+}
+
 TEST(PlanPipeline, WhatCannotBePlannedIsRefused) {
   PipelineProfile profile;
   profile.stages.assign(4, {1, 1, 1, 1});
@@ -265,7 +344,13 @@ TEST(PlanPipeline, WhatCannotBePlannedIsRefused) {
   EXPECT_NE(refused(5, {4}).find("4 stages cannot be cut for 5 ranks"), std::string::npos);
   EXPECT_NE(refused(0, {4}).find("no rank"), std::string::npos);
   EXPECT_NE(refused(2, {0}).find("no micro-batch"), std::string::npos);
-  EXPECT_NE(refused(2, {.micro_batches = 4, .schedules = {"chimera"}}).find("none of the schedules"),
+  EXPECT_NE(refused(2, {.micro_batches = 4, .schedules = {"fastest"}}).find("none of the schedules"),
+            std::string::npos);
+  EXPECT_NE(refused(2, {.micro_batches = 4, .schedules = {"chimera"}}).find("let the plan replicate"),
+            std::string::npos);
+  EXPECT_NE(refused(2, {.micro_batches = 4, .schedules = {"1f1b", "pipedream"}}).find("train differently"),
+            std::string::npos);
+  EXPECT_NE(refused(4, {.micro_batches = 1, .schedules = {"hetpipe"}}).find("none of the schedules takes"),
             std::string::npos);
   EXPECT_NE(refused(4, {.micro_batches = 4, .schedules = {"zbv"}}).find("none of the schedules takes"),
             std::string::npos);

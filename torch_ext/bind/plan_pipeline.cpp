@@ -78,8 +78,8 @@ Divisions divisions_of(const std::string& objective, const std::vector<Floats>& 
   return divisions;
 }
 
-// The cuts, the schedule, what is recomputed, and the text of a plan.
-using Plan = std::tuple<Ints, std::string, Ints, std::string>;
+// The cuts, the schedule, what is recomputed, the hops, and the text of a plan.
+using Plan = std::tuple<Ints, std::string, Ints, Ints, std::string>;
 Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes, Floats speeds,
              const std::vector<Floats>& links, const std::vector<Ints>& skips, const Ints& rank_bytes,
              std::int64_t ranks, std::int64_t micro_batches, bool may_split, bool may_recompute,
@@ -90,7 +90,7 @@ Plan plan_of(const std::vector<Floats>& seconds, const std::vector<Ints>& bytes,
       {small(micro_batches, "the number of micro-batches"), may_split, may_recompute, may_replicate,
        std::move(schedules), small(cuts, "the number of cuts"), small(orders, "the number of orders")});
   return {Ints(plan.cuts.begin(), plan.cuts.end()), plan.schedule.json(),
-          reef::bind::ends_of(plan.recomputed), plan.text()};
+          reef::bind::ends_of(plan.recomputed), Ints(plan.hops.begin(), plan.hops.end()), plan.text()};
 }
 
 }  // namespace
@@ -130,6 +130,6 @@ TORCH_LIBRARY_FRAGMENT(reef, m) {
         });
   m.def("plan_pipeline(" REEF_PIPELINE_COSTS
         ", int[] rank_bytes, int ranks, int micro_batches, bool may_split, bool may_recompute, bool "
-        "may_replicate, str[] schedules, int cuts, int orders) -> (int[], str, int[], str)",
+        "may_replicate, str[] schedules, int cuts, int orders) -> (int[], str, int[], int[], str)",
         &plan_of);
 }

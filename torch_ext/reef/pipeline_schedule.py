@@ -53,8 +53,9 @@ class PipelineChunkCost:
     fixed_bytes: int = 0
     """Parameters, gradients and states of optimizers: there always."""
     gradient_bytes: int = 0
-    """Of the gradients of its weights, which ranks that have the same chunk add up behind the last action. Such a rank holds them once
-    more than ``fixed_bytes`` says: its own sums are apart from those of all ranks."""
+    """Of its weights that are trained, and of their gradients, which ranks that have the same chunk add up behind the last action. Such
+    a rank holds them once more than ``fixed_bytes`` says: its own sums are apart from those of all ranks. By an asynchronous schedule it
+    holds as many for each version of the weights but the newest."""
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,13 @@ class PipelinePlan:
     cuts: tuple[int, ...]
     """The first stage of each chunk but the first."""
     schedule: PipelineSchedule
+    """Of an asynchronous one four batches, which ``Pipeline`` makes by itself of its name, ``hops`` and ``cuts``."""
     costs: PipelineCosts
     """Of the chunks."""
     recompute: tuple[tuple[int, int], ...]
     """The runs of stages that are recomputed: for each run its first stage, and the stage behind its last."""
+    hops: tuple[int, ...]
+    """Of the schedule, if it has hops."""
     text: str
 
     @property
@@ -117,14 +120,15 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Finds the fastest of many schedules in virtual time that fits into each rank's bytes: all named ones that are synchronous
     and have one direction, at depths up to what hides the links, and greedy ones, each for the best ``cuts`` and, where ranks
-    differ, the best ``orders`` of them (more than six stay in the order that is given). ``may_split``: backward passes, into I and
+    differ, the best ``orders`` of them (more than six, and those of asynchronous schedules, stay in the order that is given). ``may_split``: backward passes, into I and
     W. ``may_recompute`` lets the plan recompute stages on ranks that lack bytes, as few as make each schedule and cut fit.
     ``may_replicate`` lets it give a chunk to several ranks (``ranks_per_chunk``), each of which adds up its own micro-batches' gradients
-    first; then there may be more ranks than stages. ``schedules``: names, of which one is chosen. Raises BudgetError, which names the
+    first, and to take ``"chimera"`` and ``"dualpipe"``; then there may be more ranks than stages. ``schedules``: names, of which one is
+    chosen; asynchronous ones, of which an update is a batch, are not compared with others, and by four batches. Raises BudgetError, which names the
     rank and how many bytes it lacks, if none fits; ValueError for fewer stages than ranks, and schedules that there are not."""
-    found, schedule, ends, text = torch.ops.reef.plan_pipeline(
+    found, schedule, ends, hops, text = torch.ops.reef.plan_pipeline(
         *profile._numbers(), list(profile.rank_bytes), ranks, micro_batches, may_split, may_recompute, may_replicate,
         list(schedules), cuts, orders,
     )  # fmt: skip
     runs = tuple(zip(ends[::2], ends[1::2], strict=True))
-    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found, recompute=runs), runs, text)
+    return PipelinePlan(tuple(found), PipelineSchedule.from_json(schedule), profile.cut(found, recompute=runs), runs, tuple(hops), text)
