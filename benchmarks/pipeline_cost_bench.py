@@ -87,17 +87,27 @@ def block() -> None:
 
 
 def planner() -> None:
-    """A chain of 100 stages that differ, over 8 ranks."""
+    """A chain of 100 stages that differ, over 8 ranks: with any number of bytes, with a part of what that needs, recomputing what does not
+    fit, and where chunks may have several ranks."""
     torch.manual_seed(0)
     draws = torch.rand(100, 3).add(0.5).mul(0.01).tolist()
-    stages = [reef.PipelineChunkCost(*seconds, output_bytes=1 << 20, kept_bytes=8 << 20, kept_after_input_bytes=8 << 20) for seconds in draws]
-    profile = reef.PipelineProfile(stages, links=[reef.Link(0.0001, 1e9)])
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        plan = reef.plan_pipeline(profile, RANKS, MICRO_BATCHES)
-        times.append(time.perf_counter() - begin)
-    row("planner/100 stages, 8 ranks, 16 micro-batches", statistics.median(times), "s", f"median of 5; {plan.schedule.name}")
+    stages = [reef.PipelineChunkCost(*seconds, output_bytes=1 << 20, kept_bytes=8 << 20, kept_after_input_bytes=8 << 20, gradient_bytes=1 << 20) for seconds in draws]
+
+    def planned(place: str, rank_bytes: list[int], **options: bool) -> reef.PipelinePlan:
+        profile = reef.PipelineProfile(stages, links=[reef.Link(0.0001, 1e9)], rank_bytes=rank_bytes)
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            plan = reef.plan_pipeline(profile, RANKS, MICRO_BATCHES, **options)
+            times.append(time.perf_counter() - begin)
+        row(f"planner/100 stages, 8 ranks, 16 micro-batches{place}", statistics.median(times), "s",
+            f"median of 5; {plan.schedule.name}, {plan.cost.makespan_seconds:.2f} s")  # fmt: skip
+        return plan
+
+    most = max(rank.peak_bytes for rank in planned("", []).cost.ranks)
+    for share in (0.5, 0.1, 0.05):
+        planned(f", {share:g} of the bytes, recomputing", [int(share * most)] * RANKS, may_recompute=True)
+    planned(", chunks on several ranks", [], may_replicate=True)
 
 
 def run_rank(schedule: str) -> None:

@@ -100,8 +100,8 @@ std::optional<RecomputedRuns> runs_of_schedule(const Schedule& schedule, std::ui
 
 std::vector<RecomputedRuns> planned_runs(const PipelineProfile& profile, std::uint32_t first,
                                          std::uint32_t end) {
-  constexpr std::uint64_t kBudgets = 8;
-  const ChainSolverOptions options{.solver = ChainSolver::kDynamic, .slots = 100, .threads = 1};
+  constexpr std::uint64_t kBudgets = 4;
+  const ChainSolverOptions options{.solver = ChainSolver::kDynamic, .slots = 64, .threads = 1};
   const ChainProfile chain = chain_of(profile, first, end);
   const std::uint64_t least = minimum_bytes(chain);
   const std::uint64_t most = std::max(least, natural_peak_bytes(chain));
