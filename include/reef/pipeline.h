@@ -136,11 +136,10 @@ struct PipelineOptions {
 /// Gradients are bit for bit those of one process that runs forward and backward for one micro-batch after
 /// another and adds the gradients up, for each rank that has the stage those of its micro-batches, then adds
 /// these sums up in the order of replicas, and for each of them in the order of its ranks, and divides the
-/// result. Each rank that has a
-/// tied weight adds up its own gradients of it in the order of its passes; these sums are added up likewise.
-/// All ranks make the same calls in the same order. Messages say what they hold, so shapes may change from
-/// call to call; they travel by gloo, by way of the host's memory where stages are on a device. Not
-/// thread-safe; the group must outlive it.
+/// result. Each rank that has a tied weight adds up its own gradients of it in the order of its passes; these
+/// sums are added up likewise. All ranks make the same calls in the same order. Messages say what they hold,
+/// so shapes may change from call to call; they travel by gloo, by way of the host's memory where stages are
+/// on a device. Not thread-safe; the group must outlive it.
 class REEF_API Pipeline {
  public:
   using Tensors = PipelineStage::Tensors;
@@ -213,15 +212,13 @@ class REEF_API Pipeline {
   /// ends, all chunks have had the same number of updates, and nothing is in flight.
   ///
   /// Fails as step() does. If chunks have had different numbers of updates then, this and step(), forward()
-  /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called.
-  /// Chunks that are sharded or share weights, schedules of several directions (chimera, dualpipe, those with
-  /// ranks_per_chunk), and replicas that are cut
-  /// differently and have several chunks on a rank are trained by step(), batch after batch, with one call of
-  /// `update` for each. ConfigError on every rank for the first two by an asynchronous schedule, for an
-  /// asynchronous one of your own with replicas that are cut differently, and if ranks do not give the same
-  /// number of batches.
-  /// Bytes: each version besides the newest takes as many as the rank's trained weights. A list of all
-  /// actions and losses is kept during the call.
+  /// and generate() throw ConfigError, which says how many, until load_state_dict() has been called. Chunks
+  /// that are sharded or share weights, schedules of several directions (chimera, dualpipe, those with
+  /// ranks_per_chunk), and replicas that are cut differently and have several chunks on a rank are trained by
+  /// step(), batch after batch, with one call of `update` for each. ConfigError on every rank for the first
+  /// two by an asynchronous schedule, for an asynchronous one of your own with replicas that are cut
+  /// differently, and if ranks do not give the same number of batches. Bytes: each version besides the newest
+  /// takes as many as the rank's trained weights. A list of all actions and losses is kept during the call.
   at::Tensor train(std::uint32_t batches, const Batches& batch, const LossOfBatch& loss,
                    const std::function<void()>& update);
   /// What train() runs for so many batches.
