@@ -162,7 +162,8 @@ def eight_ranks() -> None:
 
 
 def run_real_rank() -> None:
-    """One rank of real_arithmetic(): prints the median seconds of a step, and those of the simulation."""
+    """One rank of real_arithmetic(): prints the median seconds of a step, those of the simulation, and the median of those that its thread
+    has computed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     group = reef.init_process_group()
@@ -171,36 +172,40 @@ def run_real_rank() -> None:
     profile = reef.measure_pipeline(model, batch[:WINDOWS], group, repeats=15)
     pipeline = reef.Pipeline(model, group, micro_batches=MICRO_BATCHES, schedule="1f1b")
     predicted = pipeline.schedule.cost(profile.cut(pipeline.cuts)).makespan_seconds
-    times = []
+    times, computed = [], []
     for _ in range(9):
-        begin = time.perf_counter()
+        begin, computed_before = time.perf_counter(), time.thread_time()
         pipeline.step(batch, lambda y: y.square().mean())
         times.append(time.perf_counter() - begin)
-    if group.rank() == 0:
-        print(json.dumps([statistics.median(times), predicted]), flush=True)
+        computed.append(time.thread_time() - computed_before)
+    print(json.dumps([statistics.median(times), predicted, statistics.median(computed)]), flush=True)
 
 
 def real_arithmetic() -> None:
     """Eight transformer blocks on one rank and on two, each with one thread: the speed-up, and that of the simulation. Two cores that are
-    busy are slower than one that is alone, with a pipeline or without, so the one rank is timed alone and beside another that does the same."""
+    busy are slower than one that is alone, with a pipeline or without, so the one rank is timed alone and beside another that does the same,
+    and what ranks compute for is added up."""
 
     def seconds(size: int, beside: int) -> list[float]:
         command = [sys.executable, str(Path(__file__).resolve()), "--real-rank"]
         common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
         ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": "0", "MASTER_PORT": str(29508 + job)}, stdout=subprocess.PIPE, text=True)
                  for job in range(beside) for rank in range(size)]  # fmt: skip
-        return json.loads([rank.communicate(timeout=600)[0] for rank in ranks][0].splitlines()[-1])
+        printed = [json.loads(rank.communicate(timeout=600)[0].splitlines()[-1]) for rank in ranks]
+        return [*printed[0][:2], sum(computed for _, _, computed in printed[:size])]
 
     shapes = {"alone": (1, 1), "beside another": (1, 2), "two ranks": (2, 1)}
     found = {name: [] for name in shapes}
     for _ in range(5):
         for name, shape in shapes.items():
             found[name].append(seconds(*shape))
-    alone, beside, two = (statistics.median(took for took, _ in found[name]) for name in shapes)
+    alone, beside, two = (statistics.median(took for took, _, _ in found[name]) for name in shapes)
+    more = statistics.median(both[2] / one[2] for one, both in zip(found["alone"], found["two ranks"], strict=True))
     predicted = statistics.median(one[1] / both[1] for one, both in zip(found["alone"], found["two ranks"], strict=True))
     row("8 transformer blocks/two ranks", two, "s",
         f"medians of 5 runs: {alone / two:.3f} times as fast as one rank alone, {beside / two:.3f} times as fast as one beside another; the simulation "
-        f"says {predicted:.3f}, of which that is {alone / two / predicted:.3f} and {beside / two / predicted:.3f}")  # fmt: skip
+        f"says {predicted:.3f}, of which that is {alone / two / predicted:.3f} and {beside / two / predicted:.3f}; the two compute {more:.3f} times as long for the "
+        f"same, without which it would be {more * alone / two / predicted:.3f}")  # fmt: skip
 
 
 PARTS = {part.__name__: part for part in (block, planner, eight_ranks, real_arithmetic)}
