@@ -340,6 +340,12 @@ def sampled():
     assert pipeline.plan and all(map(torch.equal, losses, expected)), (losses, expected)
     for name, value in pipeline.full_state_dict().items():
         assert torch.equal(value, by_hand.full_state_dict()[name]), name
+    # An asynchronous schedule is planned by its name.
+    pipeline = reef.Pipeline(nn.Sequential(*layers()), group, micro_batches=4, sample=sample, schedule="pipedream_2bw")
+    optimizer = torch.optim.SGD([{"params": pipeline.parameters()}], lr=0.1)
+    assert pipeline.plan.startswith("pipedream_2bw of 16 micro-batches over "), pipeline.plan  # four batches
+    losses = pipeline.train([(x, y)] * 3, nn.functional.cross_entropy, optimizer.step)
+    assert losses.shape == (3,) and losses.isfinite().all()
     # Makers run once more for what is measured, and the random numbers after that are what they would have been.
     draws = []
     for options in [dict(), dict(sample=sample)]:
@@ -352,7 +358,7 @@ def sampled():
         pipeline, _ = trained_by(nn.Sequential(*layers()), sample=sample, replicas=count)
         assert f"over {size // count} ranks" in pipeline.plan, pipeline.plan
     messages = []
-    for options in [dict(sample=sample, cuts=[1]), dict(sample=sample, rank_bytes=100), dict(sample=sample, schedule="pipedream"),
+    for options in [dict(sample=sample, cuts=[1]), dict(sample=sample, rank_bytes=100), dict(sample=sample, schedule="chimera"),
                     dict(sample=[sample] * (1 + (rank > 0)))]:  # fmt: skip
         try:
             reef.Pipeline(nn.Sequential(*layers()), group, micro_batches=3, **options)
@@ -361,7 +367,7 @@ def sampled():
             messages.append(str(error))
     assert "leave out the one or the others" in messages[0], messages
     assert "bytes are missing" in messages[1], messages
-    assert "pipedream" in messages[2], messages
+    assert "let the plan replicate" in messages[2], messages
     assert size == 1 or "different options" in messages[3], messages
 
 
