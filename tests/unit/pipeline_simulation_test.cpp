@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "reef/pipeline_generator.h"
+#include "reef/pipeline_versions.h"
 #include "support/config_error.h"
 #include "support/pipelines.h"
 #include "support/xml.h"
@@ -74,7 +75,7 @@ struct Held {
 class Oracle {
  public:
   Oracle(const PipelineCosts& costs, const PipelineSchedule& schedule, const PipelineCost& cost)
-      : costs_(costs), schedule_(schedule), held_(schedule.ranks()) {
+      : costs_(costs), schedule_(schedule), versions_(pipeline_versions(schedule)), held_(schedule.ranks()) {
     for (std::uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
       for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
         const auto& [kind, chunk, micro_batch] = schedule.actions[rank][i];
@@ -249,11 +250,35 @@ class Oracle {
             return other.first != own && other.second == number;
           });
       if (is_shared) hold(rank, 0, 1e9, costs_.chunks[chunk].gradient_bytes);
+      hold(rank, 0, 1e9, (most_versions(rank, chunk) - 1) * costs_.chunks[chunk].gradient_bytes);
     }
+  }
+
+  /// Gives the most versions of a chunk's weights that are there at once: the newest, and older ones that
+  /// this pass or a later one uses.
+  std::uint64_t most_versions(std::uint32_t rank, std::uint32_t chunk) const {
+    if (schedule_.versions.kind == PipelineVersionRule::Kind::kFlush) return 1;
+    const std::vector<PipelineAction>& actions = schedule_.actions[rank];
+    std::uint32_t newest = 0;
+    std::size_t most = 1;
+    for (std::size_t now = 0; now < actions.size(); ++now) {
+      std::set<std::uint32_t> alive = {newest};
+      for (std::size_t later = now; later < actions.size(); ++later) {
+        const auto& [kind, of, m] = actions[later];
+        if (of != chunk || kind == Kind::kUpdate) continue;
+        const PipelineVersion& used = versions_.of[chunk][m];
+        const std::uint32_t version = kind == Kind::kForward ? used.forward : used.backward;
+        if (version < newest) alive.insert(version);
+      }
+      most = std::max(most, alive.size());
+      if (actions[now].kind == Kind::kUpdate && actions[now].chunk == chunk) ++newest;
+    }
+    return most;
   }
 
   const PipelineCosts& costs_;
   const PipelineSchedule& schedule_;
+  PipelineVersions versions_;
   std::map<Place, std::pair<double, double>> span_;
   std::map<Made, double> arrival_;
   std::uint64_t message_bytes_ = 0;
