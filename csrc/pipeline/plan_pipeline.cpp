@@ -32,7 +32,6 @@ struct Named {
   Placement placement;
   bool has_hops = false;
   bool replicates = false;  ///< each chunk is on two ranks
-  bool synchronous = true;
 };
 constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
                             {"1f1b", Placement::kStraight, true},
@@ -46,11 +45,18 @@ constexpr Named kNamed[] = {{"gpipe", Placement::kStraight},
                             {"dualpipev", Placement::kV},
                             {"chimera", Placement::kStraight, false, true},
                             {"dualpipe", Placement::kStraight, false, true},
-                            {"pipedream", Placement::kStraight, true, false, false},
-                            {"pipedream_vertical", Placement::kStraight, true, false, false},
-                            {"pipedream_2bw", Placement::kStraight, true, false, false},
-                            {"pipemare", Placement::kStraight, true, false, false},
-                            {"hetpipe", Placement::kStraight, true, false, false}};
+                            {"pipedream", Placement::kStraight, true},
+                            {"pipedream_vertical", Placement::kStraight, true},
+                            {"pipedream_2bw", Placement::kStraight, true},
+                            {"pipemare", Placement::kStraight, true},
+                            {"hetpipe", Placement::kStraight, true}};
+const PipelineGenerator& generator_of(const Named& named) {
+  const auto rows = pipeline_generators();
+  return *std::find_if(rows.begin(), rows.end(),
+                       [&](const PipelineGenerator& each) { return each.name == named.name; });
+}
+bool is_synchronous(const Named& named) { return generator_of(named).synchronous; }
+
 /// Of an asynchronous schedule so many batches are compared, as the first one does not overlap others.
 constexpr std::uint32_t kBatches = 4;
 constexpr const char* kGreedy = "greedy";
@@ -110,7 +116,7 @@ class Planner {
   }
   bool may_use(std::string_view name) const { return options_.schedules.empty() || is_named(name); }
   bool may_use(const Named& named) const {
-    if (!named.synchronous) return is_named(named.name);
+    if (!is_synchronous(named)) return is_named(named.name);
     return may_use(named.name) && (!named.replicates || options_.may_replicate);
   }
 
@@ -120,7 +126,7 @@ class Planner {
     std::iota(order.begin(), order.end(), 0U);
     constexpr std::uint32_t kMostPermuted = 6;
     const bool is_asynchronous = std::any_of(std::begin(kNamed), std::end(kNamed), [&](const Named& named) {
-      return !named.synchronous && is_named(named.name);
+      return !is_synchronous(named) && is_named(named.name);
     });
     if (are_alike(profile_) || ranks_ > kMostPermuted || is_asynchronous) return {order};
     std::vector<std::pair<double, Order>> all;
@@ -175,18 +181,16 @@ class Planner {
 
   void try_named(const Named& named, const PipelineCuts& cuts, const RanksPerChunk& ranks_per_chunk,
                  const PipelineCosts& costs, const Order& order) {
-    const auto rows = pipeline_generators();
-    const auto row = std::find_if(rows.begin(), rows.end(),
-                                  [&](const PipelineGenerator& each) { return each.name == named.name; });
-    if (row->splits && !options_.may_split) return;
+    const bool splits = generator_of(named).splits, flushes = is_synchronous(named);
+    if (splits && !options_.may_split) return;
     std::set<std::vector<std::uint32_t>> depths{{}};
-    if (named.has_hops) depths = hops(costs, ranks_per_chunk, order, row->splits);
+    if (named.has_hops) depths = hops(costs, ranks_per_chunk, order, splits);
     for (const std::vector<std::uint32_t>& each : depths) {
       const PipelineShape shape{.ranks = ranks_,
-                                .micro_batches = options_.micro_batches * (named.synchronous ? 1 : kBatches),
+                                .micro_batches = options_.micro_batches * (flushes ? 1 : kBatches),
                                 .chunks_per_rank = named.placement == Placement::kStraight ? 1U : 2U,
                                 .hops = each,
-                                .micro_batches_per_update = named.synchronous ? 0 : options_.micro_batches,
+                                .micro_batches_per_update = flushes ? 0 : options_.micro_batches,
                                 .ranks_per_chunk = ranks_per_chunk};
       if (const std::optional<PipelineSchedule> schedule = made(named, shape))
         consider({.cuts = cuts, .schedule = on_ranks(*schedule, order), .costs = costs, .hops = each});
@@ -198,7 +202,7 @@ class Planner {
     try {
       return pipeline_schedule(named.name, shape);
     } catch (const ConfigError&) {
-      if (named.synchronous) throw;
+      if (is_synchronous(named)) throw;
       return {};  // a batch has too few micro-batches for these hops
     }
   }
@@ -357,7 +361,7 @@ void check_schedules(const PipelinePlanOptions& options) {
                         "' is none of the schedules that are planned with; use " + names);
     if (named != std::end(kNamed) && named->replicates && !options.may_replicate)
       throw ConfigError("plan_pipeline: '" + given + "' has each chunk on two ranks; let the plan replicate");
-    kinds.insert(named == std::end(kNamed) || named->synchronous);
+    kinds.insert(named == std::end(kNamed) || is_synchronous(*named));
   }
   if (kinds.size() > 1)
     throw ConfigError(

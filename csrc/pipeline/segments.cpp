@@ -5,6 +5,7 @@
 #include <set>
 
 #include "pipeline/parcels.h"
+#include "pipeline/progress.h"
 
 namespace reef {
 
@@ -13,10 +14,8 @@ std::vector<std::int64_t> ranks_of_stage(const PipelineSchedule& schedule,
   const auto replicas = static_cast<std::uint32_t>(cuts.size());
   std::vector<std::int64_t> ranks;
   for (std::uint32_t replica = 0; replica < replicas; ++replica) {
-    std::set<std::int64_t> own;
-    for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of)
-      own.insert(rank_in_group(rank_of[chunk_of(stage, cuts[replica])], replica, replicas));
-    ranks.insert(ranks.end(), own.begin(), own.end());
+    for (const std::uint32_t rank : ranks_of_chunk(schedule, chunk_of(stage, cuts[replica])))
+      ranks.push_back(rank_in_group(rank, replica, replicas));
   }
   return ranks;
 }
@@ -36,7 +35,7 @@ std::vector<PipelineSegment> pipeline_segments(const PipelineSchedule& schedule,
 
 namespace {
 
-/// Whether no rank has one chunk in one direction and another one in another direction, or several in one.
+/// Whether each rank has one chunk, which is the same in all directions in which it has any.
 bool has_one_chunk_on_each_rank(const PipelineSchedule& schedule) {
   std::map<std::uint32_t, std::set<std::uint32_t>> chunks;  // of each rank
   for (const std::vector<std::uint32_t>& rank_of : schedule.rank_of) {

@@ -96,10 +96,8 @@ PassTensors PipelineChunk::forward(std::uint32_t micro_batch, PassTensors input,
   tensors = stages_({devices, seed, micro_batch}, std::move(tensors));
   if (records) graphs_[micro_batch] = std::move(graph);
   PassTensors outputs;
-  const auto first_given = tensors.end() - static_cast<std::ptrdiff_t>(skips_.gives.size());
-  for (auto given = first_given; const auto& [number, name] : skips_.gives)
-    outputs.skips[number] = std::move(*given++);
-  tensors.erase(first_given, tensors.end());
+  Tensors given = take_last(tensors, skips_.gives.size());
+  for (std::size_t i = 0; i < given.size(); ++i) outputs.skips[skips_.gives[i].first] = std::move(given[i]);
   outputs.tensors = std::move(tensors);
   return outputs;
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "pipeline_run/chunk.h"
+#include "pipeline_run/micro_batches.h"
 #include "pipeline_run/skips.h"
 #include "pipeline_run/stages.h"
 #include "reef/error.h"
@@ -198,8 +199,7 @@ StageCost measure_stage(const PipelineStage& stage, std::uint32_t number, const 
 PipelineStage with_loss(PipelineStage stage, const std::function<Tensor(const Tensors&)>& loss) {
   stage.run = [run = stage.run, loss](const Tensors& inputs) -> Tensors {
     const Tensor made = loss(run(inputs));
-    if (!made.defined() || made.numel() != 1 || !made.is_floating_point())
-      throw ConfigError("reef::measure_pipeline: a loss is a single floating-point number.");
+    check_loss(made, "reef::measure_pipeline");
     return {made};
   };
   return stage;

@@ -90,4 +90,9 @@ std::vector<Tensor> sums_of_losses(const std::vector<std::string>& texts, std::u
   return sums;
 }
 
+void check_loss(const Tensor& loss, const char* call) {
+  if (!loss.defined() || loss.numel() != 1 || !loss.is_floating_point())
+    throw ConfigError(std::string(call) + ": a loss is a single floating-point number.");
+}
+
 }  // namespace reef

@@ -25,4 +25,7 @@ std::string text_of_losses(const std::vector<at::Tensor>& losses, std::uint32_t 
 /// batch. `count`: micro-batches of a batch, of all replicas.
 std::vector<at::Tensor> sums_of_losses(const std::vector<std::string>& texts, std::uint32_t count);
 
+/// Throws ConfigError, which begins with `call`, unless a loss is a single floating-point number.
+void check_loss(const at::Tensor& loss, const char* call);
+
 }  // namespace reef

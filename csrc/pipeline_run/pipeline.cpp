@@ -8,6 +8,7 @@
 
 #include "distributed/members.h"
 #include "pipeline/parcels.h"
+#include "pipeline/progress.h"
 #include "pipeline/recompute.h"
 #include "pipeline_run/options.h"
 #include "pipeline_run/pipeline_parts.h"
@@ -71,8 +72,7 @@ std::unique_ptr<Pipeline::Parts> Pipeline::Parts::make(const std::vector<Maker>&
     const std::uint32_t rank = static_cast<std::uint32_t>(group->getRank()) / options.replicas;
     for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
       const std::uint32_t chunk = chunk_of(stage, parts->cuts);
-      const bool is_own = std::any_of(schedule.rank_of.begin(), schedule.rank_of.end(),
-                                      [&](const auto& rank_of) { return rank_of[chunk] == rank; });
+      const bool is_own = ranks_of_chunk(schedule, chunk).contains(rank);
       if (!is_own && !whole) continue;
       const auto& [number, own] = made.emplace_back(stage, stages[stage]());
       if (!is_own) continue;

@@ -38,8 +38,7 @@ bool trains(const PipelineSchedule& schedule) {
 
 /// What a training run begins backward at, which is the loss. Keeps it.
 Tensors ends_of(const Tensor& loss, Tensor& kept) {
-  if (!loss.defined() || loss.numel() != 1 || !loss.is_floating_point())
-    throw ConfigError("reef::Pipeline: a loss is a single floating-point number.");
+  check_loss(loss, "reef::Pipeline");
   kept = loss.detach();
   return {loss.reshape({})};
 }

@@ -6,12 +6,12 @@
 
 #include <torch/csrc/autograd/variable.h>
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "pipeline/recompute.h"
+#include "pipeline_run/pass_tensors.h"
 #include "pipeline_run/unmodified_tensors.h"
 #include "reef/checkpoint.h"
 #include "reef/error.h"
@@ -47,14 +47,6 @@ void seed_generators(const std::vector<c10::Device>& devices, PipelineSeed seed,
 }
 
 thread_local std::optional<std::uint32_t> micro_batch_now;
-
-/// Takes the last tensors away.
-Tensors take_last(Tensors& tensors, std::size_t count) {
-  const auto first = tensors.end() - static_cast<std::ptrdiff_t>(count);
-  Tensors last(std::make_move_iterator(first), std::make_move_iterator(tensors.end()));
-  tensors.erase(first, tensors.end());
-  return last;
-}
 
 /// The tensors of skips by their names, which must not be modified.
 class Known {

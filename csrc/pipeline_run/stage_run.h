@@ -22,7 +22,7 @@ struct PipelineSeed {
   std::uint32_t micro_batches_per_call = 1;
 };
 
-/// Makes pipeline_micro_batch() say this on this thread.
+/// Makes pipeline_micro_batch() return this number on this thread while it lives.
 class MicroBatchScope {
  public:
   explicit MicroBatchScope(std::uint32_t number);

@@ -57,7 +57,8 @@ struct PipelineSchedule {
   std::uint32_t micro_batches = 0;
   /// The rank of each chunk, for each direction. Micro-batch m is of direction m modulo their number: with
   /// two of them (Chimera, DualPipe) odd micro-batches find a replica of the model that is placed otherwise.
-  /// Where a chunk has several ranks that take turns, there are as many as there are combinations of ranks.
+  /// Where chunks have several ranks that take turns, each combination of ranks that a micro-batch can meet
+  /// is a direction.
   std::vector<std::vector<std::uint32_t>> rank_of;
   std::vector<std::vector<PipelineAction>> actions;  ///< of each rank, in its order
   PipelineVersionRule versions = {};

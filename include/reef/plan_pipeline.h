@@ -39,7 +39,8 @@ struct PipelinePlan {
   PipelineCosts costs;  ///< of the chunks
   RecomputedRuns recomputed = {};
   PipelineCost cost = {};
-  /// Of the schedule, if it has hops: with its name and the cuts, what options of a pipeline need.
+  /// The hops of the schedule, empty if it has none. Its name, these and the cuts are the options of a
+  /// pipeline that trains by it.
   std::vector<std::uint32_t> hops = {};
 
   /// Writes what was chosen and what it costs: a line of sums, and one for each rank.

@@ -67,7 +67,8 @@ inline std::vector<PipelineCuts> every_cuts(std::uint32_t stages, std::uint32_t 
   return all;
 }
 
-/// All ways to divide so many ranks among chunks that follow each other, each of which gets one at least.
+/// Returns all ways to divide so many ranks among chunks that follow each other, each of which gets one at
+/// least.
 inline std::vector<std::vector<std::uint32_t>> every_ranks_per_chunk(std::uint32_t ranks) {
   std::vector<std::vector<std::uint32_t>> all;
   for (std::uint32_t bounds = 0; bounds < 1U << (ranks - 1); ++bounds) {
