@@ -72,8 +72,12 @@ bool is_over(const Claim& claim, const AttemptFate& fate, const Process& self, s
 
 }  // namespace
 
-Members::Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout)
-    : store_(store->clone()), rendezvous_(std::move(rendezvous)), timeout_(timeout), self_(Process::self()) {}
+Members::Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout, std::string interface)
+    : store_(store->clone()),
+      rendezvous_(std::move(rendezvous)),
+      timeout_(timeout),
+      interface_(std::move(interface)),
+      self_(Process::self()) {}
 
 bool Members::check_in(std::int64_t call, Deadline deadline) {
   const auto own = to_record(Claim{call, self_});
@@ -227,6 +231,11 @@ std::string Members::publish_out_of_step(const std::string& sentence) {
 bool Members::on_one_machine() const {
   return std::all_of(processes_.begin(), processes_.end(),
                      [this](const Process& each) { return each.machine == self_.machine; });
+}
+
+GlooNetwork Members::network() const {
+  const std::string from_environment = process_environment("GLOO_SOCKET_IFNAME").value_or("");
+  return {.interface = interface_.empty() ? from_environment : interface_, .one_machine = on_one_machine()};
 }
 
 std::vector<int> Members::ended() const {

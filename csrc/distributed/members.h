@@ -11,6 +11,7 @@
 
 #include "deadline.h"
 #include "distributed/attempt_fate.h"
+#include "distributed/gloo.h"
 #include "distributed/heartbeat.h"
 #include "distributed/process.h"
 #include "distributed/store.h"
@@ -34,7 +35,8 @@ class Members : public std::enable_shared_from_this<Members> {
  public:
   /// `store` must hold keys of one attempt to bring up this group alone. A connection of its own is made to
   /// it.
-  Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout);
+  /// `interface`: of the network that the ranks share, as ProcessGroupOptions says.
+  Members(const StorePtr& store, Rendezvous rendezvous, milliseconds timeout, std::string interface = "");
 
   /// Says that this rank has come, and waits until every rank has. Returns false if the attempt is over
   /// without this rank, which then joins the next one. Throws ProcessGroupError if two processes claim one
@@ -72,6 +74,8 @@ class Members : public std::enable_shared_from_this<Members> {
 
   /// After check_in: all ranks share this machine and its network.
   bool on_one_machine() const;
+  /// After check_in: the one that gloo listens on.
+  GlooNetwork network() const;
 
   /// After a collective among `ranks` (none: all) failed with `error_text`: who is gone. The same on all
   /// ranks that reach the store. Another rank that has ended may have had no more to do, and is named last.
@@ -113,6 +117,7 @@ class Members : public std::enable_shared_from_this<Members> {
   StorePtr store_;
   Rendezvous rendezvous_;
   milliseconds timeout_;
+  std::string interface_;
   Process self_;
   std::vector<Process> processes_;  ///< by rank; empty before check_in is through
   int server_rank_ = -1;            ///< whose process holds the store; -1: none of the ranks'

@@ -18,6 +18,11 @@ void MessageQueue::start(std::function<void()> work, const std::shared_ptr<void>
   waiting_.emplace_back(given_++, std::move(work));
 }
 
+bool MessageQueue::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return over_ == given_;
+}
+
 void MessageQueue::serve() {
   std::unique_lock lock(mutex_);
   while (!waiting_.empty()) {

@@ -19,11 +19,14 @@ class MessageQueue {
   /// On a thread beside the program. `work` throws nothing; `owner` keeps this queue.
   void start(std::function<void()> work, const std::shared_ptr<void>& owner);
 
+  /// Returns whether all is done that was given. A caller who alone gives it things may rely on that.
+  bool is_idle() const;
+
  private:
   void serve();
   void take_turn(std::unique_lock<std::mutex>& lock, std::uint64_t turn, const std::function<void()>& work);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t given_ = 0;  ///< turns
   std::uint64_t over_ = 0;

@@ -20,12 +20,6 @@ constexpr milliseconds kLastWords{3000};  // after the deadline, to publish a fa
 using Group = c10d::ProcessGroup;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-GlooNetwork network_of(const ProcessGroupOptions& options, const Members& members) {
-  auto interface = options.interface;
-  if (interface.empty()) interface = process_environment("GLOO_SOCKET_IFNAME").value_or("");
-  return {.interface = interface, .one_machine = members.on_one_machine()};
-}
-
 std::string could_not_join(const Rendezvous& rendezvous, const std::exception& error) {
   return "rank " + std::to_string(rendezvous.rank) + " of " + std::to_string(rendezvous.world_size) + " (" +
          Process::self().text() + ") could not join the group at " + address_text(rendezvous) + ": " +
@@ -37,13 +31,14 @@ GroupPtr attempt(const StorePtr& of_all, const Rendezvous& rendezvous, const Pro
                  const std::string& name, std::int64_t call, Deadline deadline) {
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(name, of_all);
   const StorePtr members_store = c10::make_intrusive<c10d::PrefixStore>("members", store);
-  const auto members = std::make_shared<Members>(members_store, rendezvous, options.timeout);
+  const auto members =
+      std::make_shared<Members>(members_store, rendezvous, options.timeout, options.interface);
   const int rank = rendezvous.rank;
   const int size = rendezvous.world_size;
   try {
     if (!members->check_in(call, deadline)) return {};
     const auto connected = [watched = members->watched(store, deadline), rank, size,
-                            network = network_of(options, *members), timeout = options.timeout] {
+                            network = members->network(), timeout = options.timeout] {
       return make_gloo_backend(watched, rank, size, network, timeout);
     };
     const auto gloo = within(deadline, connected);

@@ -3,14 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
-#include <exception>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "distributed/message_route.h"
 #include "tensor_layout.h"
 
 namespace reef {
@@ -29,61 +25,27 @@ struct TensorListMessage {
   void check(const std::string& name) const;
 };
 
-/// How many bytes of values may travel with what precedes them, which both ends know: as many as an earlier
-/// message of the same stream had, one that has been received when the receive of this one begins.
-class MessageRoom {
- public:
-  /// Of message `number`.
-  std::int64_t bytes(std::int64_t number, std::int64_t stream) const;
-  void note(std::int64_t number, std::int64_t stream, std::int64_t bytes);
+/// What a description says of a tensor.
+struct DescribedTensor {
+  bool defined = false;
+  bool requires_grad = false;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> sizes = {};
+  TensorLayout layout = {};
 
-  static constexpr std::int64_t kAhead = 2;  ///< how many receives have begun at most
-
- private:
-  struct Noted {
-    std::int64_t number, bytes;
-  };
-  std::map<std::int64_t, std::deque<Noted>> noted_;  ///< by stream
+  /// Of its values; 0 if it is undefined.
+  std::int64_t bytes() const;
 };
 
-/// One end of a route on which lists of tensors travel, numbered from 0, with gloo's tags `tag` and `tag`
-/// + 1. Each message is of a stream, of which messages are mostly alike; both ends know which.
-class TensorListSender {
- public:
-  TensorListSender(MessageRoute route, int tag) : route_(std::move(route)), tag_(tag) {}
-  /// Returns when the values may change. Costs one message of gloo, of 1 KiB and a copy of the values, if
-  /// there is room for them, and otherwise one more for each tensor and each 16 MiB of it. Throws RankFailed.
-  void send(const TensorListMessage& message, std::int64_t stream);
+/// Returns all of a message but the values of its tensors.
+std::vector<std::int64_t> description_of(const TensorListMessage& message);
 
- private:
-  MessageRoute route_;
-  int tag_;
-  std::int64_t number_ = 0;
-  MessageRoom room_;
-};
+/// Returns the message without its tensors, and what is said of these. Throws std::out_of_range if `words`
+/// are no description.
+std::pair<TensorListMessage, std::vector<DescribedTensor>> described_by(
+    const std::vector<std::int64_t>& words);
 
-class TensorListReceiver {
- public:
-  TensorListReceiver(MessageRoute route, int tag) : route_(std::move(route)), tag_(tag) {}
-  /// Posts the receive of the next message, so that the sender need not wait for it. At most
-  /// MessageRoom::kAhead receives may be posted and not taken. Throws RankFailed.
-  void begin(std::int64_t stream);
-  /// Waits for the first message whose receive has been posted. Throws RankFailed, and ConfigError if what
-  /// comes is another message or there is no memory for it.
-  TensorListMessage take();
-
- private:
-  struct Coming {
-    std::int64_t stream;
-    at::Tensor first;  ///< what precedes the values, and room for them
-    std::exception_ptr no_memory;
-    c10::intrusive_ptr<c10d::Work> work;
-  };
-  MessageRoute route_;
-  int tag_;
-  std::int64_t begun_ = 0, taken_ = 0;
-  MessageRoom room_;
-  std::deque<Coming> coming_;
-};
+/// Returns how many bytes of values each tensor has; 0 if it is undefined.
+std::vector<std::int64_t> value_bytes(const std::vector<at::Tensor>& tensors);
 
 }  // namespace reef

@@ -44,7 +44,9 @@ PipelineExecutor::PipelineExecutor(PipelineSchedule schedule, std::vector<Pipeli
       skips_(std::move(skips)),
       training_(course(std::move(schedule))),
       serving_(course(serving_schedule(training_.schedule()))),
-      mail_(group_, tag) {}
+      mail_(group_, tag) {
+  mail_.connect(training_.messages());
+}
 
 PipelineCourse PipelineExecutor::course(PipelineSchedule schedule, std::uint32_t lanes) const {
   return {std::move(schedule), skips_, replica_, replicas_, lanes};

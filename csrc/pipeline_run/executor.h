@@ -40,7 +40,7 @@ class PipelineExecutor {
     Meanwhile meanwhile;
   };
 
-  /// `tag`: as for PipelineMail.
+  /// All ranks of the group alike. `tag`: as for PipelineMail. Throws RankFailed.
   PipelineExecutor(PipelineSchedule schedule, std::vector<PipelineSkip> skips, ProcessGroupPtr group,
                    std::uint32_t replicas, int tag);
 

@@ -1,26 +1,30 @@
 #include "pipeline_run/mail.h"
 
+#include <algorithm>
 #include <exception>
+#include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "distributed/gloo_tensor_list.h"
 #include "distributed/message_queue.h"
+#include "distributed/peer_tensor_list.h"
 #include "pipeline/traffic.h"
 
 namespace reef {
 
+struct PipelineMail::Sending {
+  std::unique_ptr<TensorListSender> sender;
+  MessageQueue queue;
+};
+
+struct PipelineMail::Receiving {
+  std::unique_ptr<TensorListReceiver> receiver;
+  MessageQueue queue;
+};
+
 /// Owned by the threads that serve them, too.
 struct PipelineMail::Queues {
-  struct Sending {
-    explicit Sending(TensorListSender to) : sender(std::move(to)) {}
-    TensorListSender sender;
-    MessageQueue queue;
-  };
-  struct Receiving {
-    explicit Receiving(TensorListReceiver from) : receiver(std::move(from)) {}
-    TensorListReceiver receiver;
-    MessageQueue queue;
-  };
   std::map<int, Sending> sending;  ///< by the other rank
   std::map<int, Receiving> receiving;
 };
@@ -65,6 +69,39 @@ PipelineMail::PipelineMail(ProcessGroupPtr group, int tag)
 
 PipelineMail::~PipelineMail() = default;
 
+void PipelineMail::connect(const std::vector<PipelineMessage>& messages) {
+  std::set<std::pair<int, int>> pairs;
+  for (const PipelineMessage& message : messages) {
+    const auto [smaller, larger] = std::minmax(message.from, message.to);
+    if (smaller < larger) pairs.emplace(static_cast<int>(smaller), static_cast<int>(larger));
+  }
+  connections_ = connect_peers(group_, pairs);
+}
+
+PipelineMail::Sending& PipelineMail::sending_to(int rank) {
+  Sending& sending = queues_->sending[rank];
+  if (sending.sender) return sending;
+  MessageRoute route = MessageRoute::to("reef::Pipeline", rank, group_);
+  if (const auto own = connections_.find(rank); own != connections_.end()) {
+    sending.sender = std::make_unique<PeerTensorListSender>(std::move(route), own->second);
+  } else {
+    sending.sender = std::make_unique<GlooTensorListSender>(std::move(route), tag_);
+  }
+  return sending;
+}
+
+PipelineMail::Receiving& PipelineMail::receiving_from(int rank) {
+  Receiving& receiving = queues_->receiving[rank];
+  if (receiving.receiver) return receiving;
+  MessageRoute route = MessageRoute::to("reef::Pipeline", rank, group_);
+  if (const auto own = connections_.find(rank); own != connections_.end()) {
+    receiving.receiver = std::make_unique<PeerTensorListReceiver>(std::move(route), own->second);
+  } else {
+    receiving.receiver = std::make_unique<GlooTensorListReceiver>(std::move(route), tag_);
+  }
+  return receiving;
+}
+
 void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
   const auto own = static_cast<std::uint32_t>(group_->getRank());
   /// Of one rank, in its order: the streams, and of how many the receive has begun.
@@ -83,12 +120,10 @@ void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
   for (const PipelineMessage& message : messages) {
     if (message.to != own) continue;
     const int from = static_cast<int>(message.from);
-    auto& [receiver, queue] =
-        queues_->receiving
-            .try_emplace(from, TensorListReceiver(MessageRoute::to("reef::Pipeline", from, group_), tag_))
-            .first->second;
+    Receiving& receiving = receiving_from(from);
     coming_[key_of(message)] = start<TensorListMessage>(
-        queue, queues_, [&from_rank = receiver, all = expected.at(from), at = number[from]++] {
+        receiving.queue, queues_,
+        [&from_rank = *receiving.receiver, all = expected.at(from), at = number[from]++] {
           while (all->begun < all->streams.size() && all->begun < at + MessageRoom::kAhead)
             from_rank.begin(all->streams[all->begun++]);
           return from_rank.take();
@@ -104,13 +139,11 @@ void PipelineMail::send(const PipelineMessage& message, TensorListMessage conten
     if (!lies_in_order(tensor)) layout = layout_of(tensor);
     tensor = values_of_message(tensor);
   }
-  auto& [sender, queue] =
-      queues_->sending.try_emplace(to, TensorListSender(MessageRoute::to("reef::Pipeline", to, group_), tag_))
-          .first->second;
-  going_.push_back(start<void>(
-      queue, queues_, [&to_rank = sender, stream = stream_of(message), content = std::move(content)] {
-        to_rank.send(content, stream);
-      }));
+  Sending& sending = sending_to(to);
+  if (sending.queue.is_idle() && sending.sender->send_at_once(content)) return;
+  going_.push_back(start<void>(sending.queue, queues_,
+                               [&to_rank = *sending.sender, stream = stream_of(message),
+                                content = std::move(content)] { to_rank.send(content, stream); }));
 }
 
 TensorListMessage PipelineMail::receive(const PipelineMessage& message, const Meanwhile& meanwhile) {

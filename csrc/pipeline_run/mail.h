@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "distributed/connect_peers.h"
 #include "distributed/tensor_list_message.h"
 #include "reef/pipeline_schedule.h"
 
@@ -24,8 +25,9 @@ Result wait_for(std::future<Result>& future, const Meanwhile& meanwhile) {
   return future.get();
 }
 
-/// The messages of a pipeline between this rank and others, which travel beside the program. Between two
-/// ranks they have the order in which the sender's actions make them, so each is received by its number.
+/// The messages of a pipeline between this rank and others, which travel beside the program: on connections
+/// of their own, or by gloo where there are none. Between two ranks they have the order in which the sender's
+/// actions make them, so each is received by its number.
 class PipelineMail {
  public:
   /// Names a message by its kind, the chunk that has made it, the one that needs it, and the micro-batch.
@@ -36,6 +38,9 @@ class PipelineMail {
 
   /// Uses gloo's tags `tag` and `tag` + 1 of the group.
   PipelineMail(ProcessGroupPtr group, int tag);
+  /// Makes connections for messages like these. All ranks of the group call it alike, at most once, before
+  /// begin(). Throws RankFailed.
+  void connect(const std::vector<PipelineMessage>& messages);
   ~PipelineMail();
   PipelineMail(const PipelineMail&) = delete;
   PipelineMail& operator=(const PipelineMail&) = delete;
@@ -43,7 +48,7 @@ class PipelineMail {
   /// Begins to receive those of `messages` that are for this rank, in this order. All ranks are given the
   /// same messages, of which each rank then sends its own, in this order.
   void begin(const std::vector<PipelineMessage>& messages);
-  /// Tensors must not change before end().
+  /// Sends what takes no waiting at once, all else beside the program: tensors must not change before end().
   void send(const PipelineMessage& message, TensorListMessage content);
   /// Waits for a message that begin() was given, and gives it away. Throws RankFailed.
   TensorListMessage receive(const PipelineMessage& message, const Meanwhile& meanwhile);
@@ -52,9 +57,14 @@ class PipelineMail {
 
  private:
   struct Queues;
+  struct Sending;
+  struct Receiving;
+  Sending& sending_to(int rank);
+  Receiving& receiving_from(int rank);
 
   ProcessGroupPtr group_;
   int tag_;
+  PeerConnections connections_;
   std::shared_ptr<Queues> queues_;
   std::map<Key, std::future<TensorListMessage>> coming_;
   std::vector<std::future<void>> going_;

@@ -1,5 +1,9 @@
 // Run as several ranks by tests/support/ranks.py.
+#include <chrono>
+#include <cstdlib>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pipelines.h"
@@ -119,7 +123,40 @@ TEST(Pipeline, ABatchMayWantAGradient) {
   }
 }
 
-TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) {
+/// With a network that is not there on one rank, ranks have no connections of their own; gloo has its network
+/// already.
+class OnlyByGloo {
+ public:
+  explicit OnlyByGloo(bool only) : only_(only && rank() == 0) {
+    const char* const before = std::getenv("GLOO_SOCKET_IFNAME");
+    if (before != nullptr) before_ = before;
+    if (only_) ::setenv("GLOO_SOCKET_IFNAME", "no-such-network", 1);
+  }
+  ~OnlyByGloo() {
+    if (only_ && before_) ::setenv("GLOO_SOCKET_IFNAME", before_->c_str(), 1);
+    if (only_ && !before_) ::unsetenv("GLOO_SOCKET_IFNAME");
+  }
+  OnlyByGloo(const OnlyByGloo&) = delete;
+  OnlyByGloo& operator=(const OnlyByGloo&) = delete;
+
+ private:
+  bool only_;
+  std::optional<std::string> before_;
+};
+
+/// Returns what is held when a pipeline of an earlier test has been let go of by its threads, too.
+messages::Held held_at_rest() {
+  messages::Held held;
+  for (int same = 0; same < 10; ++same) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const messages::Held now;
+    if (now.descriptors != held.descriptors) same = 0;
+    held = now;
+  }
+  return held;
+}
+
+void expect_tensors_travel(bool only_by_gloo) {
   const std::vector<at::ScalarType> dtypes = {
       at::kFloat, at::kDouble,       at::kHalf,          at::kBFloat16, at::kByte,        at::kLong,
       at::kBool,  at::kComplexFloat, at::kFloat8_e4m3fn, at::kUInt16,   at::kComplexHalf, at::kShort};
@@ -156,8 +193,28 @@ TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) {
     }
     return {torch::zeros({1})};
   };
+  const messages::Held before = held_at_rest();
+  const OnlyByGloo network(only_by_gloo);
   Pipeline pipeline(stages, world(), {.micro_batches = 6, .schedule = "gpipe"});
+  const std::ptrdiff_t neighbours = (rank() > 0 ? 1 : 0) + (rank() + 1 < size() ? 1 : 0);
+  EXPECT_EQ(messages::Held().descriptors - before.descriptors, only_by_gloo ? 0 : neighbours);
   for (; call < 4; ++call, row = 0) pipeline.forward(Tensors{torch::arange(6).reshape({6, 1})});
+}
+
+TEST(Pipeline, TensorsOfEveryDtypeAndShapeTravel) { expect_tensors_travel(/*only_by_gloo=*/false); }
+
+TEST(Pipeline, MessagesGoByGlooWhereRanksHaveNoConnections) { expect_tensors_travel(/*only_by_gloo=*/true); }
+
+TEST(Pipeline, LetsGoOfItsConnections) {
+  EXPECT_GT(size(), 0);  // the group is there
+  const messages::Held before = held_at_rest();
+  for (int i = 0; i < 3; ++i) {
+    std::vector<PipelineStage> stages(static_cast<std::size_t>(size()));
+    for (PipelineStage& stage : stages) stage.run = [](const Tensors& given) { return given; };
+    Pipeline pipeline(stages, world(), {.micro_batches = 2});
+    pipeline.forward(torch::ones({2, 3}));
+  }
+  EXPECT_TRUE(messages::Held::becomes_at_most(before));
 }
 
 TEST(Pipeline, AnOutputThatChangesWhileItIsSentIsAnError) {
