@@ -19,6 +19,7 @@ from torch import nn
 
 WIDTH, HEADS, LENGTH, WINDOWS = 128, 4, 128, 4
 RANKS, MICRO_BATCHES, BLOCKS = 8, 16, 32
+REAL_HOPS = (1, 3)
 RANK_SCHEDULES = ("1f1b", "zero_bubble", "zbv", "v_half", "v_min", "gpipe")
 
 
@@ -162,50 +163,59 @@ def eight_ranks() -> None:
 
 
 def run_real_rank() -> None:
-    """One rank of real_arithmetic(): prints the median seconds of a step, those of the simulation, and the median of those that its thread
-    has computed."""
+    """One rank of real_arithmetic(): prints, by schedule, the median seconds of a step, those of the simulation, and the median of those that
+    its thread has computed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     group = reef.init_process_group()
     model = nn.Sequential(*(Block() for _ in range(8)))
     batch = torch.randn(MICRO_BATCHES * WINDOWS, LENGTH, WIDTH)
     profile = reef.measure_pipeline(model, batch[:WINDOWS], group, repeats=15)
-    pipeline = reef.Pipeline(model, group, micro_batches=MICRO_BATCHES, schedule="1f1b")
-    predicted = pipeline.schedule.cost(profile.cut(pipeline.cuts)).makespan_seconds
-    times, computed = [], []
+    hops = REAL_HOPS if group.size() > 1 else REAL_HOPS[:1]
+    pipelines = [reef.Pipeline(model, group, micro_batches=MICRO_BATCHES, schedule="1f1b", hops=[each] * (group.size() - 1)) for each in hops]
+    times, computed = [[] for _ in hops], [[] for _ in hops]
     for _ in range(9):
-        begin, computed_before = time.perf_counter(), time.thread_time()
-        pipeline.step(batch, lambda y: y.square().mean())
-        times.append(time.perf_counter() - begin)
-        computed.append(time.thread_time() - computed_before)
-    print(json.dumps([statistics.median(times), predicted, statistics.median(computed)]), flush=True)
+        for number, pipeline in enumerate(pipelines):
+            begin, computed_before = time.perf_counter(), time.thread_time()
+            pipeline.step(batch, lambda y: y.square().mean())
+            times[number].append(time.perf_counter() - begin)
+            computed[number].append(time.thread_time() - computed_before)
+    print(json.dumps([[statistics.median(times[number]), pipeline.schedule.cost(profile.cut(pipeline.cuts)).makespan_seconds,
+                       statistics.median(computed[number])] for number, pipeline in enumerate(pipelines)]), flush=True)  # fmt: skip
 
 
 def real_arithmetic() -> None:
     """Eight transformer blocks on one rank and on two, each with one thread: the speed-up, and that of the simulation. Two cores that are
     busy are slower than one that is alone, with a pipeline or without, so the one rank is timed alone and beside another that does the same,
-    and what ranks compute for is added up."""
+    and what ranks compute for is added up. Passes do not all take as long on cores that others use, too: with deeper hops a rank waits less
+    for one of the other's that takes longer, which the simulation does not know."""
 
-    def seconds(size: int, beside: int) -> list[float]:
+    def seconds(size: int, beside: int) -> list[list[float]]:
+        """By schedule: of a step, those of the simulation, and those that all ranks compute for."""
         command = [sys.executable, str(Path(__file__).resolve()), "--real-rank"]
         common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
         ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": "0", "MASTER_PORT": str(29508 + job)}, stdout=subprocess.PIPE, text=True)
                  for job in range(beside) for rank in range(size)]  # fmt: skip
         printed = [json.loads(rank.communicate(timeout=600)[0].splitlines()[-1]) for rank in ranks]
-        return [*printed[0][:2], sum(computed for _, _, computed in printed[:size])]
+        return [[took, predicted, sum(of_rank[number][2] for of_rank in printed[:size])] for number, (took, predicted, _) in enumerate(printed[0])]
 
     shapes = {"alone": (1, 1), "beside another": (1, 2), "two ranks": (2, 1)}
     found = {name: [] for name in shapes}
     for _ in range(5):
         for name, shape in shapes.items():
             found[name].append(seconds(*shape))
-    alone, beside, two = (statistics.median(took for took, _, _ in found[name]) for name in shapes)
-    more = statistics.median(both[2] / one[2] for one, both in zip(found["alone"], found["two ranks"], strict=True))
-    predicted = statistics.median(one[1] / both[1] for one, both in zip(found["alone"], found["two ranks"], strict=True))
-    row("8 transformer blocks/two ranks", two, "s",
-        f"medians of 5 runs: {alone / two:.3f} times as fast as one rank alone, {beside / two:.3f} times as fast as one beside another; the simulation "
-        f"says {predicted:.3f}, of which that is {alone / two / predicted:.3f} and {beside / two / predicted:.3f}; the two compute {more:.3f} times as long for the "
-        f"same, without which it would be {more * alone / two / predicted:.3f}")  # fmt: skip
+    one = [by_schedule[0] for by_schedule in found["alone"]]
+    alone = statistics.median(took for took, _, _ in one)
+    beside = statistics.median(by_schedule[0][0] for by_schedule in found["beside another"])
+    for number, hops in enumerate(REAL_HOPS):
+        both = [by_schedule[number] for by_schedule in found["two ranks"]]
+        two = statistics.median(took for took, _, _ in both)
+        more = statistics.median(b[2] / a[2] for a, b in zip(one, both, strict=True))
+        predicted = statistics.median(a[1] / b[1] for a, b in zip(one, both, strict=True))
+        row(f"8 transformer blocks/two ranks, hops of {hops}", two, "s",
+            f"medians of 5 runs: {alone / two:.3f} times as fast as one rank alone, {beside / two:.3f} times as fast as one beside another; the simulation "
+            f"says {predicted:.3f}, of which that is {alone / two / predicted:.3f} and {beside / two / predicted:.3f}; the two compute {more:.3f} times as long for the "
+            f"same, without which it would be {more * alone / two / predicted:.3f}")  # fmt: skip
 
 
 PARTS = {part.__name__: part for part in (block, planner, eight_ranks, real_arithmetic)}

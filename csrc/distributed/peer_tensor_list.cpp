@@ -96,7 +96,8 @@ TensorListMessage PeerTensorListReceiver::take() {
   const auto receive = [&] {
     Before before{};
     connection_->receive(&before, sizeof before);
-    if (before.magic != kPeerMagic || before.number != number || before.words < 0 || before.words > kMostWords)
+    if (before.magic != kPeerMagic || before.number != number || before.words < 0 ||
+        before.words > kMostWords)
       return;
     Words words(static_cast<std::size_t>(before.words));
     connection_->receive(words.data(), words.size() * sizeof(std::int64_t));

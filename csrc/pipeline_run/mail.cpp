@@ -13,20 +13,16 @@
 
 namespace reef {
 
-struct PipelineMail::Sending {
-  std::unique_ptr<TensorListSender> sender;
-  MessageQueue queue;
-};
-
-struct PipelineMail::Receiving {
-  std::unique_ptr<TensorListReceiver> receiver;
-  MessageQueue queue;
-};
-
 /// Owned by the threads that serve them, too.
 struct PipelineMail::Queues {
-  std::map<int, Sending> sending;  ///< by the other rank
-  std::map<int, Receiving> receiving;
+  /// One end of a route, and what is to be done there.
+  template <class End>
+  struct Served {
+    std::unique_ptr<End> end;
+    MessageQueue queue;
+  };
+  std::map<int, Served<TensorListSender>> sending;  ///< by the other rank
+  std::map<int, Served<TensorListReceiver>> receiving;
 };
 
 namespace {
@@ -78,28 +74,17 @@ void PipelineMail::connect(const std::vector<PipelineMessage>& messages) {
   connections_ = connect_peers(group_, pairs);
 }
 
-PipelineMail::Sending& PipelineMail::sending_to(int rank) {
-  Sending& sending = queues_->sending[rank];
-  if (sending.sender) return sending;
+template <class ByPeer, class ByGloo, class Routes>
+auto& PipelineMail::route_at(int rank, Routes& routes) {
+  auto& served = routes[rank];
+  if (served.end) return served;
   MessageRoute route = MessageRoute::to("reef::Pipeline", rank, group_);
   if (const auto own = connections_.find(rank); own != connections_.end()) {
-    sending.sender = std::make_unique<PeerTensorListSender>(std::move(route), own->second);
+    served.end = std::make_unique<ByPeer>(std::move(route), own->second);
   } else {
-    sending.sender = std::make_unique<GlooTensorListSender>(std::move(route), tag_);
+    served.end = std::make_unique<ByGloo>(std::move(route), tag_);
   }
-  return sending;
-}
-
-PipelineMail::Receiving& PipelineMail::receiving_from(int rank) {
-  Receiving& receiving = queues_->receiving[rank];
-  if (receiving.receiver) return receiving;
-  MessageRoute route = MessageRoute::to("reef::Pipeline", rank, group_);
-  if (const auto own = connections_.find(rank); own != connections_.end()) {
-    receiving.receiver = std::make_unique<PeerTensorListReceiver>(std::move(route), own->second);
-  } else {
-    receiving.receiver = std::make_unique<GlooTensorListReceiver>(std::move(route), tag_);
-  }
-  return receiving;
+  return served;
 }
 
 void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
@@ -120,10 +105,10 @@ void PipelineMail::begin(const std::vector<PipelineMessage>& messages) {
   for (const PipelineMessage& message : messages) {
     if (message.to != own) continue;
     const int from = static_cast<int>(message.from);
-    Receiving& receiving = receiving_from(from);
+    auto& receiving = route_at<PeerTensorListReceiver, GlooTensorListReceiver>(from, queues_->receiving);
     coming_[key_of(message)] = start<TensorListMessage>(
         receiving.queue, queues_,
-        [&from_rank = *receiving.receiver, all = expected.at(from), at = number[from]++] {
+        [&from_rank = *receiving.end, all = expected.at(from), at = number[from]++] {
           while (all->begun < all->streams.size() && all->begun < at + MessageRoom::kAhead)
             from_rank.begin(all->streams[all->begun++]);
           return from_rank.take();
@@ -139,10 +124,10 @@ void PipelineMail::send(const PipelineMessage& message, TensorListMessage conten
     if (!lies_in_order(tensor)) layout = layout_of(tensor);
     tensor = values_of_message(tensor);
   }
-  Sending& sending = sending_to(to);
-  if (sending.queue.is_idle() && sending.sender->send_at_once(content)) return;
+  auto& sending = route_at<PeerTensorListSender, GlooTensorListSender>(to, queues_->sending);
+  if (sending.queue.is_idle() && sending.end->send_at_once(content)) return;
   going_.push_back(start<void>(sending.queue, queues_,
-                               [&to_rank = *sending.sender, stream = stream_of(message),
+                               [&to_rank = *sending.end, stream = stream_of(message),
                                 content = std::move(content)] { to_rank.send(content, stream); }));
 }
 

@@ -57,10 +57,9 @@ class PipelineMail {
 
  private:
   struct Queues;
-  struct Sending;
-  struct Receiving;
-  Sending& sending_to(int rank);
-  Receiving& receiving_from(int rank);
+  /// Returns the end of the route to or from a rank, which is made when it is first asked for.
+  template <class ByPeer, class ByGloo, class Routes>
+  auto& route_at(int rank, Routes& routes);
 
   ProcessGroupPtr group_;
   int tag_;

@@ -11,7 +11,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from waits import HEARTBEAT_SECONDS
+from waits import HEARTBEAT_SECONDS, stop
 
 import reef
 
@@ -262,14 +262,16 @@ def by_torch():
 
 
 class Ends(nn.Module):
-    """Ends its process the `at`-th time that it runs forward, or backward."""
+    """Ends its process, or stops it for a while, the `at`-th time that it runs forward, or backward."""
 
-    def __init__(self, at, backward):
+    def __init__(self, at, backward, only_stops=False):
         super().__init__()
-        self.layer, self.left, self.backward = nn.Linear(4, 4), at, backward
+        self.layer, self.left, self.backward, self.only_stops = nn.Linear(4, 4), at, backward, only_stops
 
     def end(self, *_):
-        if self.left == 0:
+        if self.left == 0 and self.only_stops:
+            stop()
+        elif self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
 
@@ -289,7 +291,7 @@ def fault(victim, at, way):
         stages = [Ends(int(at) if group.rank() == int(victim) else never, backward=False)]
         pipeline = reef.Pipeline(stages, group, micro_batches=4, schedule="hetpipe", replicas=group.size(), staleness=1)
     else:
-        stages = [Ends(int(at) if rank == int(victim) else never, way == "backward") for rank in range(group.size())]
+        stages = [Ends(int(at) if rank == int(victim) else never, way == "backward", way == "stopped") for rank in range(group.size())]
         pipeline = reef.Pipeline(stages, group, micro_batches=4)
     try:
         while True:

@@ -65,12 +65,12 @@ def test_over_a_group_of_torch_distributed():
 
 FAULTS = [(victim, at, way) for victim, at, way in
           [(0, 0, "forward"), (1, 0, "forward"), (2, 0, "forward"), (1, 3, "forward"), (0, 5, "forward"),
-           (0, 0, "backward"), (1, 2, "backward"), (2, 3, "backward"), (2, 6, "backward"), (0, 9, "wave")]]  # fmt: skip
+           (0, 0, "backward"), (1, 2, "backward"), (2, 3, "backward"), (2, 6, "backward"), (0, 9, "wave"), (1, 2, "stopped")]]  # fmt: skip
 
 
 def test_a_rank_that_is_gone_is_named_wherever_it_was():
-    for first in range(0, len(FAULTS), 5):
-        results = beside_each_other(lambda row: run(3, "fault", *map(str, row)), FAULTS[first : first + 5])
+    for first in range(0, len(FAULTS), 6):
+        results = beside_each_other(lambda row: run(3, "fault", *map(str, row)), FAULTS[first : first + 6])
         for (victim, at, way), result in results.items():
             for rank in {0, 1, 2} - {victim}:
                 assert result.ranks[rank].ok, result.report()
