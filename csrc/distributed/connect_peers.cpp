@@ -32,7 +32,7 @@ namespace {
 
 constexpr milliseconds kLongest{10000};
 
-/// What one who connects says first: the number of whom it wants, and its own rank.
+/// The first bytes on a connection: the number of the rank that is called, and the rank of the caller.
 struct Hello {
   std::uint64_t number = 0;
   std::int64_t rank = -1;
@@ -50,7 +50,7 @@ std::runtime_error failed(const std::string& what) {
   return std::runtime_error(what + ": " + std::generic_category().message(errno));
 }
 
-/// A socket that is closed with it.
+/// Owns a socket, and closes it.
 class Socket {
  public:
   explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
@@ -64,7 +64,7 @@ class Socket {
   int release() { return std::exchange(descriptor_, -1); }
   explicit operator bool() const { return descriptor_ >= 0; }
 
-  /// Returns false at the deadline.
+  /// Waits for `events` of poll(). Returns false if there are none by the deadline.
   bool await(short events, Deadline deadline) const {
     pollfd one{descriptor_, events, 0};
     int ready = 0;
@@ -73,9 +73,9 @@ class Socket {
     } while (ready < 0 && errno == EINTR && !has_passed(deadline));
     return ready > 0;
   }
-  void wait_for_calls(bool wait) const {
+  void set_blocking(bool blocks) const {
     const int flags = ::fcntl(descriptor_, F_GETFL);
-    ::fcntl(descriptor_, F_SETFL, wait ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+    ::fcntl(descriptor_, F_SETFL, blocks ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
   }
 
  private:
@@ -99,7 +99,7 @@ std::optional<Address> address_of_interface(const std::string& name) {
   return std::nullopt;
 }
 
-/// `service`: a port; "" leaves it open.
+/// Resolves a host name or a numeric address. `service`: a port; "": none.
 std::optional<Address> address_of_host(const std::string& host, const std::string& service = "") {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -113,8 +113,8 @@ std::optional<Address> address_of_host(const std::string& host, const std::strin
   return address;
 }
 
-/// Returns an address of this rank on the network of the group's gloo, which LibTorch chooses by the same
-/// rules.
+/// Returns an address of this rank on the network of the group's gloo. Follows the rules by which LibTorch
+/// chooses that network.
 Address own_address(c10d::ProcessGroup& group) {
   const auto* const ours = dynamic_cast<const MemberGroup*>(&group);
   const GlooNetwork network = ours != nullptr && ours->members
@@ -128,7 +128,7 @@ Address own_address(c10d::ProcessGroup& group) {
   return *address;
 }
 
-/// Where a rank listens, and the number by which it is known; a text of one line.
+/// Where a rank listens, and the random number that its callers must know. Travels as one line of text.
 struct Place {
   std::string host, port;
   std::uint64_t number = 0;
@@ -149,7 +149,7 @@ class Listener {
     if (!*socket_ || ::bind(socket_->get(), address.get(), address.size) != 0 ||
         ::listen(socket_->get(), SOMAXCONN) != 0)
       throw failed("it cannot listen");
-    socket_->wait_for_calls(false);
+    socket_->set_blocking(false);
     Address bound;
     bound.size = sizeof bound.bytes;
     std::array<char, NI_MAXHOST> host{};
@@ -163,7 +163,7 @@ class Listener {
   }
   const Place& place() const { return place_; }
 
-  /// Returns a connection to one of `ranks`, and which.
+  /// Waits for a call of one of `ranks`. Returns which it is, and the connection. Drops calls of others.
   std::pair<int, Socket> accept(const std::set<int>& ranks, Deadline deadline) const {
     while (socket_->await(POLLIN, deadline)) {
       Socket came(::accept4(socket_->get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -196,7 +196,7 @@ Socket call(const Place& place, int rank, int own_rank, Deadline deadline) {
     ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     if ((errno = error) != 0) throw failed(whom);
   }
-  socket.wait_for_calls(true);
+  socket.set_blocking(true);
   const Hello hello{place.number, own_rank};
   if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) throw failed(whom);
   return socket;

@@ -12,11 +12,12 @@ namespace reef {
 
 using PeerConnections = std::map<int, std::shared_ptr<PeerConnection>>;  ///< by the other rank
 
-/// Connects this rank to all that it is paired with. All ranks of the group call it alike; each is given all
-/// pairs that it is in, the smaller rank first, and there are none only if no rank has any. They listen on
-/// the network of the group's gloo for as long as this takes, 10 s at most, and know each other by random
-/// numbers that go through the group. Returns nothing, on all ranks, where two cannot be connected (a
-/// firewall may let gloo's ports pass alone): the rank that found it warns of it. Throws RankFailed.
+/// Connects this rank to the other rank of each pair that it is in. All ranks of the group call this alike.
+/// `pairs` holds at least this rank's own, the smaller rank first, and is empty on all ranks or on none.
+/// Ranks listen on the network of the group's gloo until they are connected, 10 s at most; a caller proves
+/// that it belongs to the group by a random number that was exchanged through it. If two ranks cannot be
+/// connected, for example because a firewall lets only gloo's ports pass, the rank that finds it warns, and
+/// all ranks return no connections. Throws RankFailed.
 PeerConnections connect_peers(const ProcessGroupPtr& group, const std::set<std::pair<int, int>>& pairs);
 
 }  // namespace reef

@@ -27,7 +27,7 @@ constexpr std::int64_t kFirstBytes = 8 * kFirstWords;
 constexpr std::int64_t kWordsBefore = 4;  ///< magic, number, words of the description, whether values follow
 constexpr std::int64_t kFirstDescription = kFirstWords - kWordsBefore;
 
-/// Returns how many bytes a tensor of so many takes where several are packed: each begins at a multiple
+/// Returns the bytes that a tensor of `bytes` takes among packed ones, each of which begins at a multiple
 /// of 64.
 constexpr std::int64_t place_bytes(std::int64_t bytes) {
   return static_cast<std::int64_t>(round_up(static_cast<std::uint64_t>(bytes), 64));
@@ -130,15 +130,11 @@ void GlooTensorListReceiver::begin(std::int64_t stream) {
 TensorListMessage GlooTensorListReceiver::take() {
   const std::string name = "a message from rank " + std::to_string(route_.other);
   const std::int64_t number = taken_++;
-  const auto nonsense = [&] {
-    return ConfigError(name + " is not the one that was expected, number " + std::to_string(number) +
-                       ": run the same program, with the same version of Reef, on all ranks.");
-  };
   Coming coming = std::move(coming_.front());
   coming_.pop_front();
   route_.run(name, [&] { route_.wait({coming.work}); });
   const auto* const words = static_cast<const std::int64_t*>(coming.first.const_data_ptr());
-  if (words[0] != kMagic || words[1] != number || words[2] < 0) throw nonsense();
+  if (words[0] != kMagic || words[1] != number || words[2] < 0) throw unexpected_message(name, number);
   const std::int64_t count = words[2];
   const bool packed = words[3] != 0;
   const std::int64_t inside = std::min(count, kFirstDescription);
@@ -154,13 +150,13 @@ TensorListMessage GlooTensorListReceiver::take() {
   try {
     found = described_by(description);
   } catch (const std::out_of_range&) {
-    throw nonsense();
+    throw unexpected_message(name, number);
   }
   auto& [message, described] = found;
   std::vector<std::int64_t> sizes;
   for (const DescribedTensor& each : described) sizes.push_back(each.bytes());
   const std::int64_t bytes = packed_bytes(sizes);
-  if (packed && kFirstBytes + bytes > coming.first.numel()) throw nonsense();
+  if (packed && kFirstBytes + bytes > coming.first.numel()) throw unexpected_message(name, number);
   std::int64_t at = kFirstBytes;
   for (std::size_t i = 0; i < described.size(); ++i) {
     Tensor& tensor = message.tensors.emplace_back();

@@ -31,9 +31,9 @@ class MessageRoom {
   std::map<std::int64_t, std::deque<Noted>> noted_;  ///< by stream
 };
 
-/// Sends lists of tensors by gloo, with its tags `tag` and `tag` + 1. A list costs one message of gloo, of
-/// 1 KiB and a copy of the values, if there is room for them, and otherwise one more for each tensor and each
-/// 16 MiB of it.
+/// Sends lists of tensors by gloo, with the tags `tag` and `tag` + 1. A list costs one message of 1 KiB plus
+/// a copy of the values if there is room for them; otherwise it costs one more message for each 16 MiB, or
+/// part of them, of each tensor.
 class GlooTensorListSender final : public TensorListSender {
  public:
   GlooTensorListSender(MessageRoute route, int tag) : route_(std::move(route)), tag_(tag) {}

@@ -18,9 +18,9 @@ namespace reef {
 namespace {
 
 constexpr std::size_t kAheadBytes = 16 << 10;
-constexpr std::size_t kMostPieces = 64;  // of one call
+constexpr std::size_t kMostPieces = 64;  // of one call of sendmsg()
 
-/// Returns what of `pieces` is behind the first `sent` bytes, for one call.
+/// Returns the parts of `pieces` from byte `sent` on, at most as many as one call of sendmsg() is given.
 PeerConnection::Pieces behind(const PeerConnection::Pieces& pieces, std::size_t sent) {
   PeerConnection::Pieces left;
   for (const iovec& piece : pieces) {

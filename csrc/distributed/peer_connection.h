@@ -17,8 +17,8 @@
 
 namespace reef {
 
-/// A TCP connection to another rank, which carries bytes in order, both ways. A message costs a system call
-/// at each end, where one of gloo's costs three, and the lock that its loop spins for.
+/// A TCP connection to another rank, which carries bytes in order, both ways. A small message costs one
+/// system call at each end; one of gloo's costs three, and its loop spins for a lock meanwhile.
 class PeerConnection final : private AtFork {
  public:
   /// Owns the socket `descriptor`, which is connected to `other` ("rank 2"). No call waits for longer than
@@ -29,14 +29,15 @@ class PeerConnection final : private AtFork {
   PeerConnection& operator=(const PeerConnection&) = delete;
 
   using Pieces = std::vector<iovec>;
-  /// Sends what is behind the first `sent` bytes of `pieces`, as far as that takes no waiting. Returns how
-  /// many bytes are sent then. Nothing more is sent if the connection is broken.
+  /// Sends the bytes of `pieces` from byte `sent` on until the socket takes no more, without waiting. Returns
+  /// how many bytes have been sent in all; that is `sent` if the connection is broken.
   std::size_t send_at_once(const Pieces& pieces, std::size_t sent);
-  /// Sends all that is behind the first `sent` bytes. Throws DistError.
+  /// Sends all bytes of `pieces` from byte `sent` on. Waits for room. Throws DistError.
   void send(const Pieces& pieces, std::size_t sent);
-  /// Throws DistError.
+  /// Waits for so many bytes. Throws DistError.
   void receive(void* memory, std::size_t bytes);
-  /// Ends what waits at either end, for good. From any thread, does not wait.
+  /// Shuts the connection down, so that all waits at both ends fail. May be called on any thread, and does
+  /// not wait.
   void close();
 
  private:
@@ -50,11 +51,11 @@ class PeerConnection final : private AtFork {
   int descriptor_;
   std::string other_;
   milliseconds timeout_;
-  std::vector<char> ahead_;  ///< received, and not asked for yet, from `taken_` to `come_`
+  std::vector<char> ahead_;  ///< from `taken_` to `come_`: bytes received before they were asked for
   std::size_t taken_ = 0, come_ = 0;
 };
 
-/// A transfer on a connection, made by whoever waits for it, which those who watch messages can abort.
+/// A transfer on a connection, which the thread that waits for it makes, and which any thread can abort.
 class PeerTransfer final : public c10d::Work {
  public:
   PeerTransfer(std::shared_ptr<PeerConnection> connection, std::function<void()> transfer)

@@ -27,11 +27,11 @@ struct Before {
   std::int64_t magic, number, words;
 };
 
-/// A message as it travels: the words of Before, the description, and the values of each tensor. Refers to
-/// the message's tensors.
-class Parcel {
+/// A message as it is sent: Before, the description, and the values of each tensor. Refers to the memory of
+/// the message's tensors, which must outlive it.
+class OutgoingMessage {
  public:
-  Parcel(std::int64_t number, const TensorListMessage& message) : words_(description_of(message)) {
+  OutgoingMessage(std::int64_t number, const TensorListMessage& message) : words_(description_of(message)) {
     words_.insert(words_.begin(), {kPeerMagic, number, static_cast<std::int64_t>(words_.size())});
     add(words_.data(), words_.size() * sizeof(std::int64_t));
     for (const Tensor& tensor : message.tensors) {
@@ -52,7 +52,7 @@ class Parcel {
   std::size_t bytes_ = 0;
 };
 
-/// Receives what there is no memory for, and drops it.
+/// Receives values for which there is no memory, and drops them.
 void drop(PeerConnection& connection, std::int64_t bytes) {
   std::array<char, 4096> place{};
   for (std::int64_t left = bytes; left > 0; left -= static_cast<std::int64_t>(place.size()))
@@ -69,19 +69,19 @@ bool PeerTensorListSender::send_at_once(const TensorListMessage& message) {
       return false;  // send() says so
     }
   }
-  const Parcel parcel(number_, message);
-  sent_ = connection_->send_at_once(parcel.pieces(), 0);
-  if (sent_ < parcel.bytes()) return false;
+  const OutgoingMessage outgoing(number_, message);
+  sent_ = connection_->send_at_once(outgoing.pieces(), 0);
+  if (sent_ < outgoing.bytes()) return false;
   sent_ = 0;
   ++number_;
   return true;
 }
 
 void PeerTensorListSender::send(const TensorListMessage& message, std::int64_t /*stream*/) {
-  const Parcel parcel(number_, message);
+  const OutgoingMessage outgoing(number_, message);
   route_.run("a message to rank " + std::to_string(route_.other), [&] {
-    route_.wait(
-        {c10::make_intrusive<PeerTransfer>(connection_, [&] { connection_->send(parcel.pieces(), sent_); })});
+    route_.wait({c10::make_intrusive<PeerTransfer>(connection_,
+                                                   [&] { connection_->send(outgoing.pieces(), sent_); })});
   });
   sent_ = 0;
   ++number_;
@@ -122,9 +122,7 @@ TensorListMessage PeerTensorListReceiver::take() {
     }
   };
   route_.run(name, [&] { route_.wait({c10::make_intrusive<PeerTransfer>(connection_, receive)}); });
-  if (!is_expected)
-    throw ConfigError(name + " is not the one that was expected, number " + std::to_string(number) +
-                      ": run the same program, with the same version of Reef, on all ranks.");
+  if (!is_expected) throw unexpected_message(name, number);
   if (no_memory) std::rethrow_exception(no_memory);
   return message;
 }

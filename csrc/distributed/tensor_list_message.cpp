@@ -100,6 +100,11 @@ std::pair<TensorListMessage, std::vector<DescribedTensor>> described_by(const Wo
   return found;
 }
 
+ConfigError unexpected_message(const std::string& name, std::int64_t number) {
+  return ConfigError(name + " is not the one that was expected, number " + std::to_string(number) +
+                     ": run the same program, with the same version of Reef, on all ranks.");
+}
+
 std::vector<std::int64_t> value_bytes(const std::vector<Tensor>& tensors) {
   std::vector<std::int64_t> bytes;
   for (const Tensor& tensor : tensors)

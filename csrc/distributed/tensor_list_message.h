@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "reef/error.h"
 #include "tensor_layout.h"
 
 namespace reef {
@@ -44,6 +45,9 @@ std::vector<std::int64_t> description_of(const TensorListMessage& message);
 /// are no description.
 std::pair<TensorListMessage, std::vector<DescribedTensor>> described_by(
     const std::vector<std::int64_t>& words);
+
+/// Returns the error for a message that is not number `number` of its route. `name` says which message it is.
+ConfigError unexpected_message(const std::string& name, std::int64_t number);
 
 /// Returns how many bytes of values each tensor has; 0 if it is undefined.
 std::vector<std::int64_t> value_bytes(const std::vector<at::Tensor>& tensors);

@@ -25,9 +25,9 @@ Result wait_for(std::future<Result>& future, const Meanwhile& meanwhile) {
   return future.get();
 }
 
-/// The messages of a pipeline between this rank and others, which travel beside the program: on connections
-/// of their own, or by gloo where there are none. Between two ranks they have the order in which the sender's
-/// actions make them, so each is received by its number.
+/// Sends and receives a pipeline's messages between this rank and others, beside the program: on connections
+/// of the pipeline's own, or by gloo where there are none. Between two ranks messages have the order in which
+/// the sender's actions make them, so each is received by its number.
 class PipelineMail {
  public:
   /// Names a message by its kind, the chunk that has made it, the one that needs it, and the micro-batch.

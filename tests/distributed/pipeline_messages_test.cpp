@@ -144,7 +144,7 @@ class OnlyByGloo {
   std::optional<std::string> before_;
 };
 
-/// Returns what is held when a pipeline of an earlier test has been let go of by its threads, too.
+/// Waits until the number of descriptors is stable: threads may still close those of an earlier test.
 messages::Held held_at_rest() {
   messages::Held held;
   for (int same = 0; same < 10; ++same) {
