@@ -100,10 +100,10 @@ PeerListener::PeerListener(const SocketAddress& address)
 }
 
 bool PeerListener::Caller::hear() {
-  char* const memory = reinterpret_cast<char*>(&hello) + come_bytes;
-  const ssize_t come = ::recv(socket.get(), memory, sizeof hello - come_bytes, MSG_DONTWAIT);
+  char* const memory = reinterpret_cast<char*>(&hello) + received_bytes;
+  const ssize_t come = ::recv(socket.get(), memory, sizeof hello - received_bytes, MSG_DONTWAIT);
   if (come < 0) return errno == EAGAIN || errno == EINTR;
-  come_bytes += static_cast<std::size_t>(come);
+  received_bytes += static_cast<std::size_t>(come);
   return come > 0;
 }
 

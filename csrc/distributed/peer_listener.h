@@ -67,24 +67,24 @@ class PeerListener {
   explicit PeerListener(const SocketAddress& address);
   const PeerPlace& place() const { return place_; }
 
-  /// Waits for a call of one of `ranks`. Returns which it is, and the connection. Drops calls of others; one
-  /// that says nothing, or not enough, keeps no other waiting. Throws std::runtime_error at the deadline.
+  /// Waits for a call of one of `ranks`. Returns which it is, and the connection. Drops calls of others; a
+  /// caller that stays silent delays nobody. Throws std::runtime_error at the deadline.
   std::pair<int, Socket> accept(const std::set<int>& ranks, Deadline deadline);
 
  private:
-  /// A connection whose PeerHello has not come as a whole.
+  /// A connection that has not sent a whole PeerHello yet.
   struct Caller {
     Socket socket;
     PeerHello hello{};
-    std::size_t come_bytes = 0;
+    std::size_t received_bytes = 0;
 
-    /// Receives what has come. Returns false if the caller has hung up before its PeerHello was whole.
+    /// Receives what has arrived, without waiting. Returns false if the caller has hung up.
     bool hear();
-    bool is_whole() const { return come_bytes == sizeof hello; }
+    bool is_whole() const { return received_bytes == sizeof hello; }
   };
 
-  /// Hears each caller of which poll() says in `found` that it has said something. Returns the first of
-  /// `ranks` that has proved who it is, and drops those that have not.
+  /// Receives from each caller for which poll() has found an event. Returns the first that proves to be one
+  /// of `ranks`. Drops callers that have hung up or prove to be none of them.
   std::optional<std::pair<int, Socket>> hear(const std::vector<pollfd>& found, const std::set<int>& ranks);
 
   Socket socket_;
