@@ -479,6 +479,13 @@ TEST(Pipeline, WrongCallsAreRefusedOnEveryRank) {
   expect_words(
       told([&] { pipeline.step(batch(8), [](const Tensor& output, std::uint32_t) { return output; }); }),
       {"a loss is a single"});
+  expect_words(told([&] {
+                 pipeline.step(batch(8), [](const Tensor& output, std::uint32_t micro_batch) {
+                   const Tensor loss = output.square().mean();
+                   return micro_batch == 2 ? loss.detach() : loss;
+                 });
+               }),
+               {"the loss depends on nothing that requires grad"});
   EXPECT_NO_THROW(pipeline.step(batch(8), loss_of));
 }
 

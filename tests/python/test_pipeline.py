@@ -48,6 +48,12 @@ def test_modules_of_many_kinds(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_given_by_mistake(ranks):
+    result = run(ranks, program="pipeline_misuse_ranks.py")
+    assert result.ok, result.report()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_modules_that_give_tensors_to_later_ones(ranks):
     result = run(ranks, program="pipeline_skips_ranks.py")
     assert result.ok, result.report()

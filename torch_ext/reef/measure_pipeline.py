@@ -11,7 +11,8 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .chain import Chain
 from .link import Link
-from .pipeline import Maker, Tensors, _list_of, _loss_of_outputs, _maker, _stages
+from .pipeline import Maker, _loss_of_outputs, _maker, _stages
+from .pipeline_batches import Tensors, batch_tensors
 from .pipeline_schedule import PipelineChunkCost, _skips
 from .plan_pipeline import PipelineProfile
 from .process_group import _boxed
@@ -51,7 +52,7 @@ def measure_pipeline(
     makers = [number_of(_maker(name, stage, {})) for name, stage in _stages(stages)]
     limit = 0 if rank_bytes is None else parse_bytes(rank_bytes)
     seconds, counts, speeds, links, limits, skips = torch.ops.reef.measure_pipeline(
-        makers, _list_of(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link, _loss_of_outputs(loss)
+        makers, batch_tensors(micro_batch), _boxed(group), repeats, state_bytes_per_byte, limit, each_link, _loss_of_outputs(loss)
     )
     costs = tuple(PipelineChunkCost(*of, *more) for of, more in zip(seconds, counts, strict=True))
     return PipelineProfile(costs, tuple(speeds), tuple(Link(*link) for link in links), tuple(limits), _skips(skips))

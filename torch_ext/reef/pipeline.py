@@ -13,7 +13,7 @@ from ._function import number_of
 from .bytes import parse_bytes
 from .chain import Chain, _places
 from .optimizer_states import OptimizerStates
-from .pipeline_batches import PipelineBatches
+from .pipeline_batches import PipelineBatches, Tensors, batch_tensors, first_stage_input, kind_of, rows_of
 from .pipeline_schedule import PipelineSchedule, _ends
 from .process_group import _boxed
 from .shard_options import shard_options
@@ -21,7 +21,6 @@ from .shard_state import is_extra, tensors_of
 from .stepped import Stepped
 
 Maker = Callable[[], torch.nn.Module]
-Tensors = torch.Tensor | Sequence[torch.Tensor] | None
 
 
 class Pipeline(OptimizerStates):
@@ -123,7 +122,7 @@ class Pipeline(OptimizerStates):
             makers, whole, _boxed(group), micro_batches, "" if given else schedule, chunks_per_rank, list(hops), list(ranks_per_chunk),
             given.json() if given else "", list(cuts), replicas, [list(each) for each in replica_cuts], staleness, shard_options(**(shard or {})), recompute is True,
             _ends(() if isinstance(recompute, bool) else recompute), [list(names) for names in tied],
-            reduction, seed, _list_of(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte, may_replicate,
+            reduction, seed, batch_tensors(sample), 0 if rank_bytes is None else parse_bytes(rank_bytes), state_bytes_per_byte, may_replicate,
             _loss_of_outputs(sample_loss), synchronous_batches, correction_decay,
         )  # fmt: skip
         self._schedule = PipelineSchedule.from_json(self._pipeline.schedule())
@@ -216,13 +215,15 @@ class Pipeline(OptimizerStates):
 
         If a stage or the loss raises, its rank raises that, and the others torch.distributed.DistError, which says on which
         rank, in which chunk and for which micro-batch; gradients are then what they were."""
-        count = self._schedule.micro_batches
-        rows = [target.tensor_split(count) for target in targets]
+        rows: list[Sequence[torch.Tensor]] = []
 
         def of_micro_batch(number: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
+            if not rows:
+                rows.extend(rows_of(targets, self._schedule.micro_batches))
             return _single(loss(*outputs, *(each[int(number)] for each in rows)))
 
-        return torch.ops.reef.pipeline_step(self._pipeline, _list_of(batch), number_of(of_micro_batch))
+        with first_stage_input(lambda: batch_tensors(batch)) as tensors:
+            return torch.ops.reef.pipeline_step(self._pipeline, tensors, number_of(of_micro_batch))
 
     def train(
         self,
@@ -279,7 +280,8 @@ class Pipeline(OptimizerStates):
     def forward(self, batch: Tensors) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         """Runs forward only, without a graph. Returns the last stage's output for the whole batch of a replica on its rank with
         that stage (in the first direction of the schedule), and None on the others."""
-        outputs = torch.ops.reef.pipeline_forward(self._pipeline, _list_of(batch))
+        with first_stage_input(lambda: batch_tensors(batch)) as tensors:
+            outputs = torch.ops.reef.pipeline_forward(self._pipeline, tensors)
         if not outputs:
             return None
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -303,10 +305,10 @@ class Pipeline(OptimizerStates):
             pipeline.generate(prompts, 100, following)"""
 
         def call(lane: torch.Tensor, step: torch.Tensor, *outputs: torch.Tensor) -> list[torch.Tensor]:
-            return _list_of(next(int(lane), int(step), *outputs))
+            return batch_tensors(next(int(lane), int(step), *outputs))
 
-        lanes = [_list_of(start) for start in starts or ()]
-        torch.ops.reef.pipeline_generate(self._pipeline, lanes, steps, number_of(call))
+        with first_stage_input(lambda: [batch_tensors(start) for start in starts or ()]) as lanes:
+            torch.ops.reef.pipeline_generate(self._pipeline, lanes, steps, number_of(call))
 
 
 def pipeline_micro_batch() -> int | None:
@@ -369,14 +371,10 @@ def _runner(name: str, module: torch.nn.Module) -> Callable[..., list[torch.Tens
         outputs = module(*inputs)
         listed = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         if not isinstance(listed, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in listed):
-            raise TypeError(f"Pipeline: stage {name} returned {_kind(outputs)}, not a tensor or a tuple of tensors")
+            raise TypeError(f"Pipeline: stage {name} returned {kind_of(outputs)}, not a tensor or a tuple of tensors")
         return list(listed)
 
     return run
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__name__} of {', '.join(type(each).__name__ for each in value)}" if isinstance(value, (tuple, list)) else type(value).__name__
 
 
 def _loss_of_outputs(loss: Callable[..., torch.Tensor] | None) -> int | None:
@@ -386,11 +384,5 @@ def _loss_of_outputs(loss: Callable[..., torch.Tensor] | None) -> int | None:
 
 def _single(loss: Any) -> list[torch.Tensor]:
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"Pipeline: the loss returned {_kind(loss)}, not a tensor of one number")
+        raise TypeError(f"Pipeline: the loss returned {kind_of(loss)}, not a tensor of one number")
     return [loss]
-
-
-def _list_of(batch: Tensors) -> list[torch.Tensor]:
-    if batch is None:
-        return []
-    return [batch] if isinstance(batch, torch.Tensor) else list(batch)
