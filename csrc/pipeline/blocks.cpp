@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 
 #include "pipeline/generators.h"
+#include "pipeline/phases.h"
 #include "reef/error.h"
 
 namespace reef {
@@ -10,73 +12,20 @@ namespace {
 
 using std::to_string;
 
-/// Counts a rank's actions of the V placement by kind and chunk, so that each takes the next micro-batch.
-class VWriter {
- public:
-  VWriter(std::uint32_t first, std::uint32_t second, std::uint32_t micro_batches)
-      : chunk_{first, second}, micro_batches_(micro_batches) {}
-
-  enum Chunk : std::uint8_t { kFirst, kSecond };
-  std::uint32_t forwards(Chunk chunk) const { return forward_[chunk]; }
-  std::uint32_t inputs(Chunk chunk) const { return input_[chunk]; }
-  std::uint32_t weights(Chunk chunk) const { return weight_[chunk]; }
-
-  void forward(Chunk chunk) {
-    const std::uint32_t m = forward_[chunk]++;
-    if (m < micro_batches_) actions_.forward(chunk_[chunk], m);
-  }
-  void input(Chunk chunk) {
-    const std::uint32_t m = input_[chunk]++;
-    if (m < micro_batches_) actions_.input(chunk_[chunk], m);
-  }
-  void weight(Chunk chunk) {
-    const std::uint32_t m = weight_[chunk]++;
-    if (m < micro_batches_) actions_.weight(chunk_[chunk], m);
-  }
-  std::vector<PipelineAction> take() { return actions_.take(); }
-
- private:
-  PipelineActions actions_;
-  std::array<std::uint32_t, 2> chunk_;
-  std::array<std::uint32_t, 2> forward_{}, input_{}, weight_{};
-  std::uint32_t micro_batches_;
-};
-
-/// The phases of ZB-V for a rank, where F, I and W take the same time: filled up, in turn, and emptied.
-std::vector<PipelineAction> zbv_actions(std::uint32_t rank, std::uint32_t ranks,
-                                        std::uint32_t micro_batches) {
-  // The phases are made for so many micro-batches; with fewer, what is of others is left out.
-  const std::uint32_t filled = std::max(2 * ranks - 1, micro_batches);
-  VWriter write(rank, 2 * ranks - 1 - rank, micro_batches);
-  constexpr auto kFirst = VWriter::kFirst, kSecond = VWriter::kSecond;
-  const auto whole_second = [&] {
-    write.forward(kSecond);
-    write.input(kSecond);
-    write.weight(kSecond);
-  };
-  for (std::uint32_t i = 0; i < 2 * (ranks - rank) - 1; ++i) write.forward(kFirst);
-  for (std::uint32_t i = 0; i < rank; ++i) {
-    write.forward(kSecond);
-    write.forward(kFirst);
-  }
-  for (std::uint32_t i = 0; i < ranks - rank; ++i) whole_second();
-  while (write.forwards(kSecond) < write.forwards(kFirst) || write.forwards(kFirst) < filled) {
-    if (write.forwards(kFirst) < filled) write.forward(kFirst);
-    write.input(kFirst);
-    write.weight(kFirst);
-    whole_second();
-  }
-  for (std::uint32_t i = 0; i < rank; ++i) {
-    write.input(kFirst);
-    write.input(kSecond);
-  }
-  for (std::uint32_t i = 0; i < ranks - rank; ++i) {
-    write.input(kFirst);
-    write.weight(kFirst);
-  }
-  while (write.weights(kSecond) < write.inputs(kSecond)) write.weight(kSecond);
-  while (write.weights(kFirst) < write.inputs(kFirst)) write.weight(kFirst);
-  return write.take();
+/// The phases of ZB-V for a rank, where F, I and W take the same time (2401.10241, section 6): filled up, in
+/// turn, and emptied. Stream 0 is of the rank's first chunk. They are made for so many micro-batches, of
+/// which there are 2 * ranks - 1 at least.
+std::vector<PipelinePhase> zbv_phases(std::uint32_t rank, std::uint32_t ranks, std::uint32_t micro_batches) {
+  const std::uint32_t later = ranks - rank - 1;
+  return {{2 * later + 1, "F0"},
+          {rank, "F1 F0"},
+          {later + 1, "F1 I1 W1"},
+          {micro_batches - ranks - later, "F0 I0 W0 F1 I1 W1"},
+          {later, "I0 W0 F1 I1 W1"},
+          {rank, "I0 I1"},
+          {later + 1, "I0 W0"},
+          {rank, "W1"},
+          {rank, "W0"}};
 }
 
 using Slots = std::map<std::uint64_t, PipelineAction>;
@@ -161,8 +110,14 @@ PipelineSchedule pipeline_from_block(const PipelineBlock& block, std::uint32_t m
 
 PipelineSchedule zbv(const PipelineShape& shape) {
   PipelineSchedule schedule{"", shape.micro_batches, {v_placement(shape.ranks)}, {}};
-  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank)
-    schedule.actions.push_back(zbv_actions(rank, shape.ranks, shape.micro_batches));
+  const std::uint32_t filled = std::max(2 * shape.ranks - 1, shape.micro_batches);
+  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
+    const auto pass_of = [&](std::uint32_t stream, std::uint32_t number) -> std::optional<PipelineTurn> {
+      if (number >= shape.micro_batches) return std::nullopt;
+      return PipelineTurn{stream == 0 ? rank : 2 * shape.ranks - 1 - rank, number};
+    };
+    schedule.actions.push_back(actions_of(zbv_phases(rank, shape.ranks, filled), pass_of));
+  }
   return schedule;
 }
 

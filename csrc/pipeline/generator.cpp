@@ -82,6 +82,9 @@ const Row& row_of(std::string_view name) {
   throw ConfigError("'" + std::string(name) + "' is no pipeline schedule; use one of " + names);
 }
 
+/// Forward passes that a schedule may list. Its actions then take a few gigabytes.
+constexpr std::uint32_t kMostPasses = 100'000'000;
+
 [[noreturn]] void refuse(const Row& row, const std::string& what) {
   throw ConfigError("pipeline schedule '" + std::string(row.generator.name) + "': " + what);
 }
@@ -117,6 +120,11 @@ void check_shape(const Row& row, const PipelineShape& shape) {
     refuse(row, "each rank has " + to_string(row.least_chunks_per_rank) +
                     (row.most_chunks_per_rank > row.least_chunks_per_rank ? " or more" : "") +
                     " chunks of the model, not " + to_string(shape.chunks_per_rank));
+  if (1.0 * shape.ranks * shape.chunks_per_rank * shape.micro_batches > kMostPasses)
+    refuse(row, "it lists the passes of all ranks, " + to_string(kMostPasses) + " at most, and there are " +
+                    to_string(shape.ranks) + " ranks with " + to_string(shape.chunks_per_rank) +
+                    " chunks and " + to_string(shape.micro_batches) +
+                    " micro-batches; give fewer micro-batches");
   if (!row.takes(shape))
     refuse(row, "it takes " + std::string(row.generator.takes) + ", and these are " + to_string(shape.ranks) +
                     " ranks and " + to_string(shape.micro_batches) + " micro-batches");

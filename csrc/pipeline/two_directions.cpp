@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "pipeline/generators.h"
+#include "pipeline/phases.h"
 
 namespace reef {
 namespace {
@@ -14,85 +14,19 @@ std::vector<std::vector<std::uint32_t>> both_ways(std::uint32_t ranks) {
   return {std::move(down), std::move(up)};
 }
 
-/// The eight phases of DualPipe for one rank (deepseek-ai/DualPipe). It has two streams of micro-batches,
-/// which are phases 0 and 1 of the published code; `place` says which chunk and micro-batch the n-th of a
-/// stream is.
-template <class Place>
-class DualPipeWriter {
- public:
-  explicit DualPipeWriter(const Place& place) : place_(place) {}
-
-  void forward(std::uint32_t stream) {
-    const auto [chunk, micro_batch] = place_(stream, forwards_[stream]++);
-    actions_.forward(chunk, micro_batch);
-  }
-  void backward(std::uint32_t stream) {
-    const auto [chunk, micro_batch] = place_(stream, backwards_[stream]++);
-    actions_.backward(chunk, micro_batch);
-  }
-  void input(std::uint32_t stream) {
-    const auto [chunk, micro_batch] = place_(stream, backwards_[stream]++);
-    actions_.input(chunk, micro_batch);
-    waiting_.push_back({chunk, micro_batch});
-  }
-  void weight() {
-    if (waiting_.empty()) return;
-    actions_.weight(waiting_.front().first, waiting_.front().second);
-    waiting_.pop_front();
-  }
-  std::vector<PipelineAction> take() {
-    while (!waiting_.empty()) weight();
-    return actions_.take();
-  }
-
- private:
-  const Place& place_;
-  PipelineActions actions_;
-  std::uint32_t forwards_[2] = {};
-  std::uint32_t backwards_[2] = {};
-  std::deque<std::pair<std::uint32_t, std::uint32_t>> waiting_;  ///< chunks and micro-batches that need a W
-};
-
-/// `rank` of `ranks` that a stream passes one way; `each` micro-batches in each stream.
-template <class Place>
-std::vector<PipelineAction> dual_actions(std::uint32_t rank, std::uint32_t ranks, std::uint32_t each,
-                                         const Place& place) {
-  DualPipeWriter<Place> write(place);
-  const std::uint32_t later = ranks - rank - 1;
-  for (std::uint32_t i = 0; i < 2 * later; ++i) write.forward(0);
-  for (std::uint32_t i = 0; i <= rank; ++i) {
-    write.forward(0);
-    write.forward(1);
-  }
-  for (std::uint32_t i = 0; i < later; ++i) {
-    write.input(1);
-    write.weight();
-    write.forward(1);
-  }
-  for (std::uint32_t i = 0; i < each - 2 * ranks + rank + 1; ++i) {
-    write.forward(0);
-    write.backward(1);
-    write.forward(1);
-    write.backward(0);
-  }
-  for (std::uint32_t i = 0; i < later; ++i) {
-    write.backward(1);
-    write.forward(1);
-    write.backward(0);
-  }
-  // From the middle of this phase on, backward passes are split.
-  const std::uint32_t middle = (rank + 1) / 2;
-  for (std::uint32_t i = 0; i <= rank; ++i) {
-    const bool splits_1 = i > middle || (i == middle && rank % 2 == 1);
-    const bool splits_0 = i >= middle;
-    splits_1 ? write.input(1) : write.backward(1);
-    splits_0 ? write.input(0) : write.backward(0);
-  }
-  for (std::uint32_t i = 0; i < later; ++i) {
-    write.weight();
-    write.input(0);
-  }
-  return write.take();
+/// The phases of DualPipe (deepseek-ai/DualPipe) for `rank` of `ranks` that a stream passes one way, with
+/// `each` micro-batches in each stream.
+std::vector<PipelinePhase> dualpipe_phases(std::uint32_t rank, std::uint32_t ranks, std::uint32_t each) {
+  const std::uint32_t later = ranks - rank - 1, middle = (rank + 1) / 2, odd = rank % 2;
+  return {{2 * later, "F0"},
+          {rank + 1, "F0 F1"},
+          {later, "I1 W* F1"},
+          {each - 2 * ranks + rank + 1, "F0 B1 F1 B0"},
+          {later, "B1 F1 B0"},
+          {middle, "B1 B0"},
+          {1 - odd, "B1 I0"},  // From here on, backward passes are split.
+          {odd + rank - middle, "I1 I0"},
+          {later, "W* I0"}};
 }
 
 }  // namespace
@@ -125,12 +59,13 @@ PipelineSchedule dualpipe(const PipelineShape& shape) {
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
     const bool is_second_half = rank >= shape.ranks / 2;
     // Stream 0 of a rank is the direction in which it comes early.
-    const auto place = [&](std::uint32_t stream, std::uint32_t number) {
+    const auto pass_of = [&](std::uint32_t stream, std::uint32_t number) {
       const std::uint32_t direction = is_second_half ? 1 - stream : stream;
-      return std::pair{direction == 0 ? rank : shape.ranks - 1 - rank, 2 * number + direction};
+      return PipelineTurn{direction == 0 ? rank : shape.ranks - 1 - rank, 2 * number + direction};
     };
-    schedule.actions.push_back(dual_actions(std::min(rank, shape.ranks - 1 - rank), shape.ranks / 2,
-                                            shape.micro_batches / 2, place));
+    const std::uint32_t from_its_end = std::min(rank, shape.ranks - 1 - rank);
+    schedule.actions.push_back(
+        actions_of(dualpipe_phases(from_its_end, shape.ranks / 2, shape.micro_batches / 2), pass_of));
   }
   return schedule;
 }
@@ -138,10 +73,10 @@ PipelineSchedule dualpipe(const PipelineShape& shape) {
 PipelineSchedule dualpipev(const PipelineShape& shape) {
   PipelineSchedule schedule{"", shape.micro_batches, {v_placement(shape.ranks)}, {}};
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    const auto place = [&](std::uint32_t stream, std::uint32_t number) {
-      return std::pair{stream == 0 ? rank : 2 * shape.ranks - 1 - rank, number};
+    const auto pass_of = [&](std::uint32_t stream, std::uint32_t number) {
+      return PipelineTurn{stream == 0 ? rank : 2 * shape.ranks - 1 - rank, number};
     };
-    schedule.actions.push_back(dual_actions(rank, shape.ranks, shape.micro_batches, place));
+    schedule.actions.push_back(actions_of(dualpipe_phases(rank, shape.ranks, shape.micro_batches), pass_of));
   }
   return schedule;
 }

@@ -265,6 +265,8 @@ TEST(PipelineSchedule, NamesAndShapesThatThereAreNotAreRefused) {
   EXPECT_NE(refused("1F1B", {2, 2}).find("use one of gpipe, 1f1b, interleaved"), std::string::npos);
   EXPECT_NE(refused("1f1b", {0, 2}).find("no rank"), std::string::npos);
   EXPECT_NE(refused("1f1b", {2, 0}).find("no micro-batch"), std::string::npos);
+  EXPECT_NE(refused("gpipe", {2, 1U << 31}).find("give fewer micro-batches"), std::string::npos);
+  EXPECT_NE(refused("1f1b", {1U << 16, 1U << 16}).find("give fewer micro-batches"), std::string::npos);
   EXPECT_NE(refused("1f1b", {3, 2, 1, {1, 0}}).find("hops are whole numbers from 1"), std::string::npos);
   EXPECT_NE(refused("1f1b", {4, 2, 1, {1, 1}}).find("hops are whole numbers from 1"), std::string::npos);
   EXPECT_NE(refused("chimera", {3, 6}).find("an even number of ranks"), std::string::npos);
