@@ -9,7 +9,7 @@ from paced_pipeline import Job
 from pipeline_bench import can_make_hosts, hosts, report, run
 
 MICRO_BATCHES = 16
-FORWARD_SECONDS = {2: 0.040, 3: 0.040, 4: 0.040, 6: 0.080, 8: 0.080}
+FORWARD_SECONDS = {2: 0.040, 3: 0.040, 4: 0.040, 5: 0.080, 6: 0.080, 7: 0.080, 8: 0.080}
 """Of a rank, by the number of ranks. More ranks than cores wait for each other when they wake, which is to be small beside it."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble", "interleaved_zero_bubble", "zbv", "v_half", "v_min",
              "chimera", "dualpipe", "dualpipev", "greedy", "1f1b turns", "zero_bubble turns")  # fmt: skip
