@@ -12,9 +12,9 @@ namespace {
 
 using std::to_string;
 
-/// The phases of ZB-V for a rank, where F, I and W take the same time (2401.10241, section 6): filled up, in
-/// turn, and emptied. Stream 0 is of the rank's first chunk. They are made for so many micro-batches, of
-/// which there are 2 * ranks - 1 at least.
+/// Returns the phases of ZB-V for a rank, where F, I and W take the same time (2401.10241, section 6): the
+/// pipeline is filled, runs in its steady state, and is drained. Stream 0 is of the rank's first chunk.
+/// `micro_batches` must be at least 2 * ranks - 1.
 std::vector<PipelinePhase> zbv_phases(std::uint32_t rank, std::uint32_t ranks, std::uint32_t micro_batches) {
   const std::uint32_t later = ranks - rank - 1;
   return {{2 * later + 1, "F0"},

@@ -14,8 +14,8 @@ std::vector<std::vector<std::uint32_t>> both_ways(std::uint32_t ranks) {
   return {std::move(down), std::move(up)};
 }
 
-/// The phases of DualPipe (deepseek-ai/DualPipe) for `rank` of `ranks` that a stream passes one way, with
-/// `each` micro-batches in each stream.
+/// Returns the phases of DualPipe (deepseek-ai/DualPipe) for `rank` of `ranks` that a stream passes one way,
+/// with `each` micro-batches in each stream.
 std::vector<PipelinePhase> dualpipe_phases(std::uint32_t rank, std::uint32_t ranks, std::uint32_t each) {
   const std::uint32_t later = ranks - rank - 1, middle = (rank + 1) / 2, odd = rank % 2;
   return {{2 * later, "F0"},

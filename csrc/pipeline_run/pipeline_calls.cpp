@@ -41,9 +41,8 @@ Tensors ends_of(const Tensor& loss, Tensor& kept) {
   check_loss(loss, "reef::Pipeline");
   if (!loss.requires_grad())
     throw ConfigError(
-        "reef::Pipeline: the loss depends on nothing that requires grad, so there would be no gradients: it "
-        "is "
-        "detached, or made by operators that are not differentiable, or all before it is frozen.");
+        "reef::Pipeline: the loss depends on nothing that requires grad, so there would be no gradients: "
+        "it is detached, or made by operators that are not differentiable, or all before it is frozen.");
   kept = loss.detach();
   return {loss.reshape({})};
 }

@@ -15,8 +15,12 @@
 #include <thread>
 #include <vector>
 
+#include "support/error_of.h"
+
 namespace reef {
 namespace {
+
+using test::error_of;
 
 using Bytes = std::vector<std::uint8_t>;
 
@@ -55,15 +59,6 @@ PeerConnection::Pieces pieces_of(Bytes& bytes, std::mt19937& random) {
     at += count;
   }
   return pieces;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // However the bytes are cut on either side, and wherever what goes at once has ended.

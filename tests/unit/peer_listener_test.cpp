@@ -1,4 +1,4 @@
-// Calls between ranks, which are threads of this process.
+// Calls between ranks, all of which are this process.
 #include "distributed/peer_listener.h"
 
 #include <gtest/gtest.h>
@@ -10,25 +10,19 @@
 #include <numeric>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "support/error_of.h"
 
 namespace reef {
 namespace {
 
+using test::error_of;
+
 Deadline in(int seconds) { return std::chrono::steady_clock::now() + std::chrono::seconds(seconds); }
 
 PeerListener listens_on_loopback() { return PeerListener(*address_of_host("127.0.0.1")); }
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 /// Connects, and says the first `bytes` of `hello`.
 Socket says(const PeerPlace& place, PeerHello hello, std::size_t bytes) {
